@@ -1,0 +1,3 @@
+"""MM-LDLM: one denoiser for a text and its latent."""
+
+__version__ = "0.1.0"

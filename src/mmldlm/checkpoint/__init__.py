@@ -1,0 +1,1 @@
+"""Publish, resume and export weights."""

@@ -1,0 +1,125 @@
+"""Bytes that survive a crash: written, hashed, flushed to the disk, then given their name.
+
+Nothing here knows what a checkpoint is. A *volatile* name starts with a dot and a purpose (`.staging-`,
+`.trash-`); whoever finds one after a crash may delete it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK = 16 * 2**20
+"""Bytes per system call. Write and hash release the interpreter lock; few calls disturb training least."""
+
+_SPACE = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
+_RIGHTS = {errno.EROFS: "the file system is read-only"} | dict.fromkeys(
+    (errno.EACCES, errno.EPERM), "you may not write there"
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file must look like to be whole."""
+
+    size: int
+    sha256: str
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
+    """Write a new file, hash it on the way and flush it to the disk."""
+    digest, size = hashlib.sha256(), 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for piece in _pieces(chunks):
+            digest.update(piece)
+            _write_all(fd, piece)
+            size += len(piece)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return Written(size, digest.hexdigest())
+
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterable[memoryview]:
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), CHUNK):
+            yield view[start : start + CHUNK]
+
+
+def _write_all(fd: int, piece: memoryview) -> None:
+    while len(piece):
+        piece = piece[os.write(fd, piece) :]
+
+
+def read_digest(path: Path) -> Written:
+    """Size and checksum of a file, read in pieces."""
+    digest, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+            size += count
+    return Written(size, digest.hexdigest())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give `path` a new content; a crash leaves the old one or the new one, never a mixture."""
+    staged = volatile(path.parent, "new", path.name)
+    try:
+        write_file(staged, [content])
+        os.replace(staged, path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make new names and renames inside a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:  # some network file systems cannot flush a folder and do it by themselves
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
+
+
+def volatile(folder: Path, purpose: str, name: str) -> Path:
+    """A fresh name that may be deleted after a crash."""
+    return folder / f".{purpose}-{name}-{uuid.uuid4().hex[:12]}"
+
+
+def discard(path: Path) -> None:
+    """Delete a folder or file: first it loses its name, so that no half of it is taken for the whole."""
+    trash = path if path.name.startswith(".trash-") else volatile(path.parent, "trash", path.name.lstrip("."))
+    try:
+        if trash != path:
+            os.rename(path, trash)
+        if trash.is_dir() and not trash.is_symlink():
+            shutil.rmtree(trash)
+        else:
+            trash.unlink()
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s; it is tried again at the next start", trash, error)
+
+
+def explain(error: OSError, path: Path) -> str:
+    """One clause for a person: which file, what is wrong, what to do."""
+    where = f"{error.filename or path}"
+    if error.errno in _SPACE:
+        return f"{where}: {_SPACE[error.errno]}; free some space"
+    if error.errno in _RIGHTS:
+        return f"{where}: {_RIGHTS[error.errno]}; choose a folder you may write to"
+    return f"{where}: {error.strerror or error}"

@@ -1,0 +1,80 @@
+"""A trained model with everything needed to use it, read from an export folder or a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmldlm.checkpoint.export import Export, read_export
+from mmldlm.checkpoint.state import load_weights
+from mmldlm.config import Config
+from mmldlm.corruption.joint import Corruption
+from mmldlm.errors import UserError
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.recipe import config_from_dict
+
+
+@dataclass
+class LoadedModel:
+    """Weights, settings and what the data was made with. Latents inside are normalised; `denormalize` undoes it."""
+
+    denoiser: Denoiser
+    config: Config
+    corruption: Corruption
+    device: torch.device
+    fingerprint: str
+    mean: np.ndarray
+    scale: np.ndarray
+    encoder: dict[str, Any] | None
+    tokenizer_path: Path | None
+    step: int | None = None
+
+    def normalize(self, latents: np.ndarray) -> np.ndarray:
+        """Raw latents (n, S, C), as the encoder gives them, to those the denoiser works on."""
+        return ((latents - self.mean) / self.scale).astype(np.float32)
+
+    def denormalize(self, latents: np.ndarray) -> np.ndarray:
+        """The inverse of `normalize`."""
+        return (latents * self.scale + self.mean).astype(np.float32)
+
+
+def build_model(export: Export, device: torch.device, *, source: str) -> LoadedModel:
+    """A model in evaluation mode from exported weights and settings."""
+    config, data = config_from_dict(export.config), export.data
+    shape = DataShape(data["vocab_size"], data["num_slots"], data["num_channels"], data["max_length"])
+    denoiser = Denoiser(config.model, shape)
+    load_weights(denoiser, export.weights, source=source)
+    denoiser.to(device).eval().requires_grad_(False)
+    return LoadedModel(
+        denoiser=denoiser,
+        config=config,
+        corruption=Corruption(
+            config.corruption, config.train.seed, shape.vocab_size, config.objective.text_weighting
+        ),
+        device=device,
+        fingerprint=data["fingerprint"],
+        mean=np.asarray(data["normalizer"]["mean"], dtype=np.float32),
+        scale=np.asarray(data["normalizer"]["scale"], dtype=np.float32),
+        encoder=data.get("encoder"),
+        tokenizer_path=export.tokenizer_path,
+        step=data.get("step"),
+    )
+
+
+def load_model(path: str | Path, device: torch.device) -> LoadedModel:
+    """From an export folder, or from a run folder, whose newest export is taken."""
+    folder = Path(path)
+    for candidate in (folder, folder / "export"):
+        if (candidate / "model.safetensors").exists():
+            return build_model(read_export(candidate), device, source=str(candidate))
+    if not folder.exists():
+        raise UserError(
+            f"{folder}: there is no such run or export; give the folder that 'mmldlm train' wrote"
+        )
+    raise UserError(
+        f"{folder}: holds no export yet; it is written when training ends or by 'mmldlm export {folder}'"
+    )

@@ -1,0 +1,192 @@
+"""Everything that must survive a restart, as named tensors and plain JSON. Nothing is ever pickled."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from mmldlm import __version__
+from mmldlm.errors import UserError
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of a dotted name that data parallelism, compilation or activation checkpointing put in."""
+
+_ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
+"""Optimizer tensors that have one value for each value of the parameter."""
+
+
+@dataclass
+class Snapshot:
+    """The state of a run after `step` updates."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """Group -> name -> tensor; each group (`model`, `ema`, `optimizer`, ...) becomes one safetensors file."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """JSON: position in the data, settings, fingerprint, versions, schedules, counters."""
+
+
+def versions() -> dict[str, str]:
+    """What made a checkpoint or an export."""
+    return {
+        "mmldlm": __version__,
+        "torch": str(torch.__version__),
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def plain_name(name: str) -> str:
+    """The name without what wrappers put in, wherever it stands: `module.a._orig_mod.b` -> `a.b`."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _plain_names(names: Iterable[str], source: str) -> dict[str, str]:
+    """Plain name -> name as given; two names that become the same are an error."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = plain_name(name)
+        if plain in found:
+            raise UserError(
+                f"{source}: {found[plain]} and {name} are both {plain} without their wrapper prefixes"
+            )
+        found[plain] = name
+    return found
+
+
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Copy the tensors into the module; every key must fit. `source` says in errors where they come from."""
+    state = module.state_dict()
+    wanted, given = _plain_names(state, type(module).__name__), _plain_names(tensors, source)
+    shared = wanted.keys() & given.keys()
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - wanted.keys()),
+        "wrong shape": [
+            f"{name} {tuple(tensors[given[name]].shape)} instead of {tuple(state[wanted[name]].shape)}"
+            for name in sorted(shared)
+            if tensors[given[name]].shape != state[wanted[name]].shape
+        ],
+    }
+    _refuse(problems, f"{source} does not fit the model", "use the settings that the weights were made with")
+    module.load_state_dict({wanted[name]: tensors[given[name]] for name in shared}, strict=True)
+
+
+def _refuse(problems: dict[str, list[str]], what: str, remedy: str) -> None:
+    told = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+    if told:
+        raise UserError(f"{what}: {'; '.join(told)}; {remedy}")
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
+) -> dict[str, Tensor]:
+    """All that the optimizer keeps for each parameter, as `exp_avg.<name>`, `step.<name>` and so on.
+
+    Plain numbers become tensors of no dimension under `key#int`, `key#float`, `key#bool`; None is an empty
+    `key#none`. Learning rates and betas are settings, not state, and stay with the settings.
+    """
+    return {
+        f"{label}.{plain_name(names[cast(nn.Parameter, parameter)])}": tensor
+        for parameter, state in optimizer.state.items()
+        for label, tensor in (_to_tensor(key, value) for key, value in state.items())
+    }
+
+
+def _to_tensor(key: str, value: Any) -> tuple[str, Tensor]:
+    if "." in key or "#" in key:
+        raise TypeError(f"optimizer state {key!r}: a name without dots and # is needed")
+    if isinstance(value, Tensor):
+        return key, value
+    if value is None:
+        return f"{key}#none", torch.empty(0)
+    if isinstance(value, bool | int | float):
+        dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
+        return f"{key}#{type(value).__name__}", torch.tensor(value, dtype=dtype)
+    raise TypeError(f"optimizer state {key!r} is a {type(value).__name__}, which cannot be saved as a tensor")
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Put the optimizer back bit by bit into the state it was saved in; all that does not fit is named.
+
+    A parameter that never had a gradient has no state, and loses what it had gained since. One that has a
+    part of what its parameter group keeps is damaged, and refused.
+    """
+    states = _by_parameter(tensors)
+    groups = [{plain_name(names[p]): p for p in group["params"]} for group in optimizer.param_groups]
+    known = {name for group in groups for name in group}
+    problems: dict[str, list[str]] = {
+        "missing": [],
+        "unexpected": sorted(f"{key}.{name}" for name in states.keys() - known for key in states[name]),
+        "wrong shape": [],
+    }
+    for group in groups:
+        _compare(group, states, problems)
+    _refuse(
+        problems, "the saved optimizer state does not fit the model", "resume with the settings of the run"
+    )
+    for group, options in zip(groups, optimizer.param_groups, strict=True):
+        for name, parameter in group.items():
+            _restore(optimizer, parameter, states.get(name, {}), options)
+
+
+def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    states: dict[str, dict[str, Tensor]] = {}
+    for label, tensor in tensors.items():
+        key, _, name = label.partition(".")
+        states.setdefault(plain_name(name), {})[key] = tensor
+    return states
+
+
+def _compare(
+    group: Mapping[str, nn.Parameter],
+    states: Mapping[str, Mapping[str, Tensor]],
+    problems: dict[str, list[str]],
+) -> None:
+    """Parameters of a group keep the same things; matrices may keep others than vectors, if factored."""
+    expected: dict[bool, set[str]] = {False: set(), True: set()}
+    present = {name: states[name] for name in group if name in states}
+    for name, state in present.items():
+        expected[group[name].ndim > 1] |= state.keys()
+    for name, state in present.items():
+        missing = expected[group[name].ndim > 1] - state.keys()
+        problems["missing"] += sorted(f"{key}.{name}" for key in missing)
+        for key in sorted(_ELEMENTWISE & state.keys()):
+            if state[key].shape != group[name].shape:
+                shapes = f"{tuple(state[key].shape)} instead of {tuple(group[name].shape)}"
+                problems["wrong shape"].append(f"{key}.{name} {shapes}")
+
+
+def _restore(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    state: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+) -> None:
+    if not state:
+        optimizer.state.pop(parameter, None)
+        return
+    # The count of steps lives on the host unless the optimizer runs wholly on the device; types stay as saved
+    on_device = options.get("capturable") or options.get("fused")
+    home = parameter.device if on_device else torch.device("cpu")
+    optimizer.state[parameter] = {
+        key.partition("#")[0]: _from_tensor(key, value, home if key == "step" else parameter.device)
+        for key, value in state.items()
+    }
+
+
+def _from_tensor(label: str, tensor: Tensor, device: torch.device) -> Any:
+    kind = label.partition("#")[2]
+    if kind == "none":
+        return None
+    if kind:
+        return tensor.item()
+    return tensor.detach().to(device, copy=True)

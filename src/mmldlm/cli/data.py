@@ -1,0 +1,181 @@
+"""`mmldlm data`: look into a pair store, check it, import an old one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mmldlm.data.store import PairStore
+
+app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Look into a pair store, check it, import an old one."""
+
+
+@app.command()
+def inspect(
+    store: Annotated[Path, typer.Argument(help="Folder of the pair store.")],
+    split: Annotated[str, typer.Option(help="Split whose lengths and examples are shown.")] = "train",
+    examples: Annotated[int, typer.Option(min=0, help="Example texts to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show what a store holds: splits, lengths, encoder, counts, examples."""
+    from mmldlm.data.store import PairStore
+
+    opened = PairStore.open(store)
+    summary = _summary(opened, split, examples)
+    if as_json:
+        typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
+    else:
+        _show(summary)
+
+
+@app.command()
+def verify(store: Annotated[Path, typer.Argument(help="Folder of the pair store.")]) -> None:
+    """Compare every file with its checksum; exit code 2 if any differs."""
+    from mmldlm.data.store import PairStore
+
+    opened = PairStore.open(store)
+    damage = opened.find_damage()
+    for line in damage:
+        typer.echo(line, err=True)
+    if damage:
+        typer.echo(
+            f"{len(damage)} damaged: make the store again with 'mmldlm prepare', or copy it again", err=True
+        )
+        raise typer.Exit(2)
+    shards = sum(len(entry["shards"]) for entry in opened.manifest.splits.values())
+    typer.echo(
+        f"{store}: {shards} shards and {len(opened.manifest.files)} other files, all as they were written"
+    )
+
+
+@app.command("import")
+def import_(
+    old: Annotated[Path, typer.Argument(help="Folder with tokens/<split>/*.npz and latents/<split>/*.npy.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new pair store.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="The tokenizer that made the tokens: name, folder or builtin:minilm.")
+    ],
+    encoder: Annotated[
+        str | None, typer.Option(help="The encoder that made the latents, for the record.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt that the encoder was given.")] = "",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad files out and list them.")] = False,
+    keep_special: Annotated[
+        bool, typer.Option("--keep-special", help="Keep special tokens such as [CLS].")
+    ] = False,
+    latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+) -> None:
+    """Make a pair store of the layout that the MM-LDLM research code used."""
+    from mmldlm.data.tokenizer import Tokenizer
+    from mmldlm.prepare.old_layout import import_old_layout
+
+    spec = {"name": encoder, "prompt": prompt} if encoder else None
+    store, report = import_old_layout(
+        old,
+        out,
+        Tokenizer.load(tokenizer),
+        encoder=spec,
+        skip_bad=skip_bad,
+        keep_special=keep_special,
+        latent_dtype=latent_dtype,
+    )
+    for name, entry in store.manifest.splits.items():
+        typer.echo(f"{name}: {entry['num_documents']:,} documents, {entry['num_tokens']:,} tokens")
+    if report.num_special:
+        typer.echo(f"{report.num_special:,} special tokens were removed (--keep-special keeps them)")
+    for line in report.bad_files:
+        typer.echo(f"left out: {line}", err=True)
+    if report.bad_files:
+        typer.echo(f"{len(report.bad_files)} bad files were left out", err=True)
+    typer.echo(f"pair store: {store.path}")
+
+
+def _summary(store: PairStore, split: str, num_examples: int) -> dict[str, Any]:
+    import numpy as np
+
+    manifest, chosen = store.manifest, store.split(split)
+    lengths = np.asarray(chosen.lengths)
+    counts, edges = np.histogram(lengths, bins=min(16, int(np.ptp(lengths)) + 1))
+    indices = np.linspace(0, len(chosen) - 1, min(num_examples, len(chosen))).astype(np.int64)
+    return {
+        "store": str(store.path),
+        "fingerprint": store.fingerprint,
+        "splits": {
+            name: {key: entry[key] for key in ("num_documents", "num_tokens", "max_length")}  # type: ignore[literal-required]
+            | {"num_shards": len(entry["shards"])}
+            for name, entry in manifest.splits.items()
+        },
+        "vocab_size": manifest.vocab_size,
+        "tokenizer": manifest.tokenizer,
+        "latents": {
+            "slots": manifest.num_slots,
+            "channels": manifest.num_channels,
+            "dtype": manifest.latent_dtype,
+        },
+        "encoder": manifest.encoder,
+        "normalizer": {"mean_abs": float(np.abs(store.mean).mean()), "scale_mean": float(store.scale.mean())},
+        "counts": manifest.counts,
+        "settings": manifest.settings,
+        "lengths": {
+            "split": split,
+            "mean": float(lengths.mean()),
+            "median": float(np.median(lengths)),
+            "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+        },
+        "examples": chosen.read_texts(indices),
+    }
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("split", "documents", "tokens", "longest", "shards", title=summary["store"])
+    for name, entry in summary["splits"].items():
+        values = (entry[key] for key in ("num_documents", "num_tokens", "max_length", "num_shards"))
+        table.add_row(name, *(f"{value:,}" for value in values))
+    console.print(table)
+    latents = summary["latents"]
+    lines = [
+        f"latents     {latents['slots']} x {latents['channels']} {latents['dtype']}",
+        f"encoder     {_words(summary['encoder'])}",
+        f"tokenizer   {_words(summary['tokenizer'])}, vocabulary {summary['vocab_size']:,}",
+        f"counts      {_words(summary['counts'])}",
+        f"fingerprint {summary['fingerprint'][:16]}",
+        "",
+        *_histogram(summary["lengths"]),
+        "",
+        *(f"- {str(text)[:200]}" for text in summary["examples"]),
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _words(values: dict[str, Any] | None) -> str:
+    if values is None:
+        return "not known"
+    return ", ".join(
+        f"{key} {str(value)[:12] if key == 'sha256' else value!r}" for key, value in values.items()
+    )
+
+
+def _histogram(lengths: dict[str, Any]) -> list[str]:
+    """Bars of plain characters, so that they survive any terminal and any log."""
+    edges, counts = lengths["histogram"]["edges"], lengths["histogram"]["counts"]
+    largest = max(counts)
+    typical = f"mean {lengths['mean']:.1f}, median {lengths['median']:.0f}"
+    head = f"tokens per document ({lengths['split']}): {typical}"
+    bars = [
+        f"{edge:>7.0f} {'#' * max(round(40 * count / largest), 1 if count else 0):<40} {count:,}"
+        for edge, count in zip(edges[:-1], counts, strict=True)
+    ]
+    return [head, *bars]

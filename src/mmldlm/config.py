@@ -1,0 +1,313 @@
+"""Typed settings of a run, each with its meaning and its allowed values.
+
+Each section is a dataclass; `recipe.py` fills them from a YAML recipe and `section.key=value` words and refuses
+unknown keys. `find_problems` returns everything that is wrong at once. `null` means "chosen automatically".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+MODES = ("l2t", "t2l", "joint")
+
+
+def _number(
+    default: Any, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
+) -> Any:
+    """A number in [low, high]; `above` and `below` leave out the ends."""
+    return field(default=default, metadata={"low": low, "high": high, "above": above, "below": below})
+
+
+def _choice(default: Any, *allowed: str) -> Any:
+    return field(default=default, metadata={"allowed": allowed})
+
+
+@dataclass
+class DataConfig:
+    """Where the pairs come from and how they are read."""
+
+    store: str = ""
+    """Folder of the pair store, relative to where the command is run."""
+    train_split: str = "train"
+    valid_split: str = "validation"
+    num_workers: int | None = _number(None, 0, 256)
+    """Loader processes; null: min(8, CPUs // ranks) on a GPU, 0 on a CPU, where they would compete with the model."""
+    prefetch: int = _number(4, 1, 64)
+    """Steps that each worker prepares ahead."""
+    pin_memory: bool | None = None
+    """Page-locked host memory for faster copies; null: on with a GPU."""
+
+
+@dataclass
+class BatchConfig:
+    """What one step trains on: the same documents whatever the number of ranks or micro-batches."""
+
+    tokens_per_step: int = _number(8192, 1)
+    """Documents are taken in order until their tokens would exceed this."""
+    documents_per_step: int | None = _number(None, 1)
+    """At most this many documents a step; null: no such limit."""
+    micro_tokens: int | None = _number(None, 1)
+    """Most tokens of a micro-batch on one rank; null: the whole step at once. More micro-batches, same loss."""
+    slack: float = _number(0.01, 0, 0.5)
+    """Room left in a micro-batch, as a share, so that whole documents always fit."""
+
+
+@dataclass
+class ModelConfig:
+    """Shape of the denoiser. The preset gives every value that is null."""
+
+    preset: str = _choice("small", "tiny", "small", "base", "large", "reference")
+    depth: int | None = _number(None, 1)
+    width: int | None = _number(None, 1)
+    """Width of the text stream."""
+    latent_width: int | None = _number(None, 1)
+    """Width of the latent stream."""
+    num_heads: int | None = _number(None, 1)
+    head_width: int | None = _number(None, 2)
+    mlp_ratio: float | None = _number(None, 0, above=True)
+    time_width: int | None = _number(None, 4)
+    """Width of the time embedding that modulates both streams."""
+    qk_norm: bool = True
+    rope_base: float = _number(10000.0, 1, above=True)
+    length: str = _choice("modelled", "modelled", "given")
+    """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
+    unigram_init: bool = True
+    """Start the output bias at the log frequency of each token in the training split."""
+
+
+@dataclass
+class ModeWeights:
+    """Share of documents in each mode; a recipe that names some modes gives the others no share."""
+
+    l2t: float = _number(1.0, 0)
+    t2l: float = _number(1.0, 0)
+    joint: float = _number(1.0, 0)
+
+
+@dataclass
+class CorruptionConfig:
+    """The forward process: which modes, which times, which noise."""
+
+    mode_weights: ModeWeights = field(default_factory=ModeWeights)
+    condition_dropout: float = _number(0.1, 0, 1, below=True)
+    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
+    text_schedule: str = _choice("linear", "linear", "cosine")
+    latent_schedule: str = _choice("cosine", "cosine", "linear")
+    prediction_type: str = _choice("clean", "clean", "noise", "velocity")
+    """What the latent side predicts."""
+
+
+@dataclass
+class ObjectiveConfig:
+    """How the parts of the loss are weighted."""
+
+    text_weight: float = _number(1.0, 0)
+    latent_weight: float = _number(1.0, 0)
+    length_weight: float = _number(0.1, 0)
+    text_weighting: str = _choice("bound", "bound", "uniform")
+    """bound: the continuous-time bound on the likelihood; uniform: every masked token counts the same."""
+
+
+@dataclass
+class OptimConfig:
+    """AdamW, the learning-rate schedule and the average of the weights."""
+
+    lr: float = _number(5e-4, 0, above=True)
+    min_lr_ratio: float = _number(0.1, 0, 1)
+    warmup_steps: int = _number(100, 0)
+    beta1: float = _number(0.9, 0, 1, below=True)
+    beta2: float = _number(0.98, 0, 1, below=True)
+    eps: float = _number(1e-8, 0, above=True)
+    weight_decay: float = _number(0.05, 0)
+    clip_norm: float = _number(1.0, 0)
+    """Largest norm of the gradient; 0: no clipping."""
+    ema_decay: float = _number(0.999, 0, 1, below=True)
+    """Decay of the average of the weights; 0: no average is kept."""
+
+
+@dataclass
+class TrainConfig:
+    """How long, how often, where."""
+
+    steps: int = _number(10000, 1)
+    seed: int = _number(0, 0, 2**62)
+    device: str = _choice("auto", "auto", "cpu", "cuda")
+    num_threads: int | None = _number(None, 1)
+    """CPU threads; null: left to PyTorch."""
+    log_every: int = _number(10, 1)
+    valid_every: int = _number(500, 0)
+    """Steps between validations; 0: only at the end."""
+    valid_documents: int = _number(256, 1)
+    valid_samples: int = _number(4, 0)
+    """Held-out latents decoded into text at each validation."""
+    checkpoint_every: int = _number(500, 1)
+    keep_checkpoints: int = _number(3, 1)
+    """Newest checkpoints that are kept."""
+    tensorboard: bool = True
+
+
+@dataclass
+class SpeedConfig:
+    """Every speed-up is a switch here; none of them changes the loss beyond rounding."""
+
+    precision: str | None = _choice(None, "fp32", "bf16", "fp16")
+    """Type of the matrix products, weights stay fp32; null: bf16 where a GPU has it, else fp32."""
+    compile: bool | None = None
+    """torch.compile per block; null: on with a GPU."""
+    attention: str = _choice("auto", "auto", "varlen", "rows", "reference")
+    """varlen: flash; rows: padded inside attention only; reference: one dense mask."""
+    layout: str = _choice("packed", "packed", "padded")
+    """packed: one stream without padding; padded: the classic rectangular batch, the honest baseline."""
+    activation_checkpointing: str = _choice("off", "off", "block")
+    """block: recompute each block in the backward pass."""
+    fused_optimizer: bool = True
+    scored_rows: bool = True
+    """The output head sees only the tokens that are scored."""
+    chunk_rows: int = _number(4096, 1)
+    """Rows of logits that exist at a time."""
+
+
+@dataclass
+class SamplingConfig:
+    """Defaults of the samplers; `mmldlm sample` has an option for each."""
+
+    text_sampler: str = _choice("confidence", "confidence", "ancestral")
+    """confidence: surest tokens first; ancestral: the exact reverse process."""
+    num_sampling_steps: int = _number(16, 1)
+    num_latent_steps: int = _number(16, 1)
+    temperature: float = _number(1.0, 0)
+    """0: the most probable token always."""
+    top_p: float = _number(1.0, 0, 1, above=True)
+    guidance: float = _number(1.0, 0)
+    """1: none; larger follows the condition more strongly."""
+
+
+@dataclass
+class EvaluationConfig:
+    """Size of an evaluation."""
+
+    num_documents: int = _number(512, 0)
+    """Held-out documents; 0: all."""
+    num_draws: int = _number(4, 1)
+    """Draws of time and noise per document in the text bound."""
+    step_counts: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    """Numbers of sampling steps at which decoding is measured."""
+    batch_tokens: int = _number(8192, 1)
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    name: str = "run"
+    """Runs live in saved/<name> unless told otherwise."""
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def _shape(
+    depth: int, width: int, latent_width: int, num_heads: int, head_width: int, time_width: int
+) -> dict[str, Any]:
+    names = ("depth", "width", "latent_width", "num_heads", "head_width", "time_width")
+    values = (depth, width, latent_width, num_heads, head_width, time_width)
+    return dict(zip(names, values, strict=True)) | {"mlp_ratio": 4.0}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": _shape(4, 192, 192, 4, 48, 128),
+    "small": _shape(8, 512, 384, 8, 64, 256),
+    "base": _shape(12, 768, 384, 12, 64, 384),
+    "large": _shape(24, 1024, 512, 16, 64, 512),
+    "reference": _shape(24, 1024, 256, 8, 64, 512),
+}
+"""Shapes by name. `reference` has the text stream of the original research code."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The denoiser's shape with nothing left open."""
+
+    depth: int
+    width: int
+    latent_width: int
+    num_heads: int
+    head_width: int
+    mlp_ratio: float
+    time_width: int
+    qk_norm: bool
+    rope_base: float
+    length: str
+
+
+def resolve_model(model: ModelConfig) -> ModelShape:
+    """Fill the values that are null from the preset."""
+    preset = PRESETS[model.preset]
+    chosen = {item.name: getattr(model, item.name) for item in fields(ModelShape)}
+    return ModelShape(**{name: preset[name] if value is None else value for name, value in chosen.items()})
+
+
+def find_problems(config: Config) -> list[str]:
+    """Everything that is wrong with the values, each as `section.key=value: what is allowed`."""
+    return [*_field_problems(config, ""), *_joint_problems(config)]
+
+
+def _field_problems(section: Any, prefix: str) -> list[str]:
+    found: list[str] = []
+    for item in fields(section):
+        key, value = prefix + item.name, getattr(section, item.name)
+        if is_dataclass(value):
+            found += _field_problems(value, f"{key}.")
+        elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
+            found.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
+        elif value is not None and "low" in item.metadata:
+            found += _range_problem(key, value, **item.metadata)
+    return found
+
+
+def _range_problem(
+    key: str, value: float, low: float, high: float = math.inf, above: bool = False, below: bool = False
+) -> list[str]:
+    too_low = value <= low if above else value < low
+    too_high = value >= high if below else value > high
+    if not (too_low or too_high or math.isnan(value) or math.isinf(value)):
+        return []
+    limits = [f"{'more than' if above else 'at least'} {low:g}"]
+    if high < math.inf:
+        limits.append(f"{'less than' if below else 'at most'} {high:g}")
+    return [f"{key}={value}: allowed is {' and '.join(limits)}"]
+
+
+def _joint_problems(config: Config) -> list[str]:
+    """What a single field cannot tell."""
+    found: list[str] = []
+    if not config.name or "/" in config.name or config.name.startswith("."):
+        found.append(f"name={config.name!r}: a plain folder name is needed")
+    if not config.data.store:
+        found.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
+    if config.model.head_width is not None and config.model.head_width % 2:
+        found.append(
+            f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"
+        )
+    if config.model.time_width is not None and config.model.time_width % 4:
+        found.append(f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times")
+    if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
+        found.append("corruption.mode_weights: at least one mode needs a weight above 0")
+    if config.speed.layout == "padded" and config.speed.attention == "varlen":
+        found.append(
+            "speed.attention=varlen: needs speed.layout=packed; a padded batch is attended to by rows"
+        )
+    if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
+        found.append(
+            f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
+        )
+    return found

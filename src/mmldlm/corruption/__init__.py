@@ -1,0 +1,1 @@
+"""Clean pairs to noisy pairs."""

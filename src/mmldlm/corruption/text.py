@@ -1,0 +1,30 @@
+"""Masked diffusion on tokens: each token is replaced by the mask with a probability that grows with time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmldlm.corruption.schedule import TextSchedule
+
+
+@dataclass(frozen=True)
+class TextProcess:
+    """The masking rule, shared by training and sampling."""
+
+    schedule: TextSchedule
+    mask_id: int
+    """The id after the vocabulary: an input of the denoiser, never one of its outputs."""
+
+    def corrupt(self, tokens: Tensor, time: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Noisy tokens and where they are masked; time and a uniform number in (0, 1) per token.
+
+        At time 0 nothing is masked and at time 1 everything, exactly.
+        """
+        masked = uniform < self.schedule.mask_probability(time)
+        return tokens.masked_fill(masked, self.mask_id), masked
+
+    def unmask_probability(self, time: Tensor, next_time: Tensor) -> Tensor:
+        """Probability that a token masked at `time` is clean at the earlier `next_time`: 1 - p(s) / p(t)."""
+        return 1.0 - self.schedule.mask_probability(next_time) / self.schedule.mask_probability(time)

@@ -1,0 +1,1 @@
+"""Pair store to packed batches."""

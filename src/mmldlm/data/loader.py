@@ -1,0 +1,143 @@
+"""Steps from a pair store: which documents, read, packed, corrupted and ready for the device.
+
+A step is planned in the main process from the lengths alone and made in a worker. Both are pure functions of the
+position, so the number of workers, ranks or micro-batches never changes what a step trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from mmldlm.data.order import Order, document_keys
+from mmldlm.data.packing import StepShape, pack
+from mmldlm.data.store import Documents, PairStore, Split
+from mmldlm.layout import Caps, packed_layout, padded_layout
+from mmldlm.types import Batch, Counts, NoisyBatch, map_tensors
+
+Corrupt = Callable[[Batch], NoisyBatch]
+Count = Callable[[np.ndarray, np.ndarray], Counts]
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """The documents at positions start..end of the order."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """All micro-batches of one step for one rank."""
+
+    where: StepRange
+    micro_batches: list[NoisyBatch]
+    counts: Counts
+    """Over the whole step, all ranks."""
+    num_documents: int
+    num_tokens: int
+    num_places: int
+    """Tokens that the micro-batches have room for."""
+    num_extra: int
+    """Micro-batches beyond the plan, because documents did not fit."""
+
+    def pin_memory(self) -> StepBatch:
+        """In page-locked memory; called by the loader."""
+        return replace(
+            self, micro_batches=[map_tensors(part, torch.Tensor.pin_memory) for part in self.micro_batches]
+        )
+
+
+def plan_steps(order: Order, lengths: np.ndarray, shape: StepShape, position: int) -> Iterator[StepRange]:
+    """Endless plan from a position: documents in order until tokens or documents would exceed the step's."""
+    while True:
+        window = np.arange(position, position + shape.documents_per_step)
+        total = np.cumsum(lengths[order.documents(window)], dtype=np.int64)
+        taken = max(1, int(np.searchsorted(total, shape.tokens_per_step, side="right")))
+        yield StepRange(position, position + taken)
+        position += taken
+
+
+@dataclass
+class StepReader(Dataset[StepBatch]):
+    """Makes the step at a range of positions."""
+
+    store: PairStore
+    split: Split
+    order: Order
+    shape: StepShape
+    corrupt: Corrupt
+    count: Count
+    """Positions and lengths of all documents of the step -> what the loss is divided by."""
+    layout: str = "packed"
+    rank: int = 0
+    world_size: int = 1
+
+    def __getitem__(self, where: Any) -> StepBatch:
+        positions = np.arange(where.start, where.end)
+        indices = self.order.documents(positions)
+        lengths = np.asarray(self.split.lengths[indices], dtype=np.int64)
+        bins = pack(lengths, self.shape, padded=self.layout == "padded")
+        extra = len(bins) - self.shape.num_micro
+        bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
+        mine = [
+            self._micro_batch(positions[part], indices[part]) for part in bins[self.rank :: self.world_size]
+        ]
+        places = self.shape.caps.num_tokens * len(bins)
+        counts = self.count(positions, lengths)
+        return StepBatch(where, mine, counts, len(indices), int(lengths.sum()), places, extra)
+
+    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray) -> NoisyBatch:
+        documents = self.split.read(indices)
+        keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
+        latents = self.store.normalize(documents.latents)
+        return self.corrupt(make_batch(documents, latents, positions, keys, self.shape.caps, self.layout))
+
+
+def make_batch(
+    documents: Documents,
+    latents: np.ndarray,
+    positions: np.ndarray,
+    keys: np.ndarray,
+    caps: Caps | None = None,
+    layout: str = "packed",
+) -> Batch:
+    """Documents as one micro-batch; `latents` normalised. With caps, constant shapes."""
+    num_slots = latents.shape[1]
+    if layout == "padded":
+        assert caps is not None
+        lengths = np.pad(documents.lengths, (0, caps.num_documents - len(documents.lengths)))
+        where = padded_layout(lengths, num_slots, caps.max_length)
+    else:
+        where = packed_layout(documents.lengths, num_slots, caps)
+    tokens = np.zeros(where.num_tokens, dtype=np.int64)
+    tokens[where.real.numpy()] = documents.tokens
+    missing = where.num_documents - len(documents.lengths)
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        latents=torch.from_numpy(np.pad(latents, ((0, missing), (0, 0), (0, 0)))),
+        layout=where,
+        positions=np.pad(positions, (0, missing), constant_values=-1),
+        keys=np.pad(keys, (0, missing)),
+    )
+
+
+def make_loader(
+    reader: StepReader, steps: Iterator[StepRange], *, num_workers: int, prefetch: int, pin_memory: bool
+) -> DataLoader[StepBatch]:
+    """The planned steps in order; workers prepare them ahead."""
+    return DataLoader(
+        reader,
+        batch_size=None,
+        sampler=steps,  # type: ignore[arg-type]
+        num_workers=num_workers,
+        prefetch_factor=prefetch if num_workers else None,
+        persistent_workers=num_workers > 0,
+        pin_memory=pin_memory,
+    )

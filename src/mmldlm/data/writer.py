@@ -1,0 +1,349 @@
+"""The pair store, writing side: durable shards, then the manifest.
+
+Each shard is published with a sidecar (checksum, counts, sums for the normaliser), so a writer that was
+killed can be started again with the same settings and the same documents: finished shards are recognised and
+kept, and the result is byte for byte what an undisturbed run writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from mmldlm.data.durable import TEMPORARY, file_entry, read_json, write_durably, write_json
+from mmldlm.data.manifest import MANIFEST, SETTINGS, Manifest, ShardEntry, SplitEntry, checksum
+from mmldlm.data.normalizer import Moments, fit_normalizer
+from mmldlm.data.shard import flatten, record_batch, summarise
+from mmldlm.data.store import PairStore
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
+
+LATENT_DTYPES = ("float16", "float32")
+
+
+def store_state(path: Path, settings: dict[str, Any]) -> str:
+    """`new`, `partial` or `finished`; refuses a folder of other settings or of something else."""
+    if not path.exists():
+        return "new"
+    if not path.is_dir():
+        raise UserError(f"{path}: is a file; give the folder of the pair store")
+    if not (path / SETTINGS).is_file():
+        if any(entry.name != SETTINGS + TEMPORARY for entry in path.iterdir()):
+            raise UserError(f"{path}: is not empty and holds no pair store; choose another folder")
+        return "new"
+    finished = (path / MANIFEST).is_file()
+    if not finished and not any(path.glob("*/shard-*.json")):
+        return "new"  # nothing that could be lost
+    found = read_json(path / SETTINGS, "remove the folder and start again")["settings"]
+    if found != settings:
+        raise UserError(
+            f"{path}: was made with other settings: {_difference(found, settings)}; "
+            "choose another folder, or use the same settings to go on"
+        )
+    return "finished" if finished else "partial"
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key)!r} there, {new.get(key)!r} here" for key in keys)
+
+
+class StoreWriter:
+    """Writes one pair store. `add` documents in a fixed order, then `finish`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        vocab_size: int,
+        num_slots: int,
+        num_channels: int,
+        tokenizer: Tokenizer | None = None,
+        latent_dtype: str = "float16",
+        encoder: dict[str, Any] | None = None,
+        shard_documents: int = 65536,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        if latent_dtype not in LATENT_DTYPES:
+            raise UserError(f"latent_dtype={latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}")
+        self.path, self.settings = Path(path), settings or {}
+        self.vocab_size, self.num_slots, self.num_channels = vocab_size, num_slots, num_channels
+        self.tokenizer, self.encoder, self.latent_dtype = tokenizer, encoder, latent_dtype
+        self.shard_documents = shard_documents
+        self._pending: dict[str, _Buffer] = {}
+        self._done: dict[str, list[dict[str, Any]]] = {}
+        self._lock: int | None = None
+        self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        state = store_state(self.path, self.settings)
+        if state == "finished":
+            raise UserError(f"{self.path}: this pair store is finished already; choose another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path)
+        made_by = self._made_by()
+        if state == "partial":
+            found = read_json(self.path / SETTINGS, "remove the folder and start again")["made_by"]
+            if found != made_by:
+                raise UserError(
+                    f"{self.path}: was begun with other parts: {_difference(found, made_by)}; "
+                    "choose another folder"
+                )
+        write_json(self.path / SETTINGS, {"settings": self.settings, "made_by": made_by})
+
+    def _made_by(self) -> dict[str, Any]:
+        """What the bytes of a shard depend on besides the documents."""
+        return {
+            "tokenizer": self.tokenizer.spec() if self.tokenizer else None,
+            "encoder": self.encoder,
+            "shape": [
+                self.vocab_size,
+                self.num_slots,
+                self.num_channels,
+                self.latent_dtype,
+                self.shard_documents,
+            ],
+        }
+
+    def add(
+        self,
+        split: str,
+        token_lists: Sequence[Sequence[int] | np.ndarray],
+        latents: np.ndarray,
+        texts: Sequence[str | None] | None = None,
+        ids: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        """Append documents; a shard is written whenever enough are together."""
+        buffer = self._pending.setdefault(split, _Buffer())
+        buffer.extend(token_lists, np.asarray(latents), texts, ids)
+        while len(buffer.tokens) >= self.shard_documents:
+            self._flush(split, buffer.take(self.shard_documents))
+
+    def _flush(self, split: str, part: _Buffer) -> None:
+        ids = np.asarray(part.ids, np.int64)
+        if not self.keeps_shard(split, ids):
+            self.write_shard(split, part.tokens, np.stack(part.latents), part.texts, ids)
+
+    def keeps_shard(self, split: str, ids: np.ndarray) -> bool:
+        """True if the next shard of this split is already on the disk; then it is not to be written again."""
+        shards = self._done.setdefault(split, [])
+        path = self._shard_path(split, len(shards))
+        sidecar = path.with_suffix(".json")
+        if not sidecar.is_file():
+            return False
+        entry = read_json(sidecar, f"remove {sidecar} and run the same command again")
+        if entry["content"] != _content(ids):
+            raise UserError(
+                f"{path}: holds other documents than the text gives now, so the text has changed since; "
+                "choose another folder, or remove this one and start again"
+            )
+        if not path.is_file() or file_entry(path) != {key: entry[key] for key in ("bytes", "sha256")}:
+            return False
+        shards.append(entry)
+        return True
+
+    def write_shard(
+        self,
+        split: str,
+        token_lists: Sequence[Sequence[int] | np.ndarray],
+        latents: np.ndarray,
+        texts: Sequence[str | None],
+        ids: np.ndarray,
+        counts: dict[str, int] | None = None,
+    ) -> None:
+        """Write the next shard of a split: latents (N, S, C). `counts` are added to those of the manifest."""
+        import pyarrow as pa
+
+        lengths = np.array([len(tokens) for tokens in token_lists], np.int64)
+        flat = flatten(token_lists, lengths, self.vocab_size)
+        stored = self._stored_latents(latents, texts)
+        batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size)
+        path = self._shard_path(split, len(self._done.setdefault(split, [])))
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def fill(file: Any) -> None:
+            with pa.ipc.new_file(file, batch.schema) as out:
+                out.write_batch(batch)
+
+        entry = write_durably(path, fill)
+        moments = Moments.of(stored.reshape(-1, self.num_channels))
+        sidecar = {
+            "file": f"{split}/{path.name}",
+            "num_documents": len(lengths),
+            "num_tokens": int(lengths.sum()),
+            "max_length": int(lengths.max()),
+            **entry,
+            "content": _content(ids),
+            "counts": counts or {},
+            "moments": moments.to_json(),
+        }
+        write_json(path.with_suffix(".json"), sidecar)
+        self._done[split].append(sidecar)
+
+    def _stored_latents(self, latents: np.ndarray, texts: Sequence[str | None]) -> np.ndarray:
+        """Check shape and values, then the number format of the store."""
+        expected = (len(texts), self.num_slots, self.num_channels)
+        if latents.shape != expected:
+            raise UserError(f"{self.path}: latents of shape {latents.shape}, this store holds {expected}")
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(latents, dtype=self.latent_dtype)
+        bad = ~np.isfinite(stored).all(axis=(1, 2))
+        if bad.any():
+            worst = int(np.argmax(bad))
+            finite = bool(np.isfinite(latents[worst]).all())
+            what = (
+                f"a latent too large for {self.latent_dtype}; use float32"
+                if finite
+                else "a NaN or infinite latent"
+            )
+            raise UserError(
+                f"{int(bad.sum())} of {len(texts)} documents have {what}; "
+                f"the first is {str(texts[worst])[:60]!r}"
+            )
+        return stored
+
+    def finish(self, counts: dict[str, int] | None = None) -> PairStore:
+        """Write what is pending, the sidecars of each split, the tokenizer, and last the manifest."""
+        for split, buffer in self._pending.items():
+            if buffer.tokens:
+                self._flush(split, buffer.take(self.shard_documents))
+        self._done = {split: shards for split, shards in self._done.items() if shards}
+        if "train" not in self._done:
+            raise UserError(
+                f"{self.path}: no document fell into the training split; give more text, "
+                "or smaller shares for validation and test"
+            )
+        total = dict(counts or {})
+        for shard in self._all_shards():
+            for key, value in shard["counts"].items():
+                total[key] = total.get(key, 0) + value
+        moments = [Moments.from_json(shard["moments"]) for shard in self._done["train"]]
+        self._remove_strays()
+        manifest = Manifest(
+            num_slots=self.num_slots,
+            num_channels=self.num_channels,
+            latent_dtype=self.latent_dtype,
+            vocab_size=self.vocab_size,
+            tokenizer=self.tokenizer.spec() if self.tokenizer else None,
+            encoder=self.encoder,
+            splits={split: _split_entry(shards) for split, shards in sorted(self._done.items())},
+            normalizer=fit_normalizer(moments),
+            counts=total,
+            settings=self.settings,
+            files=self._write_side_files(),
+        )
+        manifest.save(self.path)
+        self.close()
+        return PairStore.open(self.path)
+
+    def close(self) -> None:
+        """Give the folder free for others; what is on the disk stays."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _all_shards(self) -> Iterable[dict[str, Any]]:
+        return (shard for shards in self._done.values() for shard in shards)
+
+    def _shard_path(self, split: str, shard_idx: int) -> Path:
+        return self.path / split / f"shard-{shard_idx:05d}.arrow"
+
+    def _write_side_files(self) -> dict[str, Any]:
+        files: dict[str, Any] = {}
+        for split, shards in self._done.items():
+            lengths, token_counts = summarise(self.path, shards, self.vocab_size)
+            for name, array in (("lengths", lengths), ("token_counts", token_counts)):
+                path = self.path / split / f"{name}.npy"
+                files[f"{split}/{name}.npy"] = write_durably(path, partial(_save_array, array))
+        if self.tokenizer is not None:
+            folder = self.path / "tokenizer"
+            self.tokenizer.save(folder)
+            files |= {f"tokenizer/{path.name}": file_entry(path) for path in sorted(folder.iterdir())}
+        return files
+
+    def _remove_strays(self) -> None:
+        """Leftovers of a killed run: temporary files, and shards that are no part of the result."""
+        listed = {self.path / shard["file"] for shard in self._all_shards()}
+        for path in self.path.rglob("*"):
+            stray_shard = path.match("shard-*") and path.with_suffix(".arrow") not in listed
+            if path.name.endswith(TEMPORARY) or stray_shard:
+                path.unlink()
+
+
+class _Buffer:
+    """Documents that wait for their shard to fill up."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+        self.latents: list[np.ndarray] = []
+        self.texts: list[str | None] = []
+        self.ids: list[int] = []
+
+    def extend(self, token_lists: Sequence[Any], latents: np.ndarray, texts: Any, ids: Any) -> None:
+        if len(latents) != len(token_lists):
+            raise UserError(f"{len(token_lists)} documents but {len(latents)} latents")
+        self.tokens += token_lists
+        self.latents += list(latents)
+        self.texts += list(texts) if texts is not None else [None] * len(token_lists)
+        self.ids += (
+            [int(i) for i in ids] if ids is not None else [_id_of_tokens(tokens) for tokens in token_lists]
+        )
+
+    def take(self, count: int) -> _Buffer:
+        taken = _Buffer()
+        for name in ("tokens", "latents", "texts", "ids"):
+            items = getattr(self, name)
+            setattr(taken, name, items[:count])
+            del items[:count]
+        return taken
+
+
+def _id_of_tokens(tokens: Any) -> int:
+    return int(checksum([int(token) for token in tokens])[:16], 16) >> 1
+
+
+def _content(ids: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i8").tobytes()).hexdigest()
+
+
+def _save_array(array: np.ndarray, file: Any) -> None:
+    np.save(file, array)
+
+
+def _split_entry(shards: list[dict[str, Any]]) -> SplitEntry:
+    keys = ShardEntry.__annotations__
+    return {
+        "num_documents": sum(shard["num_documents"] for shard in shards),
+        "num_tokens": sum(shard["num_tokens"] for shard in shards),
+        "max_length": max(shard["max_length"] for shard in shards),
+        "shards": [{key: shard[key] for key in keys} for shard in shards],  # type: ignore[misc]
+    }
+
+
+def _lock(folder: Path) -> int | None:
+    """Only one writer at a time; the system frees the lock when the process ends, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise UserError(
+            f"{folder}: another process is writing this pair store; wait for it or choose another folder"
+        ) from error
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle

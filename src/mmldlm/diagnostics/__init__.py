@@ -1,0 +1,1 @@
+"""Tools that look at runs and at training code."""

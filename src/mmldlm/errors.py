@@ -1,0 +1,17 @@
+"""Errors that a user can act on.
+
+Everything a user may get wrong is raised as `UserError` with one line that names the setting or file, its value,
+what is allowed and what to do. The command line prints that line and exits with code 2.
+"""
+
+
+class UserError(ValueError):
+    """A mistake in settings, files or usage, told in one clear line."""
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)
+    """The user or the machine asked to stop; work was saved where that was possible. The text says how to go on."""
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

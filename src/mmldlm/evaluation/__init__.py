@@ -1,0 +1,1 @@
+"""Numbers and pictures about a trained model."""

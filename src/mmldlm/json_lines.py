@@ -1,0 +1,193 @@
+"""Files of one JSON object a line that outlive crashes: `training_log.jsonl`, `events.jsonl`.
+
+Numbers that are not finite are written as null, with their keys in a list `nonfinite`, because bare NaN is
+not JSON. The reader takes both styles, and passes over torn lines and rubbish with a bounded amount of
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mmldlm.checkpoint import durable
+
+NONFINITE = "nonfinite"
+LONGEST_LINE = 2**20
+_MOST_PENDING = 10_000
+
+logger = logging.getLogger(__name__)
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """One line of strict JSON, newline included."""
+    bad: list[str] = []
+    plain = _plain(record, "", bad)
+    if bad:
+        plain[NONFINITE] = bad
+    return (
+        json.dumps(plain, ensure_ascii=False, allow_nan=False, default=str).encode("utf-8", "replace") + b"\n"
+    )
+
+
+def _plain(value: Any, place: str, bad: list[str]) -> Any:
+    """Tensors of one number become that number; the keys of non-finite numbers are collected in `bad`."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item, f"{place}.{key}".lstrip("."), bad) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{place}.{idx}", bad) for idx, item in enumerate(value)]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        bad.append(place)
+        return None
+    return value
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The object in a line, or None. What was not finite is nan (inf where known) and in `nonfinite`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    named = record.pop(NONFINITE, [])
+    names = [key for key in named if isinstance(key, str)] if isinstance(named, list) else []
+    bare: list[str] = []
+    with contextlib.suppress(RecursionError):
+        _plain(record, "", bare)
+    for key in names:
+        _put_nan(record, key)
+    if found := list(dict.fromkeys([*names, *bare])):
+        record[NONFINITE] = found
+    return record
+
+
+def _put_nan(record: dict[str, Any], key: str) -> None:
+    *path, last = [key] if key in record else key.split(".")
+    place: Any = record
+    with contextlib.suppress(LookupError, ValueError, TypeError):
+        for part in path:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        index: Any = int(last) if isinstance(place, list) else last
+        if place[index] is None:
+            place[index] = math.nan
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, in order; nothing when it does not exist."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in raw_lines(file):
+            record = decode(line)
+            if record is not None:
+                yield record
+
+
+def raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines of at most `LONGEST_LINE` bytes; longer ones are left out."""
+    while line := file.readline(LONGEST_LINE):
+        whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
+        if whole:
+            yield line
+        while not whole and (rest := file.readline(LONGEST_LINE)):
+            whole = rest.endswith(b"\n")
+
+
+def cut_lines(path: Path, key: str, limit: float) -> None:
+    """Leave only whole records whose `key` is at most `limit`; in one stroke, and only if something has to
+    go.
+
+    A record without the key shares the fate of the one before it.
+    """
+    if not path.exists() or sum(map(len, _kept(path, key, limit))) == path.stat().st_size:
+        return
+    staged = durable.volatile(path.parent, "new", path.name)
+    try:
+        durable.write_file(staged, _kept(path, key, limit))
+        os.replace(staged, path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    durable.flush_folder(path.parent)
+
+
+def _kept(path: Path, key: str, limit: float) -> Iterator[bytes]:
+    last: float = -math.inf
+    with open(path, "rb") as file:
+        for line in raw_lines(file):
+            record = decode(line)
+            if record is None:
+                continue
+            found = record.get(key)
+            if isinstance(found, int | float) and not isinstance(found, bool):
+                last = found
+            if last <= limit:
+                yield line if line.endswith(b"\n") else line + b"\n"
+
+
+class LineWriter:
+    """Appends lines, each in one system call. With a full disk they wait in memory until there is room."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: deque[bytes] = deque(maxlen=_MOST_PENDING)
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._end_line()
+
+    def _end_line(self) -> None:
+        """After a crash inside a line, the next record must start on a new one."""
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            self._pending.append(b"\n")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record; an operating-system error is logged, not raised, because training must go on."""
+        line = encode(record)
+        with self._lock:
+            self._pending.append(line)
+            self._flush(quiet=len(self._pending) > 1)
+
+    def _flush(self, *, quiet: bool) -> None:
+        try:
+            while self._pending:
+                self._append(self._pending[0])
+                self._pending.popleft()
+        except OSError as error:
+            if not quiet:
+                logger.warning("%s; lines wait in memory until then", durable.explain(error, self.path))
+
+    def _append(self, line: bytes) -> None:
+        size = os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
+
+    def sync(self) -> None:
+        """Make all lines durable (a full disk is logged at the write, a lost line costs no work)."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd < 0:
+                return
+            self._flush(quiet=True)
+            self.sync()
+            os.close(self._fd)
+            self._fd = -1
+        if self._pending:
+            logger.warning("%s: %d lines could not be written", self.path, len(self._pending))

@@ -1,0 +1,190 @@
+"""The curve of a run: `training_log.jsonl` (train writes it, the monitor reads it), its mirror in
+TensorBoard, `train.log`.
+
+A resumed run cuts off the lines past its checkpoint, so the curve is that of a run that was never
+interrupted. For that, write and `sync` the lines of a step before its checkpoint is saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmldlm.json_lines import LineWriter, cut_lines, read_lines
+
+logger = logging.getLogger(__name__)
+
+FIELDS = (
+    "step",  # updates so far
+    "time",  # seconds since 1970 when the line was written
+    "loss",  # the weighted sum that is minimised
+    "text_loss",  # nats per scored token
+    "latent_loss",  # per scored latent
+    "length_loss",  # per scored document
+    "text_accuracy",  # share of scored tokens whose most probable token is right
+    "lr",  # learning rate
+    "grad_norm",  # before clipping
+    "epoch",  # passes over the training split, with fraction
+    "batch_size",  # documents in the step
+    "tokens",  # tokens trained on so far
+    "documents",  # documents trained on so far
+    "documents_per_second",
+    "tokens_per_second",
+    "gpu_memory_allocated",  # peak bytes since the last line; null without a GPU
+    "gpu_memory_reserved",
+    "data_wait",  # share of the time spent waiting for data
+    "fill",  # share of the packed stream that holds tokens
+    "valid_loss",
+    "valid_text_loss",
+    "valid_latent_loss",
+    "valid_text_accuracy",
+    "nonfinite",  # keys whose value was nan or infinite and is null here
+)
+"""What a line can hold. A line holds what is known at its step; more fields are allowed."""
+
+
+class TrainingLog:
+    """Append-only log of a run.
+
+    `resume_step=k` cuts off all lines past step k and whatever a crash tore. `resume_step=None` starts a
+    new curve; an older log of the same name is put aside as `training_log.1.jsonl`, never overwritten. With
+    `tensorboard`, a folder, all numbers are mirrored there.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int | None, tensorboard: Path | None = None) -> None:
+        self.path = path
+        if resume_step is None:
+            _put_aside(path)
+        else:
+            cut_log(path, resume_step)
+        self._lines = LineWriter(path)
+        self._mirror = TensorBoardMirror(tensorboard, resume_step=resume_step) if tensorboard else None
+
+    def write(self, step: int, **fields: Any) -> None:
+        """Append one line. Tensors and arrays of one number are allowed; non-finite numbers become null."""
+        self._lines.write({"step": step, "time": round(time.time(), 3), **fields})
+        if self._mirror is not None:
+            self._mirror.write(step, fields)
+
+    def rewind(self, step: int) -> None:
+        """Forget all lines past a step, when the run itself rolls back to it."""
+        self._lines.close()
+        cut_log(self.path, step)
+        self._lines = LineWriter(self.path)
+        if self._mirror is not None:
+            self._mirror.rewind(step)
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        self._lines.sync()
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Remove lines past `step`, torn lines and rubbish."""
+    cut_lines(path, "step", step)
+
+
+def _put_aside(path: Path) -> None:
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+
+
+def read_log(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log, in order, whatever has happened to the file; nothing when there is none.
+
+    A value that was not finite is nan and named in the line's `nonfinite`, whichever way the log says so.
+    """
+    return read_lines(path)
+
+
+class TensorBoardMirror:
+    """The numbers of the log as scalars; TensorBoard itself hides the events past the resumed step."""
+
+    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
+        self._folder, self._writer = folder, _summary_writer(folder, resume_step)
+
+    def write(self, step: int, fields: Mapping[str, Any]) -> None:
+        """Add all single numbers; trouble switches the mirror off with a warning, the log has everything."""
+        if self._writer is None:
+            return
+        try:
+            for key, value in fields.items():
+                number = value.item() if hasattr(value, "item") else value
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    self._writer.add_scalar(_tag(key), number, step)
+        except Exception as error:
+            logger.warning("%s: TensorBoard stopped (%s); %s goes on", self._folder, error, "the log")
+            self._writer = None
+
+    def rewind(self, step: int) -> None:
+        self.close()
+        self._writer = _summary_writer(self._folder, step)
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(Exception):  # a full disk ends its thread; there is nothing left to save
+                writer.close()
+
+
+def _summary_writer(folder: Path, resume_step: int | None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and only wanted when switched on
+
+    purge_step = None if resume_step is None else resume_step + 1
+    return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+def _tag(key: str) -> str:
+    return f"valid/{key.removeprefix('valid_')}" if key.startswith("valid_") else f"train/{key}"
+
+
+class _QuietFile(logging.FileHandler):
+    """A full disk must not fill the terminal with tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        pass
+
+
+@contextlib.contextmanager
+def text_log(
+    path: Path, *, console: logging.Handler | None = None, level: int = logging.INFO
+) -> Iterator[logging.Logger]:
+    """For a while, send what the package logs to `train.log` and to `console` (else rich on stderr)."""
+    file = _QuietFile(path, encoding="utf-8", errors="replace")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    root, before = logging.getLogger("mmldlm"), logging.getLogger("mmldlm").level
+    handlers = [file, console or rich_console()]
+    root.setLevel(level)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield root
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+        root.setLevel(before)
+        file.close()
+
+
+def rich_console(console: Any = None) -> logging.Handler:
+    """Messages on stderr through rich, so that they do not break a progress bar drawn on the same console."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    chosen = console or Console(stderr=True)
+    return RichHandler(
+        console=chosen, show_path=False, markup=False, rich_tracebacks=False, log_time_format="[%X]"
+    )

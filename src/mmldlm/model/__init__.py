@@ -1,0 +1,1 @@
+"""Noisy pairs to predictions."""

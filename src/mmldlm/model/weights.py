@@ -1,0 +1,85 @@
+"""Initial weights, and which parameters belong together: said once, here.
+
+Parts: what a mode may leave without a loss is a part of its own, so that it can be left out of the optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.model.layers import Stream
+
+PARTS = ("text", "latent", "shared", "token_head", "latent_head", "length_head")
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters of one part that are treated alike."""
+
+    part: str
+    decay: bool
+    parameters: dict[str, nn.Parameter]
+
+
+@torch.no_grad()
+def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None = None) -> None:
+    """Give every parameter its first value; a function of the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def gaussian(weight: Tensor, std: float) -> None:
+        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+
+    for module in denoiser.modules():
+        if isinstance(module, nn.Linear):
+            gaussian(module.weight, module.in_features**-0.5)
+            if module.bias is not None:
+                module.bias.zero_()
+    gaussian(denoiser.token_embed.weight, 1.0)
+    gaussian(denoiser.slot_embed, 0.02)
+    for module in denoiser.modules():
+        if isinstance(module, Stream):
+            _init_stream(module, len(denoiser.blocks))
+    for last in ("text_final", "latent_final", "latent_head.2"):
+        denoiser.get_parameter(f"{last}.weight").zero_()
+    gaussian(denoiser.token_head.weight, 0.02)
+    if token_counts is not None:
+        # the best guess before anything is learned: how often each token occurs, each seen half a time more
+        rate = torch.from_numpy((token_counts + 0.5) / (token_counts.sum() + 0.5 * len(token_counts)))
+        denoiser.token_head.bias[: len(rate)] = rate.log().float()
+    if denoiser.length_head is not None:
+        denoiser.length_head.output.weight.zero_()
+
+
+def _init_stream(stream: Stream, depth: int) -> None:
+    """Times modulate nothing at first; gates are open, and the residual branches are scaled down with depth."""
+    stream.modulation.weight.zero_()
+    bias = stream.modulation.bias.view(6, -1)
+    bias[2].fill_(1.0)
+    bias[5].fill_(1.0)
+    for output in (stream.attention_out, stream.mlp_out):
+        output.weight.mul_((2 * depth) ** -0.5)
+
+
+def part_of(name: str) -> str:
+    """The part that a parameter of the denoiser belongs to."""
+    words = name.split(".")
+    if words[0] in ("token_head", "latent_head", "length_head"):
+        return words[0]
+    if words[0] == "blocks":
+        return words[2]
+    by_prefix = {"token": "text", "text": "text", "latent": "latent", "slot": "latent", "time": "shared"}
+    return by_prefix[words[0].split("_")[0]]
+
+
+def parameter_groups(denoiser: Denoiser) -> list[ParameterGroup]:
+    """All parameters, by part and by whether weight decay applies: matrices yes; biases, norms and embeddings no."""
+    groups: dict[tuple[str, bool], dict[str, nn.Parameter]] = {}
+    for name, parameter in denoiser.named_parameters():
+        decay = parameter.ndim >= 2 and name not in ("token_embed.weight", "slot_embed")
+        groups.setdefault((part_of(name), decay), {})[name] = parameter
+    return [ParameterGroup(part, decay, members) for (part, decay), members in groups.items()]

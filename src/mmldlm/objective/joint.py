@@ -1,0 +1,115 @@
+"""From a noisy micro-batch to the named parts of the loss.
+
+Every part is a local sum divided by a count over the whole step, so the sum over micro-batches and ranks is the loss
+of the step, however it was cut up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmldlm.config import CorruptionConfig, ObjectiveConfig
+from mmldlm.corruption.latent import LatentProcess
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.objective.latent import latent_loss
+from mmldlm.objective.text import TextLoss, text_loss
+from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
+
+
+@dataclass
+class LossTerms:
+    """Parts of the loss, already divided by their counts; `loss` is their weighted sum."""
+
+    loss: Tensor
+    text: Tensor
+    latent: Tensor
+    length: Tensor
+    correct: Tensor
+    """Number of scored tokens that were predicted right."""
+    scored: Tensor
+    """Number of scored tokens."""
+
+
+@dataclass(frozen=True)
+class Active:
+    """Which parts of the loss this run has at all. A part without a loss is not computed and gets no update."""
+
+    text: bool
+    latent: bool
+    length: bool
+
+    @classmethod
+    def of(cls, corruption: CorruptionConfig, objective: ObjectiveConfig, *, length_modelled: bool) -> Active:
+        """From the modes and weights of a run."""
+        weights = corruption.mode_weights
+        text = weights.l2t + weights.joint > 0 and objective.text_weight > 0
+        latent = weights.t2l + weights.joint > 0 and objective.latent_weight > 0
+        has_text = weights.l2t + weights.joint > 0
+        return cls(text, latent, length_modelled and has_text and objective.length_weight > 0)
+
+    def parts(self) -> set[str]:
+        """Parts of the parameters that are trained."""
+        heads = {"token_head": self.text, "latent_head": self.latent, "length_head": self.length}
+        return {"text", "latent", "shared"} | {head for head, active in heads.items() if active}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Prediction -> loss terms."""
+
+    config: ObjectiveConfig
+    latent: LatentProcess
+    active: Active
+    scored_rows: bool = True
+    chunk_rows: int = 4096
+
+    def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:
+        """Run the denoiser on a noisy micro-batch and score what was corrupted."""
+        output: DenoiserOutput = denoiser(
+            batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
+        )
+        zero = batch.text_time.new_zeros(())
+        text, latent, length, correct, scored = zero, zero, zero, zero, zero
+        if self.active.text:
+            result = self._text(denoiser, output, batch)
+            text = result.weighted / max(counts.tokens, 1.0)
+            correct, scored = result.correct, result.rows
+        if self.active.latent:
+            target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
+            latent = latent_loss(output.latent_prediction, target, batch.latent_target) / max(
+                counts.slots, 1.0
+            )
+        if self.active.length:
+            length = length_loss(output.length_logits, batch) / max(counts.documents, 1.0)
+        weights = self.config
+        loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
+        return LossTerms(loss, text, latent, length, correct, scored)
+
+    def _text(self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch) -> TextLoss:
+        if self.scored_rows:
+            hidden, targets = output.token_hidden.index_select(0, batch.scored), batch.tokens[batch.scored]
+            return text_loss(denoiser.token_logits, hidden, targets, batch.scored_weight, self.chunk_rows)
+        # the baseline: the whole matrix of logits, most of it scored with weight 0
+        hidden, rows = output.token_hidden, len(batch.tokens)
+        weights = batch.scored_weight.new_zeros(rows).index_add(0, batch.scored, batch.scored_weight)
+        return text_loss(denoiser.token_logits, hidden, batch.tokens, weights, rows)
+
+
+def length_loss(length_logits: Tensor | None, batch: NoisyBatch) -> Tensor:
+    """Sum over the scored documents of the negative log-likelihood of their length."""
+    assert length_logits is not None
+    target = (batch.layout.lengths - 1).clamp(0, length_logits.shape[1] - 1)
+    return (F.cross_entropy(length_logits, target, reduction="none") * batch.length_target).sum()
+
+
+def add_terms(total: LossTerms | None, terms: LossTerms) -> LossTerms:
+    """Sum of the parts over micro-batches, without their graphs."""
+    names = ("loss", "text", "latent", "length", "correct", "scored")
+    parts = {name: getattr(terms, name).detach() for name in names}
+    if total is not None:
+        parts = {name: value + getattr(total, name) for name, value in parts.items()}
+    return LossTerms(**{name: torch.as_tensor(value) for name, value in parts.items()})

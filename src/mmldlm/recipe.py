@@ -1,0 +1,151 @@
+"""Recipes: a YAML file plus `section.key=value` words become a checked `Config`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import YAMLError
+
+from mmldlm.config import MODES, Config, find_problems
+from mmldlm.errors import UserError
+
+
+def list_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name."""
+    folder = Path(str(files("mmldlm") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(recipe: str, overrides: list[str] | None = None) -> Config:
+    """A recipe by name or file, with settings changed by `section.key=value`. All problems are told at once."""
+    path = find_recipe(recipe)
+    return _build(_read_yaml(path), overrides or [], source=str(path))
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """A config from plain nested values, as checkpoints and exports carry them."""
+    return _build(values, [], source="the saved settings")
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """Plain nested values."""
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
+
+
+def config_to_yaml(config: Config) -> str:
+    """The whole config as a recipe."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file of a recipe given by name or path."""
+    known = list_recipes()
+    if recipe in known:
+        return known[recipe]
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    raise UserError(
+        f"--recipe {recipe}: no such file, and no recipe of that name; recipes are {', '.join(known)}"
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path}: a recipe is a mapping of sections, such as 'data:' and 'model:'")
+    return cast(dict[str, Any], loaded)
+
+
+def _build(values: dict[str, Any], overrides: list[str], *, source: str) -> Config:
+    config = OmegaConf.structured(Config)
+    problems: list[str] = []
+    for key, value in _leaves(_complete_modes(values)):
+        problems += _set(config, key, value, source)
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals:
+            problems.append(f"{word!r}: settings are written section.key=value")
+            continue
+        problems += _set(config, key, _parse(value), "command line")
+    if not problems:
+        built = cast(Config, OmegaConf.to_object(config))
+        problems = find_problems(built)
+        if not problems:
+            return built
+    raise UserError("; ".join(dict.fromkeys(problems)))
+
+
+def _complete_modes(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that names some modes means those alone."""
+    corruption = values.get("corruption")
+    if isinstance(corruption, dict) and isinstance(corruption.get("mode_weights"), dict):
+        weights = dict.fromkeys(MODES, 0.0) | corruption["mode_weights"]
+        return values | {"corruption": corruption | {"mode_weights": weights}}
+    return values
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+    return found
+
+
+def _parse(value: str) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))["x"]  # type: ignore[index,call-overload]
+    except (YAMLError, OmegaConfBaseException):
+        return value
+
+
+def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
+    if key not in setting_names():
+        return [f"{source}: {_unknown(key)}"]
+    try:
+        OmegaConf.update(config, key, value)
+    except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
+        reason = str(error).splitlines()[0]
+        return [f"{source}: {key}={value}: {reason}"]
+    return []
+
+
+def _unknown(key: str) -> str:
+    if any(name.startswith(f"{key}.") for name in setting_names()):
+        return f"{key} is a section; set its keys, such as {key}.{_first_key(key)}=..."
+    names = setting_names()
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    last = key.rsplit(".", 1)[-1]
+    same = [name for name in names if name.rsplit(".", 1)[-1] == last]
+    hint = same[0] if same else (near[0] if near else None)
+    return f"unknown setting {key}" + (
+        f"; did you mean {hint}?" if hint else "; 'mmldlm train --dry-run' prints them all"
+    )
+
+
+def _first_key(section: str) -> str:
+    return next(name for name in setting_names() if name.startswith(f"{section}.")).removeprefix(
+        f"{section}."
+    )
+
+
+def setting_names(section: Any = None, prefix: str = "") -> list[str]:
+    """Dotted names of all settings."""
+    section = Config() if section is None else section
+    names: list[str] = []
+    for item in fields(section):
+        value = getattr(section, item.name)
+        names += (
+            setting_names(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
+        )
+    return names

@@ -1,0 +1,222 @@
+"""The folder of a run, `saved/<name>/`: where everything lies, and who may write there.
+
+config.yaml           the settings as they were resolved
+training_log.jsonl    the curve, one line an interval
+train.log             the same story in words
+checkpoints/          step_00001000/ ..., latest
+export/               the weights for use
+samples.jsonl         what the model decoded at each validation
+events.jsonl          ledger: starts, stops, saves, skipped updates, rollbacks; only ever appended to
+tensorboard/  reports/
+.lock                 held by the process that trains
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmldlm.checkpoint import durable
+from mmldlm.checkpoint.publish import clean_leftovers
+from mmldlm.errors import UserError
+from mmldlm.json_lines import LineWriter
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of all that a run leaves behind."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def training_log(self) -> Path:
+        return self.path / "training_log.jsonl"
+
+    @property
+    def train_log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def reports(self) -> Path:
+        return self.path / "reports"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def create(self) -> None:
+        """Make the folder and try to write into it, so that a mistake shows before the first step."""
+        try:
+            for folder in (self.path, self.checkpoints, self.reports):
+                folder.mkdir(parents=True, exist_ok=True)
+            durable.replace_file(self.path / ".writable", b"yes\n")
+            (self.path / ".writable").unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"run folder {error.filename}: is a file; choose another folder with --run"
+            ) from error
+        except OSError as error:
+            raise UserError(f"run folder {durable.explain(error, self.path)}") from error
+
+    def write_config(self, text: str) -> None:
+        """Keep the resolved settings, in one stroke."""
+        try:
+            durable.replace_file(self.config, text.encode("utf-8"))
+        except OSError as error:
+            raise UserError(durable.explain(error, self.config)) from error
+
+    def open_events(self) -> Events:
+        return Events(self.events)
+
+
+def existing_run(path: Path) -> RunFolder:
+    """A run that was started before; a clear line when there is none."""
+    run = RunFolder(path)
+    if not path.is_dir():
+        raise UserError(f"{path}: there is no such run; give the folder that 'mmldlm train' wrote")
+    if not (run.config.exists() or run.training_log.exists()):
+        raise UserError(
+            f"{path}: is not a run, config.yaml is missing; give the folder that 'mmldlm train' wrote"
+        )
+    return run
+
+
+class Events:
+    """The ledger of a run: what happened, when. May be written from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineWriter(path)
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Append an event and make it durable."""
+        stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self._lines.write({"event": event, "at": stamp, **fields})
+        self._lines.sync()
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+@contextlib.contextmanager
+def lock_run(run: RunFolder, *, patience: float = 2.0) -> Iterator[None]:
+    """Hold the folder for this process; a second run is refused.
+
+    The kernel gives the lock up when its holder dies, however it dies, so a crash never leaves a folder
+    locked. `patience` covers a killed process that still needs a moment to leave. Half-written files that a
+    crash left in the folder are deleted.
+    """
+    try:
+        fd = os.open(run.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(f"run folder {durable.explain(error, run.lock_file)}") from error
+    holder = _Holder(fd)
+    try:
+        _acquire(fd, run, patience)
+        _sign(fd)
+        clean_leftovers(run.path)
+        yield
+    finally:
+        holder.release()
+
+
+class _Holder:
+    """The open lock file. Children made by fork must not keep it: they may outlive the run."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _holders.add(self)
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    for holder in list(_holders):
+        holder.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _acquire(fd: int, run: RunFolder, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"{run.path}: another run is writing here ({_signature(fd)}); "
+                    "wait for it, stop it, or choose another folder with --run"
+                ) from None
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning(
+                "%s: this file system has no locks; a second run here would not be noticed", run.path
+            )
+            return
+
+
+def _sign(fd: int) -> None:
+    """Who holds the lock, for the message of whoever comes second; the lock itself does not depend on it."""
+    started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(holder).encode() + b"\n", 0)
+
+
+def _signature(fd: int) -> str:
+    try:
+        holder = json.loads(os.pread(fd, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, TypeError, KeyError, OSError):
+        return "its process did not sign"

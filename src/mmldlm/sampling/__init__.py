@@ -1,0 +1,1 @@
+"""Noise to text and latents."""

@@ -1,0 +1,71 @@
+"""Predictions that follow the other modality more strongly (or less) than the network does by itself.
+
+    guided = unconditional + guidance * (conditional - unconditional)
+
+The unconditional prediction sees the other modality at time 1, as when training drops the condition: for text
+that is pure latent noise, for latents a text of masks. Guidance 1 is the network itself and costs one pass.
+Shapes: R rows of tokens, V vocabulary, N documents, S latent slots, C latent channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmldlm.errors import UserError
+from mmldlm.sampling.pack import Pack, latent_noise
+from mmldlm.sampling.predictor import Predictor
+
+
+def guided_logits(predictor: Predictor, pack: Pack, rows: Tensor, guidance: float) -> Tensor:
+    """(R, V) logits of these rows of tokens."""
+    conditional = _logits(predictor, pack, rows)
+    if guidance == 1.0:
+        return conditional
+    unconditional = _logits(predictor, without_latents(pack), rows)
+    return unconditional + guidance * (conditional - unconditional)
+
+
+def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: int) -> Tensor:
+    """(N, S, C) clean latents."""
+    conditional = _latents(predictor, pack)
+    if guidance == 1.0:
+        return conditional
+    unconditional = _latents(predictor, without_text(pack, mask_id))
+    return unconditional + guidance * (conditional - unconditional)
+
+
+def without_latents(pack: Pack) -> Pack:
+    """The same text beside latents that are pure noise."""
+    noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
+    return replace(pack, noisy_latents=noise, latent_time=torch.ones_like(pack.latent_time))
+
+
+def without_text(pack: Pack, mask_id: int) -> Pack:
+    """The same latents beside a text of masks."""
+    masks = torch.full_like(pack.noisy_tokens, mask_id)
+    return replace(pack, noisy_tokens=masks, text_time=torch.ones_like(pack.text_time))
+
+
+def _logits(predictor: Predictor, pack: Pack, rows: Tensor) -> Tensor:
+    inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout)
+    logits = predictor.predict(*inputs, rows=rows).token_logits
+    _require_finite(logits.amax(dim=-1))  # a single value may be minus infinity: it is impossible
+    return logits
+
+
+def _latents(predictor: Predictor, pack: Pack) -> Tensor:
+    inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout)
+    latents = predictor.predict(*inputs, rows=torch.zeros(0, dtype=torch.int64)).clean_latents
+    _require_finite(latents)
+    return latents
+
+
+def _require_finite(values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise UserError(
+            "the model predicts NaN or infinity, so nothing can be sampled from it; "
+            "take an earlier checkpoint, and look at the losses of the run"
+        )

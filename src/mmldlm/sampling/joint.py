@@ -1,0 +1,47 @@
+"""A chain of steps: of the text, of the latents, or of both, each seeing the other as it is by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmldlm.corruption.joint import Corruption
+from mmldlm.sampling.latent import ddim_step
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import Pack
+from mmldlm.sampling.predictor import Predictor
+from mmldlm.sampling.steps import Step, interleave, make_steps
+from mmldlm.sampling.text import TEXT_STEPS
+
+
+def text_steps(options: SamplingOptions) -> list[Step]:
+    """From all masked to none."""
+    return make_steps("text", options.num_sampling_steps)
+
+
+def latent_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
+    """From the last time at which the network's prediction says something, to 0."""
+    return make_steps("latent", options.num_latent_steps, corruption.latent.latest_time)
+
+
+def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
+    """Text and latents in turn."""
+    return interleave(latent_steps(options, corruption), text_steps(options))
+
+
+def run_chain(
+    predictor: Predictor,
+    start: Pack,
+    steps: list[Step],
+    corruption: Corruption,
+    options: SamplingOptions,
+    on_step: Callable[[int], None] = lambda num_documents: None,
+) -> Pack:
+    """Take the steps one after the other; what has no step stays as it is."""
+    pack, text_step = start, TEXT_STEPS[options.text_sampler]
+    for step in steps:
+        if step.modality == "text":
+            pack = text_step(predictor, pack, corruption.text, step, options)
+        else:
+            pack = ddim_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
+        on_step(len(pack.keys))
+    return pack

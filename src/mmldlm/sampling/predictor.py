@@ -1,0 +1,99 @@
+"""What a sampler asks for: the network as a function from a noisy pack to clean tokens and clean latents.
+
+Samplers keep their documents on the host and know nothing of devices, number types or prediction types.
+Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.layout import Layout
+from mmldlm.types import to_device
+
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected to be under the noise."""
+
+    token_logits: Tensor
+    """(T, V) float32 on the network's device; (R, V) where only some rows were asked for."""
+    clean_latents: Tensor
+    """(N, S, C) float32 on the host."""
+
+
+class Predictor(Protocol):
+    """Anything that can tell clean from noisy: a trained network, or an oracle. Inputs are on the host."""
+
+    def predict(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+    ) -> Prediction:
+        """Logits are computed for the given rows of tokens only; None: for all."""
+        ...
+
+    def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
+        """(N, longest length) float32; index i means length i + 1."""
+        ...
+
+
+class ModelPredictor:
+    """A trained model as a predictor."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self._autocast_type = _autocast_type(model)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+    ) -> Prediction:
+        """One pass of the network."""
+        device, denoiser = self.model.device, self.model.denoiser
+        inputs = [x.to(device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
+        with self._autocast():
+            output = denoiser(*inputs, to_device(layout, device))
+            hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
+            token_logits = denoiser.token_logits(hidden)
+        prediction = output.latent_prediction.float().cpu()
+        clean_latents = self.model.corruption.latent.to_clean(prediction, noisy_latents, latent_time)
+        return Prediction(token_logits.float(), clean_latents)
+
+    @torch.no_grad()
+    def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
+        """What the length head says; the caller has made sure that there is one."""
+        head, device = self.model.denoiser.length_head, self.model.device
+        assert head is not None
+        return head(noisy_latents.to(device), latent_time.to(device)).float()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._autocast_type is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.model.device.type, dtype=self._autocast_type)
+
+
+def _autocast_type(model: LoadedModel) -> torch.dtype | None:
+    """The run's own number type on a GPU; fp32 on a CPU, which gains nothing from a shorter one."""
+    if model.device.type != "cuda":
+        return None
+    best = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return _AUTOCAST_TYPES.get(model.config.speed.precision or best)

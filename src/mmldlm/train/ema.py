@@ -1,0 +1,43 @@
+"""Exponential average of the weights: what is evaluated, sampled from and exported."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class Ema:
+    """Keeps an average of every parameter. Early on the average is short, so that it never lags the start."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.parameters = dict(module.named_parameters())
+        self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After update number `step`, counted from 1."""
+        decay = min(self.decay, (1.0 + step) / (10.0 + step))
+        torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1.0 - decay)
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore saved averages."""
+        for name, tensor in tensors.items():
+            self.average[name].copy_(tensor)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the module has the averaged weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.data, self.average[name] = self.average[name], parameter.data

@@ -1,0 +1,84 @@
+"""Sums between two lines of the log. They stay on the device; reading them is the only time the host waits for it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from mmldlm.data.loader import StepBatch
+from mmldlm.train.step import StepResult
+
+_SUMS = ("loss", "text", "latent", "length", "correct", "scored", "grad_norm", "skipped", "steps")
+
+
+_COUNTS = ("all_steps", "documents", "tokens", "places", "extra")
+
+
+class Interval:
+    """Collects steps; `fields` turns them into a line of the log and starts anew."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = {name: torch.zeros((), device=device) for name in _SUMS}
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        self._restart()
+
+    def _restart(self) -> None:
+        for tensor in self.sums.values():
+            tensor.zero_()
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        # a rate covers what this process did, also when the line began before a resume
+        self._began, self._waited, self._documents, self._tokens = time.perf_counter(), 0.0, 0, 0
+
+    def add(self, result: StepResult, batch: StepBatch, waited: float) -> None:
+        """One step; `waited` seconds passed before its data was there."""
+        terms, updated = result.terms, 1.0 - result.skipped
+        values = {"grad_norm": result.grad_norm, "correct": terms.correct, "scored": terms.scored}
+        values |= {"loss": terms.loss, "text": terms.text, "latent": terms.latent, "length": terms.length}
+        for name, value in values.items():
+            self.sums[name] += torch.where(updated > 0, value, torch.zeros_like(value))
+        self.sums["skipped"] += result.skipped
+        self.sums["steps"] += updated
+        added = (1, batch.num_documents, batch.num_tokens, batch.num_places, batch.num_extra)
+        self.counts = {name: self.counts[name] + more for name, more in zip(_COUNTS, added, strict=True)}
+        self._waited += waited
+        self._documents += batch.num_documents
+        self._tokens += batch.num_tokens
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, so that the first line after a resume is complete."""
+        return self.sums | {name: torch.tensor(value) for name, value in self.counts.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what a checkpoint kept."""
+        for name, tensor in self.sums.items():
+            tensor.copy_(tensors[name])
+        self.counts = {name: int(tensors[name]) for name in _COUNTS}
+
+    def fields(self) -> dict[str, float | int]:
+        """Means over the steps that updated; nan where every step was skipped."""
+        values = {name: tensor.item() for name, tensor in self.sums.items()}
+        counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
+        steps = values["steps"] or float("nan")
+        found: dict[str, float | int] = {
+            "loss": values["loss"] / steps,
+            "text_loss": values["text"] / steps,
+            "latent_loss": values["latent"] / steps,
+            "length_loss": values["length"] / steps,
+            "text_accuracy": values["correct"] / values["scored"] if values["scored"] else float("nan"),
+            "grad_norm": values["grad_norm"] / steps,
+            "skipped_steps": int(values["skipped"]),
+            "batch_size": counts["documents"] // max(1, counts["all_steps"]),
+            "documents_per_second": self._documents / seconds,
+            "tokens_per_second": self._tokens / seconds,
+            "data_wait": self._waited / seconds,
+            "fill": counts["tokens"] / max(1, counts["places"]),
+            "extra_micro_batches": counts["extra"],
+        }
+        self._restart()
+        return found
+
+    def exclude(self, seconds: float) -> None:
+        """Time spent on something else, such as validation, does not count against the rate."""
+        self._began += seconds

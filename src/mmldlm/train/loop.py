@@ -1,0 +1,255 @@
+"""The training loop: steps, log, validation, checkpoints, and an orderly end.
+
+The same command starts and resumes. What the run does at a step depends on (settings, step, position) alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.state import Snapshot, load_optimizer_tensors, load_weights, optimizer_tensors
+from mmldlm.data.loader import StepBatch, make_loader, plan_steps
+from mmldlm.errors import Interrupted, UserError
+from mmldlm.metrics import TrainingLog
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.recipe import config_to_dict
+from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import versions
+from mmldlm.train.interval import Interval
+from mmldlm.train.lr import lr_at
+from mmldlm.train.optim import parameter_names
+from mmldlm.train.resume import check_resume
+from mmldlm.train.setup import Setup
+from mmldlm.train.signals import StopFlag
+
+log = logging.getLogger(__name__)
+MOST_SKIPPED = 50
+"""So many steps in a row without a finite gradient, and the run stops."""
+
+Fields = dict[str, Any]
+
+
+class Reporter(Protocol):
+    """Whoever shows the run to people."""
+
+    def start(self, step: int, num_steps: int) -> None:
+        """The run begins, or goes on, at a step."""
+        ...
+
+    def update(self, step: int, fields: Fields) -> None:
+        """A line was logged."""
+        ...
+
+
+@dataclass
+class Hooks:
+    """What the loop calls but does not know: validation and decoding of samples, on the averaged weights."""
+
+    validate: Callable[[Denoiser], Fields]
+    decode: Callable[[Denoiser, int], list[Fields]]
+    reporter: Reporter
+
+
+@dataclass
+class Trainer:
+    """A run in progress."""
+
+    setup: Setup
+    run: RunFolder
+    hooks: Hooks
+    step: int = 0
+    position: int = 0
+    tokens: int = 0
+    documents: int = 0
+    skipped_in_a_row: int = 0
+    stop: StopFlag = field(default_factory=StopFlag)
+
+    def __post_init__(self) -> None:
+        self.config = self.setup.config
+        self.stepper = self.setup.stepper()
+        self.interval = Interval(self.setup.runtime.device)
+        self.events = self.run.open_events()
+        self.saver = Saver(
+            self.run.checkpoints,
+            keep=self.config.train.keep_checkpoints,
+            on_error=self._save_failed,
+            on_saved=self._saved,
+        )
+
+    def fit(self) -> None:
+        """Train until the last step or until told to stop; resumes by itself."""
+        resumed = self._resume()
+        tensorboard = self.run.tensorboard if self.config.train.tensorboard else None
+        self.log = TrainingLog(
+            self.run.training_log, resume_step=self.step if resumed else None, tensorboard=tensorboard
+        )
+        self.samples = TrainingLog(self.run.samples, resume_step=self.step if resumed else None)
+        self.events.record("resumed" if resumed else "started", step=self.step)
+        try:
+            with self.stop:
+                self.hooks.reporter.start(self.step, self.config.train.steps)
+                self._train()
+            self.events.record("finished", step=self.step)
+        except BaseException as error:
+            self.events.record("stopped", step=self.step, reason=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            for part in (self.saver, self.log, self.samples, self.events):
+                part.close()
+
+    def _train(self) -> None:
+        batches = self._batches()
+        while self.step < self.config.train.steps:
+            began = time.perf_counter()
+            batch = next(batches)
+            self._one_step(batch, waited=time.perf_counter() - began)
+            due, last = self.config.train, self.step == self.config.train.steps
+            if self.step % due.log_every == 0 or last:
+                self._write_log()
+            if last or (due.valid_every and self.step % due.valid_every == 0):
+                self._validate()
+            if self.step % due.checkpoint_every == 0 or last or self.stop.received:
+                self._save(wait=last or self.stop.received is not None)
+            if self.stop.received and not last:
+                code = 128 + int(self.stop.received)
+                raise Interrupted(
+                    f"stopped after step {self.step}, checkpoint saved; run the same command to go on", code
+                )
+
+    def _batches(self) -> Iterator[StepBatch]:
+        setup = self.setup
+        steps = plan_steps(setup.order, setup.train_split.lengths, setup.shape, self.position)
+        runtime = setup.runtime
+        return iter(
+            make_loader(
+                setup.reader(), steps, num_workers=runtime.num_workers,
+                prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory,
+            )
+        )  # fmt: skip
+
+    def _one_step(self, batch: StepBatch, waited: float) -> None:
+        self.setup.denoiser.train()
+        lr = lr_at(self.step, self.config.train.steps, self.config.optim)
+        result = self.stepper(batch, lr, self.step)
+        self.interval.add(result, batch, waited)
+        self.step += 1
+        self.position = batch.where.end
+        self.tokens += batch.num_tokens
+        self.documents += batch.num_documents
+
+    def _write_log(self) -> None:
+        fields = self.interval.fields()
+        fields |= {
+            "lr": lr_at(self.step - 1, self.config.train.steps, self.config.optim),
+            "epoch": self.position / self.setup.order.num_documents,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            **_gpu_memory(self.setup.runtime.device),
+        }
+        self.log.write(self.step, **fields)
+        self.hooks.reporter.update(self.step, fields)
+        self._watch_skipped(int(fields["skipped_steps"]))
+
+    def _watch_skipped(self, skipped: int) -> None:
+        if not skipped:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += skipped
+        log.warning("step %d: %d updates skipped, their gradient was not finite", self.step, skipped)
+        self.events.record("skipped", step=self.step, count=skipped)
+        if self.skipped_in_a_row >= MOST_SKIPPED:
+            raise UserError(
+                f"the gradient was not finite in {self.skipped_in_a_row} steps up to step {self.step}, and nothing was "
+                f"learned; try optim.lr={self.config.optim.lr / 3:.2g}, or speed.precision=fp32; "
+                f"the last checkpoint is kept in {self.run.path}"
+            )
+
+    def _validate(self) -> None:
+        began = time.perf_counter()
+        denoiser, ema = self.setup.denoiser, self.stepper.ema
+        denoiser.eval()
+        with torch.no_grad(), ema.swapped_in() if ema else torch.no_grad():
+            fields = self.hooks.validate(denoiser)
+            samples = self.hooks.decode(denoiser, self.step)
+        denoiser.train()
+        self.log.write(self.step, **fields)
+        if samples:
+            self.samples.write(self.step, samples=samples)
+        self.hooks.reporter.update(self.step, fields)
+        log.info("step %d: validation %s", self.step, ", ".join(f"{k} {v:.4f}" for k, v in fields.items()))
+        self.interval.exclude(time.perf_counter() - began)
+
+    def _save(self, *, wait: bool) -> None:
+        began = time.perf_counter()
+        self.log.sync()
+        self.samples.sync()
+        self.saver.save(self.snapshot(), wait=wait)
+        self.interval.exclude(time.perf_counter() - began)
+
+    def snapshot(self) -> Snapshot:
+        """Everything that the next step depends on."""
+        denoiser, stepper = self.setup.denoiser, self.stepper
+        tensors = {
+            "model": dict(denoiser.state_dict()),
+            "optimizer": optimizer_tensors(stepper.optimizer, parameter_names(denoiser)),
+            "log": self.interval.tensors(),
+        }
+        if stepper.ema is not None:
+            tensors["ema"] = stepper.ema.average
+        meta = {
+            "position": self.position,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "scaler": stepper.scaler.state_dict(),
+            "settings": config_to_dict(self.config),
+            "fingerprint": self.setup.store.fingerprint,
+            "versions": versions(),
+        }
+        return Snapshot(self.step, tensors, meta)
+
+    def _resume(self) -> bool:
+        snapshot = load_latest(self.run.checkpoints, report=log.warning)
+        if snapshot is None:
+            return False
+        meta = snapshot.meta
+        check_resume(self.config, self.setup.store.fingerprint, meta, str(self.run.path))
+        source = f"checkpoint of step {snapshot.step}"
+        load_weights(self.setup.denoiser, snapshot.tensors["model"], source=source)
+        load_optimizer_tensors(
+            self.stepper.optimizer, parameter_names(self.setup.denoiser), snapshot.tensors["optimizer"]
+        )
+        if self.stepper.ema is not None:
+            self.stepper.ema.load(snapshot.tensors["ema"])
+        self.interval.load(snapshot.tensors["log"])
+        self.stepper.scaler.load_state_dict(meta["scaler"])
+        self.step, self.position = snapshot.step, meta["position"]
+        self.tokens, self.documents = meta["tokens"], meta["documents"]
+        self.skipped_in_a_row = meta["skipped_in_a_row"]
+        log.info("going on from step %d of %d", self.step, self.config.train.steps)
+        return True
+
+    def _save_failed(self, error: Exception) -> None:
+        log.error("%s", error)
+        self.events.record("save_failed", step=self.step, reason=str(error))
+
+    def _saved(self, step: int, path: Path, seconds: float) -> None:
+        log.info("step %d: checkpoint %s written in %.1f s", step, path.name, seconds)
+
+
+def _gpu_memory(device: torch.device) -> Fields:
+    if device.type != "cuda":
+        return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
+    return {
+        "gpu_memory_allocated": torch.cuda.max_memory_allocated(device),
+        "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
+    }

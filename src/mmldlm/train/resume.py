@@ -1,0 +1,63 @@
+"""What may change between two starts of the same run, and what may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmldlm.config import Config
+from mmldlm.errors import UserError
+from mmldlm.recipe import config_to_dict
+
+FIXED = (
+    "model",
+    "corruption",
+    "objective",
+    "optim",
+    "data.train_split",
+    "batch.tokens_per_step",
+    "batch.documents_per_step",
+    "train.seed",
+    "train.steps",
+)
+"""Settings that decide what the weights become. All others may change at any time."""
+
+LONGER = ("train.steps",)
+"""Of these, a larger value is allowed: it stretches the learning-rate schedule."""
+
+
+def check_resume(config: Config, fingerprint: str, meta: dict[str, Any], run: str) -> None:
+    """Refuse to go on with settings or data under which the run would become another one."""
+    if meta["fingerprint"] != fingerprint:
+        raise UserError(
+            f"data.store={config.data.store}: the run in {run} was trained on another pair store "
+            f"(fingerprint {meta['fingerprint'][:12]}, this one has {fingerprint[:12]}); "
+            f"give the old store, or a new --run folder"
+        )
+    old, new = _flatten(meta["settings"]), _flatten(config_to_dict(config))
+    changed = [
+        f"{key}: {old.get(key)} -> {new[key]}"
+        for key in new
+        if _is_fixed(key) and not _allowed(key, old, new)
+    ]
+    if changed:
+        raise UserError(
+            f"the run in {run} was started with other settings ({'; '.join(changed)}); "
+            f"put them back, or give a new --run folder"
+        )
+
+
+def _is_fixed(key: str) -> bool:
+    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    if key not in old:  # a setting younger than the run
+        return True
+    return old[key] == new[key] or (key in LONGER and new[key] > old[key])
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,119 @@
+"""The data that flows through the house: a batch, its noisy twin, and what the denoiser says about it.
+
+Shapes: N documents, T tokens, S latent slots, C latent channels, D width, V vocabulary, R scored rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmldlm.layout import Layout
+
+Moved = TypeVar("Moved")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clean documents of one micro-batch."""
+
+    tokens: Tensor
+    """(T,) int64; what filler holds does not matter."""
+    latents: Tensor
+    """(N, S, C) float32, normalised."""
+    layout: Layout
+    positions: np.ndarray
+    """(N,) place of each document in the endless order of documents; -1 where there is none."""
+    keys: np.ndarray
+    """(N,) uint64, the document's own source of randomness."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a mode comes down to: two times and what is to be produced, per document."""
+
+    text_time: np.ndarray
+    """(N,) float32 in [0, 1]; 0 clean, 1 all masked."""
+    latent_time: np.ndarray
+    """(N,) float32 in [0, 1]; 0 clean, 1 pure noise."""
+    text_is_target: np.ndarray
+    """(N,) bool."""
+    latent_is_target: np.ndarray
+    """(N,) bool."""
+
+
+@dataclass(frozen=True)
+class NoisyBatch:
+    """A corrupted micro-batch with everything that the denoiser and the objective need."""
+
+    layout: Layout
+    tokens: Tensor
+    """(T,) clean."""
+    latents: Tensor
+    """(N, S, C) clean."""
+    noisy_tokens: Tensor
+    """(T,)"""
+    noisy_latents: Tensor
+    """(N, S, C)"""
+    latent_noise: Tensor
+    """(N, S, C)"""
+    text_time: Tensor
+    """(N,) float32"""
+    latent_time: Tensor
+    """(N,) float32"""
+    latent_target: Tensor
+    """(N,) float32, 1 where the latent is scored."""
+    length_target: Tensor
+    """(N,) float32, 1 where the document length is scored."""
+    scored: Tensor
+    """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of row 0."""
+    scored_weight: Tensor
+    """(R,) float32 weight of each in the loss, 0 for the repeats."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the parts of the loss are divided by: counts over the whole step, all ranks and micro-batches."""
+
+    tokens: float
+    """Tokens of the documents whose text is a target."""
+    slots: float
+    """Latent slots that are a target."""
+    documents: float
+    """Documents whose length is scored."""
+
+
+@dataclass(frozen=True)
+class DenoiserOutput:
+    """What the denoiser says about a noisy micro-batch."""
+
+    token_hidden: Tensor
+    """(T, D) last hidden state of the text stream; `Denoiser.token_logits` turns rows of it into logits."""
+    latent_prediction: Tensor
+    """(N, S, C)"""
+    length_logits: Tensor | None
+    """(N, longest length), where the length is modelled; index i means length i + 1."""
+
+
+def map_tensors(value: Moved, change: Callable[[Tensor], Tensor]) -> Moved:
+    """The same dataclass with every tensor, also in nested dataclasses, changed."""
+    assert is_dataclass(value)
+    changed: dict[str, Any] = {}
+    for item in fields(value):
+        part = getattr(value, item.name)
+        if isinstance(part, Tensor):
+            part = change(part)
+        elif is_dataclass(part):
+            part = map_tensors(part, change)
+        changed[item.name] = part
+    return cast(Moved, type(value)(**changed))  # type: ignore[misc]
+
+
+def to_device(value: Moved, device: torch.device | str) -> Moved:
+    """The same dataclass on the device; from page-locked memory the copy does not wait."""
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))

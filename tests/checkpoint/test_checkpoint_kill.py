@@ -1,0 +1,55 @@
+"""SIGKILL at any moment leaves a checkpoint that is whole, and never an older one than was acknowledged."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mmldlm
+
+SCRIPT = Path(__file__).with_name("kill_sweep.py")
+
+
+def sweep(*words: str) -> dict:
+    env = os.environ | {"PYTHONPATH": str(Path(mmldlm.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where possible: what a killed process leaves is the same there, flushing costs nothing."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_killed_at_every_call_that_changes_the_disk(quick_folder: Path) -> None:
+    seen = sweep("calls", str(quick_folder))
+    assert seen["kills"] > 60
+    assert seen["states"] == [[1, 0], [2, 0], [2, 1], [3, 0]]  # old and new one of each save were met
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    seen = sweep("moments", str(tmp_path), "25")
+    assert seen["during_a_save"] >= 10
+
+
+@pytest.mark.soak
+def test_killed_at_many_random_moments(tmp_path: Path) -> None:
+    assert sweep("moments", str(tmp_path), "500")["during_a_save"] >= 200

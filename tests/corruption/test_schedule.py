@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from mmldlm.corruption.latent import LatentProcess
+from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
+
+TIMES = torch.linspace(0, 1, 101)
+
+
+@pytest.mark.parametrize("name", TEXT_SCHEDULES)
+def test_text_schedule_is_exact_at_the_ends_and_rises(name):
+    probability = TEXT_SCHEDULES[name].mask_probability(TIMES)
+    assert probability[0] == 0.0
+    assert probability[-1] == 1.0
+    assert (torch.diff(probability) > 0).all()
+
+
+@pytest.mark.parametrize("name", TEXT_SCHEDULES)
+def test_bound_weight_is_the_logarithmic_derivative(name):
+    schedule, time = (
+        TEXT_SCHEDULES[name],
+        torch.linspace(0.05, 0.95, 19, dtype=torch.float64).requires_grad_(),
+    )
+    (slope,) = torch.autograd.grad(schedule.mask_probability(time).log().sum(), time)
+    torch.testing.assert_close(schedule.bound_weight(time), slope)
+
+
+@pytest.mark.parametrize("name", TEXT_SCHEDULES)
+def test_time_of_inverts_the_schedule(name):
+    schedule, time = TEXT_SCHEDULES[name], TIMES.double()
+    torch.testing.assert_close(schedule.time_of(schedule.mask_probability(time)), time, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", LATENT_SCHEDULES)
+def test_latent_schedule_preserves_variance_and_is_exact_at_the_ends(name):
+    schedule = LATENT_SCHEDULES[name]
+    signal, noise = schedule.signal(TIMES), schedule.noise(TIMES)
+    torch.testing.assert_close(signal**2 + noise**2, torch.ones_like(TIMES))
+    assert (signal[0], noise[0], signal[-1], noise[-1]) == (1.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("schedule", LATENT_SCHEDULES)
+@pytest.mark.parametrize("prediction_type", ["clean", "noise", "velocity"])
+def test_conversions_round_trip(schedule, prediction_type):
+    process = LatentProcess(LATENT_SCHEDULES[schedule], prediction_type)
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.randn(50, 2, 5, generator=generator, dtype=torch.float64)
+    noise = torch.randn(50, 2, 5, generator=generator, dtype=torch.float64)
+    time = torch.linspace(0.01, process.latest_time - 1e-3, 50, dtype=torch.float64)
+    noisy = process.corrupt(clean, noise, time)
+    prediction = process.target(clean, noise, time)
+    torch.testing.assert_close(process.to_clean(prediction, noisy, time), clean)
+    torch.testing.assert_close(process.to_noise(prediction, noisy, time), noise)
+
+
+@pytest.mark.parametrize("schedule", LATENT_SCHEDULES)
+def test_latent_corruption_is_the_identity_at_time_0_and_pure_noise_at_time_1(schedule):
+    process = LatentProcess(LATENT_SCHEDULES[schedule], "clean")
+    clean, noise = torch.randn(4, 1, 8), torch.randn(4, 1, 8)
+    assert torch.equal(process.corrupt(clean, noise, torch.zeros(4)), clean)
+    assert torch.equal(process.corrupt(clean, noise, torch.ones(4)), noise)

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmldlm.config import BatchConfig
+from mmldlm.data.packing import pack, plan_shape
+from mmldlm.errors import UserError
+
+
+def shape_of(tokens=4096, micro=None, mean=16.0, longest=64, **more):
+    batch = BatchConfig(tokens_per_step=tokens, micro_tokens=micro)
+    return plan_shape(batch, mean_length=mean, max_length=longest, num_slots=1, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=300),
+    st.sampled_from([None, 64, 500, 1024]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_every_document_is_packed_once_and_every_micro_batch_fits(lengths, micro, world_size):
+    lengths = np.array(lengths)
+    shape = shape_of(micro=micro, world_size=world_size)
+    bins = pack(lengths, shape)
+    assert len(bins) >= shape.num_micro
+    assert shape.num_micro % world_size == 0
+    assert sorted(np.concatenate(bins)) == list(range(len(lengths)))
+    for members in bins:
+        assert lengths[members].sum() <= shape.caps.num_tokens
+        assert len(members) <= shape.caps.num_documents
+
+
+def test_a_full_step_of_sentences_fills_98_percent_without_extra_micro_batches():
+    rng = np.random.default_rng(0)
+    shape = shape_of(tokens=65536, micro=8192)
+    fills = []
+    for _ in range(20):
+        lengths = np.clip(rng.gamma(3.0, 16 / 3.0, 8000).astype(int), 1, 64)
+        lengths = lengths[: np.searchsorted(np.cumsum(lengths), 65536, side="right")]
+        bins = pack(lengths, shape)
+        assert len(bins) == shape.num_micro
+        fills.append(lengths.sum() / (len(bins) * shape.caps.num_tokens))
+    assert np.mean(fills) > 0.98
+
+
+def test_long_documents_that_do_not_fit_open_another_micro_batch():
+    shape = shape_of(tokens=300, micro=100, mean=60.0, longest=60)
+    bins = pack(np.array([60, 60, 60, 60, 60]), shape)
+    assert len(bins) == 5
+
+
+def test_equal_documents_are_spread_evenly():
+    bins = pack(np.full(12, 10), shape_of(tokens=120, micro=40, mean=10.0, longest=10))
+    assert [len(members) for members in bins] == [4, 4, 4]
+
+
+def test_a_step_too_small_for_the_longest_document_is_refused():
+    with pytest.raises(UserError, match=r"batch.tokens_per_step=50: the longest document has 64"):
+        shape_of(tokens=50)

@@ -1,0 +1,182 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmldlm.config import PRESETS, ModelConfig
+from mmldlm.layout import Caps
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.weights import PARTS, init_weights, parameter_groups
+from tests.batches import (
+    LENGTHS,
+    SHAPE,
+    batch_of,
+    small_config,
+    small_corruption,
+    small_denoiser,
+    small_documents,
+)
+
+DOCUMENTS = small_documents()
+KEYS_FILE = Path(__file__).parent / "state_dict_keys.json"
+
+
+def run(denoiser, batch, backend="rows"):
+    """Outputs of the real tokens and documents, and the gradient of a fixed random projection of them."""
+    denoiser.attention = backend
+    denoiser.zero_grad()
+    noisy = small_corruption().corrupt(batch)
+    out = denoiser(noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
+    exists = noisy.layout.lengths > 0
+    text, latent, length = (
+        out.token_hidden[noisy.layout.real],
+        out.latent_prediction[exists],
+        out.length_logits[exists],
+    )
+    weight = torch.linspace(-1, 1, text.shape[1])
+    ((text * weight).square().sum() + latent.square().sum() + length.square().sum()).backward()
+    grads = torch.cat(
+        [parameter.grad.flatten() for parameter in denoiser.parameters() if parameter.grad is not None]
+    )
+    return torch.cat([text.flatten(), latent.flatten(), length.flatten()]).detach(), grads
+
+
+@pytest.mark.parametrize("backend", ["rows", "reference"])
+@pytest.mark.parametrize(("layout", "caps"), [
+    ("packed", None), ("packed", Caps(64, 9, 12)), ("packed", Caps(37, 6, 12)),
+    ("padded", Caps(72, 6, 12)), ("padded", Caps(96, 8, 12)),
+])  # fmt: skip
+def test_every_layout_and_backend_gives_the_same_output_and_gradient(backend, layout, caps):
+    denoiser = small_denoiser()
+    expected = run(denoiser, batch_of(DOCUMENTS), "reference")
+    found = run(denoiser, batch_of(DOCUMENTS, caps=caps, layout=layout), backend)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_a_document_alone_gives_what_it_gives_among_others():
+    denoiser = small_denoiser()
+    together, _ = run(denoiser, batch_of(DOCUMENTS))
+    width, starts = denoiser.config.width, np.cumsum(LENGTHS) - LENGTHS
+    for document in range(len(LENGTHS)):
+        alone, _ = run(denoiser, batch_of(DOCUMENTS, np.array([document])))
+        size = LENGTHS[document] * width
+        torch.testing.assert_close(
+            alone[:size], together[starts[document] * width :][:size], atol=2e-5, rtol=2e-5
+        )
+
+
+def test_recomputing_blocks_changes_nothing():
+    denoiser = small_denoiser()
+    expected = run(denoiser, batch_of(DOCUMENTS))
+    denoiser.recompute_blocks = True
+    for ours, theirs in zip(run(denoiser, batch_of(DOCUMENTS)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_a_compiled_block_has_no_graph_breaks_and_agrees():
+    denoiser = small_denoiser(depth=1)
+    batch = batch_of(DOCUMENTS, caps=Caps(64, 9, 12))
+    expected = run(denoiser, batch)
+    denoiser.blocks[0].compile(fullgraph=True, dynamic=False)
+    for ours, theirs in zip(run(denoiser, batch), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_the_length_head_does_not_see_the_text():
+    denoiser, batch = small_denoiser(), batch_of(DOCUMENTS)
+    noisy = small_corruption().corrupt(batch)
+    other = (noisy.noisy_tokens + 1) % SHAPE.vocab_size
+    logits = [
+        denoiser(tokens, noisy.noisy_latents, time, noisy.latent_time, noisy.layout).length_logits
+        for tokens, time in ((noisy.noisy_tokens, noisy.text_time), (other, 1 - noisy.text_time))
+    ]
+    assert torch.equal(*logits)
+
+
+def test_text_order_matters_and_both_times_reach_both_outputs():
+    denoiser, noisy = small_denoiser(), small_corruption().corrupt(batch_of(DOCUMENTS))
+
+    def outputs(tokens=noisy.noisy_tokens, text_time=noisy.text_time, latent_time=noisy.latent_time):
+        out = denoiser(tokens, noisy.noisy_latents, text_time, latent_time, noisy.layout)
+        return out.token_hidden, out.latent_prediction
+
+    base = outputs()
+    swapped = noisy.noisy_tokens.clone()
+    swapped[3:15] = swapped[3:15].flip(0)
+    for changed in (
+        outputs(tokens=swapped),
+        outputs(text_time=noisy.text_time + 0.1),
+        outputs(latent_time=noisy.latent_time + 0.1),
+    ):
+        assert all((a - b).abs().max() > 1e-4 for a, b in zip(base, changed, strict=True))
+
+
+@pytest.mark.parametrize("change", [
+    {"depth": 3}, {"width": 48}, {"latent_width": 24}, {"num_heads": 4}, {"head_width": 12}, {"mlp_ratio": 3.0},
+    {"time_width": 20}, {"qk_norm": False}, {"rope_base": 100.0}, {"length": "given"},
+])  # fmt: skip
+def test_every_setting_reaches_the_network(change):
+    torch.manual_seed(0)
+    plain, changed = small_denoiser(), small_denoiser(**change)
+    same_keys = {name: tuple(p.shape) for name, p in plain.named_parameters()} == {
+        name: tuple(p.shape) for name, p in changed.named_parameters()
+    }
+    if same_keys:
+        assert not torch.allclose(
+            run(plain, batch_of(DOCUMENTS))[0], run(changed, batch_of(DOCUMENTS))[0], atol=1e-4
+        )
+    assert getattr(changed.config, next(iter(change))) == next(iter(change.values()))
+
+
+def test_the_latent_stream_of_the_reference_shape_is_a_small_part():
+    with torch.device("meta"):
+        denoiser = Denoiser(ModelConfig(preset="reference"), DataShape(30522, 1, 384, 2048))
+    by_part = dict.fromkeys(PARTS, 0)
+    for group in parameter_groups(denoiser):
+        by_part[group.part] += sum(parameter.numel() for parameter in group.parameters.values())
+    assert by_part["latent"] < 0.2 * sum(by_part.values())
+    assert denoiser.blocks[0].text.qkv.weight.shape == (3 * 8 * 64, 1024)
+
+
+def test_groups_hold_every_parameter_once_and_decay_matrices_only():
+    denoiser = small_denoiser()
+    names = [name for group in parameter_groups(denoiser) for name in group.parameters]
+    assert sorted(names) == sorted(name for name, _ in denoiser.named_parameters())
+    for group in parameter_groups(denoiser):
+        assert group.part in PARTS
+        for name, parameter in group.parameters.items():
+            assert group.decay == (parameter.ndim == 2 and name not in ("token_embed.weight", "slot_embed"))
+
+
+def test_first_weights_predict_the_frequency_of_tokens():
+    denoiser = Denoiser(small_config(), SHAPE)
+    counts = np.arange(SHAPE.vocab_size) * 10
+    init_weights(denoiser, 0, counts)
+    with torch.no_grad():
+        denoiser.token_head.weight.zero_()
+        probability = denoiser.token_logits(torch.zeros(1, 32)).softmax(-1)[0].double().numpy()
+    np.testing.assert_allclose(probability, (counts + 0.5) / (counts + 0.5).sum(), rtol=1e-4)
+
+
+def test_first_weights_are_a_function_of_the_seed():
+    first, second, third = (
+        Denoiser(small_config(), SHAPE),
+        Denoiser(small_config(), SHAPE),
+        Denoiser(small_config(), SHAPE),
+    )
+    for denoiser, seed in ((first, 1), (second, 1), (third, 2)):
+        init_weights(denoiser, seed)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.token_embed.weight, third.token_embed.weight)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_state_dict_keys_are_frozen(preset):
+    """Checkpoints live longer than code: a change here needs a migration of old weights."""
+    with torch.device("meta"):
+        denoiser = Denoiser(ModelConfig(preset=preset, depth=1), DataShape(100, 2, 7, 30))
+    keys = {name: list(tensor.shape) for name, tensor in denoiser.state_dict().items()}
+    assert keys == json.loads(KEYS_FILE.read_text())[preset]

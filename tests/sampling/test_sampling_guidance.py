@@ -1,0 +1,121 @@
+"""Guidance: its formula, its cost, and what the unconditional prediction sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
+
+from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
+from mmldlm.sampling.guidance import guided_latents, guided_logits
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import Pack, latent_noise
+from mmldlm.sampling.predictor import ModelPredictor, Prediction
+
+JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
+MASK = 3
+
+
+def toy_pack(num: int = 6, latent_time: float = 0.0) -> Pack:
+    latents = torch.from_numpy(np.tile(CENTRES, (num // 2, 1)).astype(np.float32))[:, None]
+    tokens = torch.tensor([MASK, 1, MASK, MASK] * num)
+    return Pack(
+        tokens,
+        latents,
+        torch.full((num,), 0.7),
+        torch.full((num,), latent_time),
+        np.full(num, 4),
+        document_keys(0, num),
+    )
+
+
+def predict(predictor: ModelPredictor, pack: Pack, **changes: torch.Tensor) -> Prediction:
+    inputs = {
+        "noisy_tokens": pack.noisy_tokens, "noisy_latents": pack.noisy_latents, "text_time": pack.text_time,
+        "latent_time": pack.latent_time, "layout": pack.layout, **changes,
+    }  # fmt: skip
+    return predictor.predict(**inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0, 7.0])
+def test_formula_for_text(guidance: float) -> None:
+    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES)), toy_pack()
+    rows = torch.tensor([0, 2, 3, 6, 23])
+    conditional = predict(predictor, pack).token_logits[rows]
+    noise = latent_noise(pack.keys, (1, 2))
+    unconditional = predict(predictor, pack, noisy_latents=noise, latent_time=torch.ones(6)).token_logits[
+        rows
+    ]
+    assert not torch.allclose(conditional, unconditional, atol=0.1)
+    expected = (1 - guidance) * unconditional + guidance * conditional
+    assert torch.allclose(guided_logits(predictor, pack, rows, guidance), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0])
+def test_formula_for_latents(guidance: float) -> None:
+    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES, spread=0.5)), toy_pack(latent_time=0.8)
+    conditional = predict(predictor, pack).clean_latents
+    masks = torch.full_like(pack.noisy_tokens, MASK)
+    unconditional = predict(predictor, pack, noisy_tokens=masks, text_time=torch.ones(6)).clean_latents
+    assert not torch.allclose(conditional, unconditional, atol=0.01)
+    expected = (1 - guidance) * unconditional + guidance * conditional
+    assert torch.allclose(guided_latents(predictor, pack, guidance, MASK), expected, atol=1e-5)
+
+
+def test_guidance_1_is_the_network_itself_in_one_pass() -> None:
+    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES)), toy_pack()
+    rows = torch.tensor([0, 2])
+    calls = predictor.model.denoiser.calls  # type: ignore[attr-defined]
+    logits, latents = guided_logits(predictor, pack, rows, 1.0), guided_latents(predictor, pack, 1.0, MASK)
+    assert len(calls) == 2
+    assert torch.equal(logits, predict(predictor, pack).token_logits[rows])
+    assert torch.equal(latents, predict(predictor, pack).clean_latents)
+
+
+def test_unconditional_pass_sees_the_condition_as_training_drops_it() -> None:
+    model = random_model()
+    record = spy(model)
+    keys, options = (
+        document_keys(0, 2),
+        SamplingOptions(num_sampling_steps=1, num_latent_steps=1, guidance=2.0),
+    )
+    latents = np.ones((2, 2, 3), np.float32)
+    decode_latents(model, latents, options, lengths=np.array([3, 4]), keys=keys)
+    assert [call.latent_time.tolist() for call in record] == [[0.0, 0.0], [1.0, 1.0]]
+    assert torch.equal(record[1].latents, latent_noise(keys, (2, 3)))
+    record.clear()
+    encode_tokens(model, [np.array([1, 2])] * 2, options, keys=keys)
+    assert [call.text_time.tolist() for call in record] == [[0.0, 0.0], [1.0, 1.0]]
+    assert (record[1].tokens == 50).all()
+    assert torch.equal(record[0].latents, record[1].latents)
+
+
+@pytest.mark.parametrize("prediction_type", ["clean", "noise", "velocity"])
+def test_guidance_works_with_every_prediction_type_and_jointly(prediction_type: str) -> None:
+    model = random_model(prediction_type=prediction_type)
+    options = SamplingOptions(num_sampling_steps=3, num_latent_steps=2, guidance=1.5)
+    texts, latents = generate(model, 3, options, lengths=np.array([2, 5, 3]), keys=document_keys(0, 3))
+    assert [len(text) for text in texts] == [2, 5, 3]
+    assert np.isfinite(latents).all()
+    assert (
+        len(decode_latents(model, latents, options, lengths=np.array([2, 5, 3]), keys=document_keys(0, 3)))
+        == 3
+    )
+
+
+def test_guidance_sharpens_what_the_latent_says() -> None:
+    """Letters of one position alone: the guided share is p(letter | latent)^w p(letter)^(1-w), normalised."""
+    model = oracle_model(JOINT, CENTRES, spread=0.0)
+    num, guidance = 6000, 3.0
+    options = SamplingOptions(num_sampling_steps=1, guidance=guidance, batch_tokens=10**6)
+    latents = np.broadcast_to(CENTRES[1].astype(np.float32), (num, 1, 2))
+    texts = np.stack(
+        decode_latents(model, latents, options, lengths=np.full(num, 4), keys=document_keys(0, num))
+    )
+    first = TEXTS[:, 0][:, None] == np.arange(3)
+    conditional, marginal = (JOINT[1] @ first) / JOINT[1].sum(), JOINT.sum(0) @ first
+    expected = conditional**guidance * marginal ** (1 - guidance)
+    found = np.bincount(texts[:, 0], minlength=3) / num
+    assert found == pytest.approx(expected / expected.sum(), abs=0.025)
+    assert np.abs(found - conditional).max() > 0.05

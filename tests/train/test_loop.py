@@ -1,0 +1,192 @@
+import itertools
+
+import pytest
+import torch
+
+from mmldlm.errors import Interrupted, UserError
+from mmldlm.metrics import read_log
+from tests.runs import make_trainer
+from tests.stores import write_store
+
+TIMED = {"time", "documents_per_second", "tokens_per_second", "data_wait"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+def curve(trainer):
+    return [
+        {key: value for key, value in line.items() if key not in TIMED}
+        for line in read_log(trainer.run.training_log)
+    ]
+
+
+def weights(trainer):
+    ema = trainer.stepper.ema.average
+    optimizer = trainer.snapshot().tensors["optimizer"]
+    return {**trainer.setup.denoiser.state_dict(), **{f"ema {k}": v for k, v in ema.items()}, **optimizer}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
+    trainer.fit()
+    return trainer
+
+
+class StopAt:
+    """Raises the flag during a step, as a signal would."""
+
+    def __init__(self, trainer, step):
+        self.trainer, self.step = trainer, step
+
+    def start(self, step, num_steps):
+        import signal
+
+        run, flag = self.trainer._one_step, self.trainer.stop
+
+        def one_step(*args, **kwargs):
+            run(*args, **kwargs)
+            if self.trainer.step == self.step:
+                flag._handle(signal.SIGINT, None)
+
+        self.trainer._one_step = one_step
+
+    def update(self, step, fields):
+        pass
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 11])
+def test_a_stopped_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(store, whole, tmp_path, at):
+    first = make_trainer(tmp_path, store)
+    first.hooks.reporter = StopAt(first, at)
+    with pytest.raises(Interrupted, match=f"stopped after step {at}, checkpoint saved"):
+        first.fit()
+    second = make_trainer(tmp_path, store)
+    second.fit()
+    assert same(weights(second), weights(whole))
+    assert curve(second) == curve(whole)
+    assert second.position == whole.position
+
+
+def test_losing_everything_after_a_checkpoint_changes_nothing(store, whole, tmp_path):
+    first = make_trainer(tmp_path, store)
+    run, crash = first._one_step, itertools.count(1)
+
+    def one_step(*args, **kwargs):
+        if next(crash) == 11:
+            raise RuntimeError("the machine died")
+        run(*args, **kwargs)
+
+    first._one_step = one_step
+    with pytest.raises(RuntimeError, match="the machine died"):
+        first.fit()
+    assert max(line["step"] for line in read_log(first.run.training_log)) == 9
+    second = make_trainer(tmp_path, store)
+    second.fit()
+    assert same(weights(second), weights(whole))
+    assert curve(second) == curve(whole)
+
+
+def test_a_finished_run_is_left_as_it_is(store, whole, tmp_path):
+    again = make_trainer(tmp_path, store)
+    again.fit()
+    before = weights(again)
+    once_more = make_trainer(tmp_path, store)
+    once_more.fit()
+    assert same(weights(once_more), before)
+    assert curve(once_more) == curve(again)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["batch.micro_tokens=64", "speed.layout=padded", "speed.attention=reference", "speed.scored_rows=false"],
+)
+def test_switches_leave_the_curve_where_it_is(store, whole, tmp_path, change):
+    trainer = make_trainer(tmp_path, store, change)
+    trainer.fit()
+    for ours, theirs in zip(curve(trainer), curve(whole), strict=True):
+        for key in ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm"):
+            if key in theirs:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-4), (ours["step"], key)
+
+
+def test_micro_batches_may_change_on_resume(store, whole, tmp_path):
+    first = make_trainer(tmp_path, store)
+    first.hooks.reporter = StopAt(first, 5)
+    with pytest.raises(Interrupted):
+        first.fit()
+    second = make_trainer(tmp_path, store, "batch.micro_tokens=100")
+    second.fit()
+    assert second.tokens == whole.tokens
+    for key, value in weights(whole).items():
+        torch.testing.assert_close(weights(second)[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ("optim.lr=0.5", r"optim.lr: 0.003 -> 0.5"),
+    ("batch.tokens_per_step=300", r"batch.tokens_per_step: 256 -> 300"),
+    ("train.steps=6", r"train.steps: 12 -> 6"),
+])  # fmt: skip
+def test_settings_that_would_make_it_another_run_are_refused(store, tmp_path, change, told):
+    make_trainer(tmp_path, store).fit()
+    with pytest.raises(UserError, match=told):
+        make_trainer(tmp_path, store, change).fit()
+
+
+def test_another_store_is_refused(store, tmp_path):
+    make_trainer(tmp_path, store).fit()
+    other = write_store(tmp_path / "other", num_train=100, seed=5)
+    with pytest.raises(UserError, match="was trained on another pair store"):
+        make_trainer(tmp_path, other.path).fit()
+
+
+def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments(store, tmp_path):
+    for fused in ("true", "false"):
+        trainer = make_trainer(tmp_path / fused, store, f"speed.fused_optimizer={fused}")
+        batches = trainer._batches()
+        trainer._one_step(next(batches), 0.0)
+        before = {key: value.clone() for key, value in weights(trainer).items() if not key.startswith("ema")}
+        batch = next(batches)
+        batch.micro_batches[0].noisy_latents[0] = float("nan")
+        trainer._one_step(batch, 0.0)
+        after = {key: value for key, value in weights(trainer).items() if not key.startswith("ema")}
+        assert same(before, after)
+        trainer._one_step(next(batches), 0.0)
+        assert not same(before, {k: v for k, v in weights(trainer).items() if not k.startswith("ema")})
+        fields = trainer.interval.fields()
+        assert fields["skipped_steps"] == 1
+        assert fields["loss"] == fields["loss"]
+
+
+def test_a_run_that_never_has_a_finite_gradient_stops_and_says_what_to_try(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, "train.steps=200")
+    with torch.no_grad():
+        trainer.setup.denoiser.token_head.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match=r"gradient was not finite in 5\d steps.*optim.lr=0.001"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(("modes", "frozen"), [("l2t", "latent_head"), ("t2l", "token_head")])
+def test_a_head_without_a_loss_keeps_its_weights_to_the_bit(store, tmp_path, modes, frozen):
+    off = [f"corruption.mode_weights.{mode}={float(mode == modes)}" for mode in ("l2t", "t2l", "joint")]
+    trainer = make_trainer(tmp_path, store, *off)
+    before = {name: tensor.clone() for name, tensor in trainer.setup.denoiser.state_dict().items()}
+    trainer.fit()
+    for name, tensor in trainer.setup.denoiser.state_dict().items():
+        if name.startswith(frozen):
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_training_learns_text_and_latent(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, "train.steps=120", "train.checkpoint_every=120")
+    trainer.fit()
+    lines = [line for line in curve(trainer) if "latent_loss" in line]
+    assert lines[-1]["latent_loss"] < 0.75 * lines[0]["latent_loss"]
+    assert lines[-1]["length_loss"] < lines[0]["length_loss"]
