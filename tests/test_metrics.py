@@ -1,6 +1,7 @@
 """The log of a run: strict JSON, exact after a resume, readable whatever happened to it."""
 
 import errno
+import io
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from mmldlm.metrics import FIELDS, TrainingLog, read_log, rich_console, text_log
 
@@ -70,6 +72,11 @@ def test_bare_nan_of_other_programs_is_read_too(tmp_path: Path) -> None:
     assert read["lr"] == -math.inf
     assert read["x"] is None
     assert read["nonfinite"] == ["loss", "lr"]
+
+
+def test_a_field_called_nonfinite_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "nonfinite": 3}\n')
+    assert list(read_log(tmp_path / "log.jsonl")) == [{"step": 1, "nonfinite": 3}]
 
 
 def test_a_resumed_log_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
@@ -149,7 +156,7 @@ def test_a_full_disk_delays_lines_and_tears_none(
     assert [record["step"] for record in read_log(log.path)] == [1, 2, 3, 4]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.binary(max_size=60)
@@ -217,9 +224,21 @@ def test_text_log_goes_to_file_and_console_for_a_while(
     assert logging.getLogger("mmldlm").handlers == before
 
 
-def test_text_log_can_draw_through_rich(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with text_log(tmp_path / "train.log", console=rich_console()):
-        logging.getLogger("mmldlm").warning("[bold] stays as it is")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_messages_are_drawn_by_rich_only_on_a_terminal(tmp_path: Path, terminal: bool) -> None:
+    screen = io.StringIO()
+    handler = rich_console(Console(file=screen, force_terminal=terminal, color_system=None, width=60))
+    with text_log(tmp_path / "train.log", console=handler):
+        logging.getLogger("mmldlm").warning("[bold] stays as it is, %s", "and is " + "long " * 20)
+    assert "[bold] stays as it is" in screen.getvalue()
+    assert (screen.getvalue().count("\n") == 1) != terminal
+
+
+def test_messages_go_to_stderr_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with text_log(tmp_path / "train.log"):
+        logging.getLogger("mmldlm").warning("hello")
     captured = capsys.readouterr()
-    assert "[bold] stays as it is" in captured.err
+    assert "hello" in captured.err
     assert captured.out == ""

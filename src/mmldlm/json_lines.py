@@ -34,9 +34,8 @@ def encode(record: dict[str, Any]) -> bytes:
     plain = _plain(record, "", bad)
     if bad:
         plain[NONFINITE] = bad
-    return (
-        json.dumps(plain, ensure_ascii=False, allow_nan=False, default=str).encode("utf-8", "replace") + b"\n"
-    )
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, default=str)
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _plain(value: Any, place: str, bad: list[str]) -> Any:
@@ -61,8 +60,8 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    named = record.pop(NONFINITE, [])
-    names = [key for key in named if isinstance(key, str)] if isinstance(named, list) else []
+    named = record.pop(NONFINITE) if isinstance(record.get(NONFINITE), list) else []
+    names = [key for key in named if isinstance(key, str)]
     bare: list[str] = []
     with contextlib.suppress(RecursionError):
         _plain(record, "", bare)
@@ -104,8 +103,7 @@ def raw_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def cut_lines(path: Path, key: str, limit: float) -> None:
-    """Leave only whole records whose `key` is at most `limit`; in one stroke, and only if something has to
-    go.
+    """Leave only whole records whose `key` is at most `limit`; in one stroke, if anything has to go at all.
 
     A record without the key shares the fate of the one before it.
     """

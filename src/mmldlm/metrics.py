@@ -1,5 +1,4 @@
-"""The curve of a run: `training_log.jsonl` (train writes it, the monitor reads it), its mirror in
-TensorBoard, `train.log`.
+"""The curve of a run in `training_log.jsonl`, its mirror in TensorBoard, and its story in `train.log`.
 
 A resumed run cuts off the lines past its checkpoint, so the curve is that of a run that was never
 interrupted. For that, write and `sync` the lines of a step before its checkpoint is saved.
@@ -66,6 +65,7 @@ class TrainingLog:
 
     def write(self, step: int, **fields: Any) -> None:
         """Append one line. Tensors and arrays of one number are allowed; non-finite numbers become null."""
+        fields = {key: value.item() if hasattr(value, "item") else value for key, value in fields.items()}
         self._lines.write({"step": step, "time": round(time.time(), 3), **fields})
         if self._mirror is not None:
             self._mirror.write(step, fields)
@@ -122,11 +122,10 @@ class TensorBoardMirror:
             return
         try:
             for key, value in fields.items():
-                number = value.item() if hasattr(value, "item") else value
-                if isinstance(number, int | float) and not isinstance(number, bool):
-                    self._writer.add_scalar(_tag(key), number, step)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._writer.add_scalar(_tag(key), value, step)
         except Exception as error:
-            logger.warning("%s: TensorBoard stopped (%s); %s goes on", self._folder, error, "the log")
+            logger.warning("%s: TensorBoard stopped (%s); the log goes on", self._folder, error)
             self._writer = None
 
     def rewind(self, step: int) -> None:
@@ -180,11 +179,16 @@ def text_log(
 
 
 def rich_console(console: Any = None) -> logging.Handler:
-    """Messages on stderr through rich, so that they do not break a progress bar drawn on the same console."""
+    """Messages on stderr, through rich where that is a terminal, so that they do not break a progress bar.
+
+    Elsewhere (a file, a batch system) rich would wrap lines at 80 columns; there they stay as they are.
+    """
     from rich.console import Console
     from rich.logging import RichHandler
 
     chosen = console or Console(stderr=True)
-    return RichHandler(
-        console=chosen, show_path=False, markup=False, rich_tracebacks=False, log_time_format="[%X]"
-    )
+    if chosen.is_terminal:
+        return RichHandler(console=chosen, show_path=False, markup=False, log_time_format="[%X]")
+    plain = logging.StreamHandler(chosen.file)
+    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+    return plain

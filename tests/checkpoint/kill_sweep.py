@@ -14,6 +14,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,13 +52,15 @@ def fork(work: Callable[[], None]) -> int:
 
 def die_at(number: int) -> None:
     """From now on the `number`-th changing call is the last; a write gets half of its bytes out."""
-    count = 0
+    count, counting = 0, threading.Lock()
 
     def guard(name: str, call: Callable) -> Callable:
         def guarded(*args, **kwargs):  # type: ignore[no-untyped-def]
             nonlocal count
-            count += 1
-            if count == number:
+            with counting:
+                count += 1
+                last = count == number
+            if last:
                 if name == "write":
                     call(args[0], memoryview(args[1])[: len(args[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -132,6 +135,7 @@ def sweep_moments(root: Path, num_kills: int) -> dict:
     for _ in range(num_kills):
         pid, before = fork(lambda: save_forever(folder, fd, size)), os.pread(fd, 32, 0)
         while os.pread(fd, 32, 0) == before:
+            assert os.waitpid(pid, os.WNOHANG)[0] == 0, "the child left by itself"
             time.sleep(0.001)
         time.sleep(moments.uniform(0, 0.06))
         os.kill(pid, signal.SIGKILL)

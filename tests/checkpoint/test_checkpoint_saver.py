@@ -5,6 +5,7 @@ import itertools
 import os
 import resource
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import mmldlm
 from mmldlm.checkpoint import durable
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.checkpoint.saver import SaveError, Saver
@@ -98,6 +100,7 @@ def test_a_full_disk_costs_only_the_new_checkpoint(
     assert isinstance(errors[0].__cause__, OSError)
     assert "step 2 was not saved" in str(errors[0])
     assert "no space left" in str(errors[0])
+    assert "train.keep_checkpoints" in str(errors[0])
     assert "step_00000001 is still the newest" in str(errors[0])
     found = load_latest(tmp_path, report=fail)
     assert found is not None
@@ -156,6 +159,28 @@ def test_callbacks_that_fail_are_not_saves_that_failed(
     assert not errors
     assert saver.last_saved == 1
     assert "callback" in caplog.text
+
+
+def test_a_program_that_ends_without_closing_still_finishes_its_save(tmp_path: Path) -> None:
+    program = """
+import sys, threading, time, torch
+from pathlib import Path
+from mmldlm.checkpoint import durable
+from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.state import Snapshot
+stage = durable.volatile
+durable.volatile = lambda *args: (time.sleep(0.3), stage(*args))[1]  # the program is long over when writing begins
+Saver(Path(sys.argv[1]), on_error=print).save(Snapshot(4, {"model": {"w": torch.ones(9)}}, {}))
+raise RuntimeError("something else went wrong")
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(mmldlm.__file__).parents[1])}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "something else went wrong" in done.stderr
+    assert done.stdout == ""
+    found = load_latest(tmp_path, report=fail)
+    assert found is not None
+    assert found.step == 4
 
 
 def test_memory_stays_flat_over_many_saves(tmp_path: Path) -> None:

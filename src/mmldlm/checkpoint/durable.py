@@ -11,10 +11,14 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 CHUNK = 16 * 2**20
 """Bytes per system call. Write and hash release the interpreter lock; few calls disturb training least."""
@@ -72,6 +76,30 @@ def read_digest(path: Path) -> Written:
     return Written(size, digest.hexdigest())
 
 
+def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run the tasks in a thread each and wait for all; the first error is raised then.
+
+    Plain threads: a pool takes no work once the interpreter has begun to end, and a save must still finish.
+    """
+    results: dict[int, T] = {}
+    errors: list[Exception] = []
+
+    def work(idx: int, task: Callable[[], T]) -> None:
+        try:
+            results[idx] = task()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=item) for item in enumerate(tasks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[idx] for idx in range(len(tasks))]
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Give `path` a new content; a crash leaves the old one or the new one, never a mixture."""
     staged = volatile(path.parent, "new", path.name)
@@ -113,6 +141,11 @@ def discard(path: Path) -> None:
             trash.unlink()
     except OSError as error:
         logger.warning("%s could not be deleted: %s; it is tried again at the next start", trash, error)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the disk or the quota has no room left."""
+    return isinstance(error, OSError) and error.errno in _SPACE
 
 
 def explain(error: OSError, path: Path) -> str:

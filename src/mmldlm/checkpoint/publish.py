@@ -31,9 +31,9 @@ from mmldlm.checkpoint.manifest import (
 
 LATEST = "latest"
 KIND = "checkpoint"
-_ASIDE = re.compile(r"\.aside-(.+)-[0-9a-f]+")
+_ASIDE = re.compile(r"\.aside-(.+)-[0-9a-f]{12}")
 _STEP = re.compile(r"step_\d+")
-_LEFTOVERS = (".staging-", ".trash-", ".new-")
+_LEFTOVER = re.compile(r"\.(staging|trash|new)-.+-[0-9a-f]{12}")
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,7 @@ def publish(folder: Path, staging: Path, step: int, files: Iterable[Entry]) -> P
     durable.flush_folder(staging)
     final = folder / step_name(step)
     swap_in(staging, final)
-    try:
-        point_latest(folder, final.name)
-    except OSError as error:  # the checkpoint itself is safe, and resuming does not need the pointer
-        logger.warning("%s could not be moved to %s: %s", folder / LATEST, final.name, error)
+    point_latest(folder, final.name)
     return final
 
 
@@ -79,14 +76,26 @@ def swap_in(staging: Path, final: Path) -> None:
 
 
 def point_latest(folder: Path, name: str) -> None:
-    """Move `latest` in one stroke: a relative link, or a line of text where links are impossible."""
+    """Move `latest`. It is for people, resuming does without it, so trouble here is only a warning."""
+    try:
+        _replace_pointer(folder, name)
+    except OSError as error:
+        logger.warning("%s could not be moved to %s: %s", folder / LATEST, name, error)
+
+
+def _replace_pointer(folder: Path, name: str) -> None:
+    """In one stroke: a relative link, or a line of text where links are impossible."""
     staged = durable.volatile(folder, "new", LATEST)
     try:
         os.symlink(name, staged)
     except (OSError, NotImplementedError):
         durable.replace_file(folder / LATEST, f"{name}\n".encode())
         return
-    os.replace(staged, folder / LATEST)
+    try:
+        os.replace(staged, folder / LATEST)
+    except OSError:
+        staged.unlink()
+        raise
     durable.flush_folder(folder)
 
 
@@ -153,7 +162,7 @@ def clean(folder: Path) -> None:
 def clean_leftovers(folder: Path) -> None:
     """Delete or settle what a crash left under a volatile name."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name.startswith(_LEFTOVERS):
+        if _LEFTOVER.fullmatch(path.name):
             logger.info("%s was left by a run that did not end; deleting it", path)
             durable.discard(path)
         elif _ASIDE.fullmatch(path.name):

@@ -7,11 +7,13 @@ a message that names the file and the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from mmldlm.checkpoint import strict_json
+from mmldlm.checkpoint.durable import in_parallel
 from mmldlm.checkpoint.manifest import DamagedError, Manifest, check_file, check_sizes, read_manifest
 from mmldlm.checkpoint.publish import KIND, candidates
 from mmldlm.checkpoint.state import Snapshot
@@ -85,14 +87,18 @@ def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Sna
 def _read_groups(
     path: Path, manifest: Manifest, groups: Collection[str] | None
 ) -> dict[str, dict[str, Tensor]]:
+    wanted = [
+        file
+        for file in manifest.files
+        if file.name.endswith(SUFFIX) and (groups is None or file.group in groups)
+    ]
+    checked = in_parallel([partial(check_file, path, file) for file in wanted])
     tensors: dict[str, dict[str, Tensor]] = {}
-    for file in manifest.files:
-        if file.name.endswith(SUFFIX) and (groups is None or file.group in groups):
-            checked = check_file(path, file)
-            try:
-                tensors.setdefault(file.group, {}).update(read_tensors(checked)[0])
-            except (ValueError, OSError) as error:
-                raise DamagedError(checked, str(error)) from error
+    for file, good in zip(wanted, checked, strict=True):
+        try:
+            tensors.setdefault(file.group, {}).update(read_tensors(good)[0])
+        except (ValueError, OSError) as error:
+            raise DamagedError(good, str(error)) from error
     return tensors
 
 

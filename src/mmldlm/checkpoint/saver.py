@@ -1,5 +1,4 @@
-"""Save checkpoints beside training: the step waits only until the state is copied (or its copy is queued on
-the GPU).
+"""Save checkpoints beside training: the step waits only for the copy of the state, on a GPU not even for that.
 
 A thread then writes, flushes and publishes the copy. At most one save is under way; a second one waits for
 the first. Whatever goes wrong on the way (a full disk, say) is reported, and the former checkpoints stay as
@@ -12,7 +11,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mmldlm.checkpoint import durable, strict_json
@@ -43,7 +43,8 @@ class Saver:
     """Saves into one folder and keeps the newest `keep` checkpoints.
 
     `on_error` gets a `SaveError`, `on_saved` gets step, path and seconds; both are called from the writing
-    thread. Meant for one process a folder: the one that holds the lock of the run.
+    thread. Meant for one process a folder: the one that holds the lock of the run. `wait()` before reading
+    the folder in the same process.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Saver:
 
     def _fail(self, step: int, error: Exception) -> None:
         reason = durable.explain(error, self._folder) if isinstance(error, OSError) else str(error)
+        if durable.is_full(error):
+            reason += " or lower train.keep_checkpoints"
         told = SaveError(step, reason, read_latest(self._folder))
         told.__cause__ = error
         _call(self._on_error, told)
@@ -134,15 +137,15 @@ def _check_groups(snapshot: Snapshot) -> None:
 
 
 def _write_files(staging: Path, images: list[Image], meta: bytes) -> list[Entry]:
-    files = [
-        entry(
-            f"{image.group}{SUFFIX}",
-            image.group,
-            durable.write_file(staging / f"{image.group}{SUFFIX}", image.chunks()),
-        )
-        for image in images
-    ]
-    return [*files, entry(META, META_GROUP, durable.write_file(staging / META, [meta]))]
+    """All files side by side: hashing takes a core for each, and the optimizer alone is half of the bytes."""
+    contents = {f"{image.group}{SUFFIX}": (image.group, image.chunks()) for image in images}
+    contents[META] = (META_GROUP, iter([meta]))
+    tasks = [partial(_write_entry, staging, name, *content) for name, content in contents.items()]
+    return durable.in_parallel(tasks)
+
+
+def _write_entry(staging: Path, name: str, group: str, chunks: Iterator[bytes | memoryview]) -> Entry:
+    return entry(name, group, durable.write_file(staging / name, chunks))
 
 
 def _call(callback: Callable[..., None] | None, *args: object) -> None:

@@ -30,7 +30,9 @@ def export(
     from mmldlm.train.setup import data_shape_of
 
     folder = existing_run(run)
-    snapshot = load_latest(folder.checkpoints, report=logging.getLogger(__name__).warning)
+    snapshot = load_latest(
+        folder.checkpoints, report=logging.getLogger(__name__).warning, groups=("model", "ema")
+    )
     if snapshot is None:
         raise UserError(f"{run}: holds no checkpoint yet; train it first")
     config = config_from_dict(snapshot.meta["settings"])

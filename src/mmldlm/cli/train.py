@@ -38,7 +38,6 @@ def train(
 def train_run(config: Config, path: Path) -> RunFolder:
     """Train, resume or find finished the run in a folder; returns the folder, with an export inside."""
     from mmldlm.metrics import rich_console, text_log
-    from mmldlm.recipe import config_to_yaml
     from mmldlm.run_folder import RunFolder, lock_run
     from mmldlm.runtime import start_runtime
     from mmldlm.train.loop import Trainer
@@ -54,7 +53,6 @@ def train_run(config: Config, path: Path) -> RunFolder:
         text_log(run.train_log, console=rich_console(progress.console)),
     ):
         trainer = Trainer(setup, run, _hooks(setup, progress))
-        run.write_config(config_to_yaml(config))
         trainer.fit()
         _write_export(trainer, run)
     progress.console.print(

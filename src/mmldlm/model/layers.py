@@ -69,7 +69,7 @@ class Stream(nn.Module):
         """q, k, v (M, H, K)."""
         y = modulate(x, modulation.attention_shift, modulation.attention_scale)
         q, k, v = self.qkv(y).view(-1, 3, self.num_heads, self.head_width).unbind(1)
-        return self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), v
+        return self.q_norm(q.float()).to(v.dtype), self.k_norm(k.float()).to(v.dtype), v
 
     def finish(self, x: Tensor, attended: Tensor, modulation: Modulation) -> Tensor:
         """Add what attention found, then the feed-forward half."""

@@ -6,6 +6,7 @@ The same command starts and resumes. What the run does at a step depends on (set
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from mmldlm.data.loader import StepBatch, make_loader, plan_steps
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.recipe import config_to_dict
+from mmldlm.recipe import config_to_dict, config_to_yaml
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import versions
 from mmldlm.train.interval import Interval
@@ -88,6 +89,7 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last step or until told to stop; resumes by itself."""
         resumed = self._resume()
+        self.run.write_config(config_to_yaml(self.config))
         tensorboard = self.run.tensorboard if self.config.train.tensorboard else None
         self.log = TrainingLog(
             self.run.training_log, resume_step=self.step if resumed else None, tensorboard=tensorboard
@@ -120,10 +122,18 @@ class Trainer:
             if self.step % due.checkpoint_every == 0 or last or self.stop.received:
                 self._save(wait=last or self.stop.received is not None)
             if self.stop.received and not last:
-                code = 128 + int(self.stop.received)
-                raise Interrupted(
-                    f"stopped after step {self.step}, checkpoint saved; run the same command to go on", code
-                )
+                raise self._interrupted(self.stop.received)
+
+    def _interrupted(self, received: signal.Signals) -> Interrupted:
+        saved = self.saver.last_saved == self.step
+        state = (
+            "checkpoint saved"
+            if saved
+            else f"but the checkpoint could not be saved; the last is in {self.run.path}"
+        )
+        return Interrupted(
+            f"stopped after step {self.step}, {state}; run the same command to go on", 128 + received
+        )
 
     def _batches(self) -> Iterator[StepBatch]:
         setup = self.setup
@@ -240,7 +250,7 @@ class Trainer:
 
     def _save_failed(self, error: Exception) -> None:
         log.error("%s", error)
-        self.events.record("save_failed", step=self.step, reason=str(error))
+        self.events.record("save_failed", step=getattr(error, "step", self.step), reason=str(error))
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         log.info("step %d: checkpoint %s written in %.1f s", step, path.name, seconds)

@@ -1,0 +1,172 @@
+"""`mmldlm train` as a user meets it: real processes, exit codes, one clear line for each mistake."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mmldlm.metrics import read_log
+from tests.runs import write_recipe
+from tests.stores import write_store
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    write_store(folder / "store", num_train=120)
+    write_recipe(folder, folder / "store")
+    return folder
+
+
+def start(place, *words):
+    command = [sys.executable, "-m", "mmldlm.cli.main", "train", "--recipe", "small.yaml", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(place, *words):
+    process = start(place, *words)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def assert_one_clear_line(code, err, *parts):
+    assert code == 2, err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.startswith("mmldlm: error: ")]
+    assert len(lines) == 1, err
+    for part in parts:
+        assert part in lines[0]
+
+
+def test_dry_run_prints_settings_sizes_and_memory_and_writes_nothing(place):
+    code, out, err = run(place, "--dry-run", "batch.micro_tokens=100")
+    assert code == 0, err
+    for part in (
+        "tokens_per_step: 256",
+        "parameters in latent_head",
+        "memory estimate",
+        "steps per epoch",
+        "documents per step",
+    ):
+        assert part in out
+    assert re.search(r"micro batches per step\W+3\b", out)
+    assert not (place / "saved").exists()
+
+
+@pytest.mark.parametrize(("words", "parts"), [
+    (["optim.lrr=1", "train.stepz=2"], ["optim.lrr; did you mean optim.lr?", "train.stepz; did you mean train.steps?"]),
+    (["data.store=nowhere"], ["nowhere", "mmldlm prepare"]),
+    (["data.valid_split=tset"], ["tset", "train, validation"]),
+    (["train.device=cuda"], ["train.device=cuda", "train.device=cpu"]),
+    (["speed.attention=varlen"], ["speed.attention=varlen", "speed.attention=rows"]),
+    (["batch.tokens_per_step=10"], ["batch.tokens_per_step=10", "longest document"]),
+])  # fmt: skip
+def test_a_mistake_is_one_clear_line_with_exit_code_2(place, words, parts):
+    if "train.device=cuda" in words:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    code, _, err = run(
+        place, *words, "train.device=cpu" if words[0] != "train.device=cuda" else "train.seed=0"
+    )
+    assert_one_clear_line(code, err, *parts)
+    assert not (place / "saved").exists()
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
+    words = (
+        "--run",
+        "interrupted",
+        "train.steps=3000",
+        "train.log_every=1",
+        "train.valid_every=0",
+        "train.checkpoint_every=100000",
+    )
+    process = start(place, *words)
+    log = place / "interrupted" / "training_log.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    stopped = int(
+        re.search(r"stopped after step (\d+), checkpoint saved; run the same command to go on", err)[1]
+    )
+    code, _, err = run(
+        place,
+        *words[:2],
+        f"train.steps={3000}",
+        "train.valid_every=0",
+        "train.log_every=1",
+        "train.checkpoint_every=100000",
+        "optim.lr=1",
+    )
+    assert_one_clear_line(code, err, "optim.lr: 0.003 -> 1.0")
+    process = start(place, *words)
+    deadline = time.monotonic() + 60
+    while (sum(1 for _ in read_log(log)) <= stopped + 1) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert f"going on from step {stopped} of 3000" in err
+    steps = [line["step"] for line in read_log(log)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_whole_run_leaves_what_the_docs_say(place):
+    code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
+    assert code == 0, err
+    folder = place / "whole"
+    for name in (
+        "config.yaml",
+        "training_log.jsonl",
+        "train.log",
+        "checkpoints/latest",
+        "export/model.safetensors",
+    ):
+        assert (folder / name).exists(), name
+    lines = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+    trained = next(line for line in lines if "loss" in line)
+    wanted = {
+        "step", "time", "loss", "text_loss", "latent_loss", "text_accuracy", "lr", "grad_norm", "epoch", "batch_size",
+        "documents_per_second", "tokens_per_second", "gpu_memory_allocated", "gpu_memory_reserved",
+    }  # fmt: skip
+    assert wanted <= trained.keys()
+    assert any("valid_loss" in line for line in lines)
+    code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
+    assert code == 0, err
+    assert [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()] == lines
+
+
+def test_a_second_run_on_the_same_folder_is_refused(place):
+    first = start(place, "--run", "busy", "train.steps=100000", "train.valid_every=0")
+    deadline = time.monotonic() + 60
+    while not (place / "busy" / "training_log.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        code, _, err = run(place, "--run", "busy", "train.steps=100000", "train.valid_every=0")
+        assert_one_clear_line(code, err, "busy: another run is writing here", "--run")
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_damaged_shard_is_named_and_nothing_is_lost(tmp_path):
+    write_store(tmp_path / "store", num_train=120)
+    write_recipe(tmp_path, tmp_path / "store")
+    shard = sorted((tmp_path / "store" / "train").glob("*.arrow"))[0]
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    code, _, err = run(tmp_path)
+    assert_one_clear_line(code, err, str(shard.name))
