@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmldlm.config import Config, SpeedConfig
+from mmldlm.config import Config
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,14 @@ class Runtime:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Matrix products in the chosen type, weights stay fp32."""
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.precision])
+        return autocast(self.device, self.precision)
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """Inside, matrix products are computed in the given type."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -46,21 +51,18 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def choose_attention(speed: SpeedConfig, device: torch.device, precision: str) -> str:
-    """The fastest attention that the device and the number type have."""
-    flash = (
-        device.type == "cuda"
-        and precision in ("bf16", "fp16")
-        and torch.cuda.get_device_capability(device)[0] >= 8
-    )
-    if speed.attention == "varlen" and not flash:
+def choose_attention(wanted: str, device: torch.device, precision: str, layout: str = "packed") -> str:
+    """The fastest attention that the device and the number type have, or the one that is wanted."""
+    recent = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    flash = recent and precision in ("bf16", "fp16")
+    if wanted == "varlen" and not flash:
         raise UserError(
             f"speed.attention=varlen: needs a GPU of the Ampere generation or newer and bf16 or fp16, "
             f"here it is {device.type} with {precision}; use speed.attention=rows"
         )
-    if speed.attention != "auto":
-        return speed.attention
-    return "varlen" if flash and speed.layout == "packed" else "rows"
+    if wanted != "auto":
+        return wanted
+    return "varlen" if flash and layout == "packed" else "rows"
 
 
 def start_runtime(config: Config, world_size: int = 1) -> Runtime:
@@ -71,7 +73,7 @@ def start_runtime(config: Config, world_size: int = 1) -> Runtime:
         torch.set_num_threads(config.train.num_threads)
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-    precision = config.speed.precision or _best_precision(device)
+    precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
     workers = config.data.num_workers
@@ -81,13 +83,14 @@ def start_runtime(config: Config, world_size: int = 1) -> Runtime:
         device=device,
         precision=precision,
         compile=on_gpu if config.speed.compile is None else config.speed.compile,
-        attention=choose_attention(config.speed, device, precision),
+        attention=choose_attention(config.speed.attention, device, precision, config.speed.layout),
         num_workers=workers,
         pin_memory=on_gpu if config.data.pin_memory is None else config.data.pin_memory and on_gpu,
     )
 
 
-def _best_precision(device: torch.device) -> str:
+def best_precision(device: torch.device) -> str:
+    """bf16 where a GPU has it, else fp32."""
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 

@@ -97,14 +97,27 @@ def test_loss_is_what_the_formula_says():
     torch.testing.assert_close(terms.loss, expected)
 
 
-def test_text_loss_counts_hits_of_weighted_rows_only():
-    logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    found = text_loss(
-        lambda rows: rows, logits, torch.tensor([0, 1, 1]), torch.tensor([2.0, 1.0, 0.0]), chunk_rows=2
-    )
-    nats = F.cross_entropy(logits, torch.tensor([0, 1, 1]), reduction="none")
-    assert found.weighted.item() == pytest.approx((2 * nats[0] + nats[1]).item())
-    assert (found.correct.item(), found.rows.item()) == (1, 2)
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 50])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_head_cross_entropy_is_the_plain_one_in_value_and_gradient(chunk_rows, compiled):
+    if compiled and chunk_rows != 3:
+        pytest.skip("one shape is enough")
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(8, 64), torch.randn(9, 8, requires_grad=True)
+    targets, weights = torch.randint(0, 37, (9,)), torch.rand(9) * 5
+    weights[4] = 0.0
+    plain = (F.cross_entropy(head(hidden)[:, :37], targets, reduction="none") * weights).sum()
+    inputs = (hidden, head.weight, head.bias)
+    expected = torch.autograd.grad(3.0 * plain, inputs)
+    found = text_loss(head, hidden, targets, weights, vocab_size=37, chunk_rows=chunk_rows, compiled=compiled)
+    torch.testing.assert_close(found.weighted, plain)
+    for ours, theirs in zip(torch.autograd.grad(3.0 * found.weighted, inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    hits = (head(hidden)[:, :37].argmax(-1) == targets) & (weights > 0)
+    assert (found.correct.item(), found.rows.item()) == (hits.sum().item(), 8)
+    with torch.no_grad():
+        again = text_loss(head, hidden, targets, weights, vocab_size=37, chunk_rows=chunk_rows)
+    torch.testing.assert_close(again.weighted, plain)
 
 
 @pytest.mark.parametrize(("modes", "without"), [

@@ -12,7 +12,10 @@ from mmldlm.prepare.sentences import collapse, sentence_spans, split_paragraphs,
 
 CASES = [
     ("It rained. We left.", ["It rained.", "We left."]),
-    ("Mr. Smith met Gen. Grant on Jan. 5. They talked.", ["Mr. Smith met Gen. Grant on Jan. 5.", "They talked."]),
+    (
+        "Mr. Smith met Gen. Grant on Jan. 5. They talked.",
+        ["Mr. Smith met Gen. Grant on Jan. 5.", "They talked."],
+    ),
     ("He lives in Washington, D.C. He is old.", ["He lives in Washington, D.C.", "He is old."]),
     ("The U.S. Senate voted.", ["The U.S. Senate voted."]),
     ("J. R. R. Tolkien wrote it.", ["J. R. R. Tolkien wrote it."]),
@@ -25,7 +28,10 @@ CASES = [
     ("And so . . . the end. Yes.", ["And so . . . the end.", "Yes."]),
     ("1. First of all, we go. We stay.", ["1. First of all, we go.", "We stay."]),
     ("See e.g. Fig. 3 and cf. Sec. 2. Done.", ["See e.g. Fig. 3 and cf. Sec. 2.", "Done."]),
-    ("At 10 a.m. The meeting began at 10 a.m. on Monday.", ["At 10 a.m.", "The meeting began at 10 a.m. on Monday."]),
+    (
+        "At 10 a.m. The meeting began at 10 a.m. on Monday.",
+        ["At 10 a.m.", "The meeting began at 10 a.m. on Monday."],
+    ),
     ("Really?! Yes!", ["Really?!", "Yes!"]),
     ("Is it (really?) so. (Yes.) Good.", ["Is it (really?) so.", "(Yes.)", "Good."]),
     ("你好。世界！对吗？", ["你好。", "世界！", "对吗？"]),

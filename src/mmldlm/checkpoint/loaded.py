@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.recipe import config_from_dict
+from mmldlm.runtime import autocast, best_precision, choose_attention
 
 
 @dataclass
@@ -32,6 +34,12 @@ class LoadedModel:
     encoder: dict[str, Any] | None
     tokenizer_path: Path | None
     step: int | None = None
+    precision: str = "fp32"
+    """Type of the matrix products."""
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around every pass of the denoiser."""
+        return autocast(self.device, self.precision)
 
     def normalize(self, latents: np.ndarray) -> np.ndarray:
         """Raw latents (n, S, C), as the encoder gives them, to those the denoiser works on."""
@@ -48,6 +56,8 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     shape = DataShape(data["vocab_size"], data["num_slots"], data["num_channels"], data["max_length"])
     denoiser = Denoiser(config.model, shape)
     load_weights(denoiser, export.weights, source=source)
+    precision = best_precision(device) if device.type == "cuda" else "fp32"
+    denoiser.attention = choose_attention("auto", device, precision)
     denoiser.to(device).eval().requires_grad_(False)
     return LoadedModel(
         denoiser=denoiser,
@@ -62,6 +72,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
         encoder=data.get("encoder"),
         tokenizer_path=export.tokenizer_path,
         step=data.get("step"),
+        precision=precision,
     )
 
 

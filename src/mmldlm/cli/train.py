@@ -131,7 +131,7 @@ def _decoding(setup: Setup) -> Any:
             return []
         model = LoadedModel(
             denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.mean, store.scale,
-            store.manifest.encoder, folder, step,
+            store.manifest.encoder, folder, step, setup.runtime.precision,
         )  # fmt: skip
         options = SamplingOptions.from_config(setup.config.sampling, seed=setup.config.train.seed)
         keys = document_keys(options.seed, documents.ids)

@@ -60,7 +60,10 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def fingerprint(self) -> str:
-        """A stable hash of everything that a trained model depends on; names of places are no part of it."""
+        """A stable hash of everything that a trained model depends on; names of places are no part of it.
+
+        Five digits of the normaliser count: the rest depends on how the documents were divided into shards.
+        """
         encoder = None
         if self.encoder is not None:
             encoder = {key: self.encoder.get(key) for key in ("prompt", "normalize", "dimension")}
@@ -71,7 +74,9 @@ class Manifest:
                 "vocab_size": self.vocab_size,
                 "encoder": encoder,
                 "shape": [self.num_slots, self.num_channels],
-                "normalizer": self.normalizer,
+                "normalizer": {
+                    key: [f"{value:.4e}" for value in values] for key, values in self.normalizer.items()
+                },
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -90,6 +91,17 @@ def builtin_folder(package: str, install: str, name: str) -> Path:
         ) from error
 
 
+def quiet_hub() -> None:
+    """No chatter about retries when the Hub cannot be reached: our one line says it."""
+    for name in ("huggingface_hub", "transformers", "sentence_transformers", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def first_line(error: Exception) -> str:
+    """The reason in an error of another library, short enough for one line of ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def _load_builtin(name: str) -> Backend:
     if name == "builtin:minilm":
         return _load_file(
@@ -125,12 +137,12 @@ def _load_by_name(name: str) -> Backend:
     """Through transformers, which also converts the older file formats."""
     from transformers import AutoTokenizer
 
+    quiet_hub()
     try:
         loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # network, Hub, parsing: every library under it has its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"tokenizer {name!r}: no such folder, and by that name it cannot be loaded ({reason}); "
+            f"tokenizer {name!r}: no such folder, and by that name it cannot be loaded ({first_line(error)}); "
             "give a folder with tokenizer.json, a name on the Hugging Face Hub, or builtin:minilm"
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)

@@ -71,6 +71,7 @@ class StoreWriter:
         shard_documents: int = 65536,
         settings: dict[str, Any] | None = None,
     ) -> None:
+        self._lock: int | None = None
         if latent_dtype not in LATENT_DTYPES:
             raise UserError(f"latent_dtype={latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}")
         self.path, self.settings = Path(path), settings or {}
@@ -79,7 +80,6 @@ class StoreWriter:
         self.shard_documents = shard_documents
         self._pending: dict[str, _Buffer] = {}
         self._done: dict[str, list[dict[str, Any]]] = {}
-        self._lock: int | None = None
         self._begin()
 
     def __enter__(self) -> Self:
@@ -88,12 +88,13 @@ class StoreWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def _begin(self) -> None:
         state = store_state(self.path, self.settings)
         if state == "finished":
             raise UserError(f"{self.path}: this pair store is finished already; choose another folder")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
         made_by = self._made_by()
         if state == "partial":
             found = read_json(self.path / SETTINGS, "remove the folder and start again")["made_by"]
@@ -102,6 +103,13 @@ class StoreWriter:
                     f"{self.path}: was begun with other parts: {_difference(found, made_by)}; "
                     "choose another folder"
                 )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be made ({error.strerror}); choose another folder"
+            ) from error
+        self._lock = _lock(self.path)
         write_json(self.path / SETTINGS, {"settings": self.settings, "made_by": made_by})
 
     def _made_by(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mmldlm.config import CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.latent import latent_loss
-from mmldlm.objective.text import TextLoss, text_loss
+from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
 
@@ -66,6 +66,7 @@ class Objective:
     active: Active
     scored_rows: bool = True
     chunk_rows: int = 4096
+    compiled: bool = False
 
     def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:
         """Run the denoiser on a noisy micro-batch and score what was corrupted."""
@@ -91,12 +92,18 @@ class Objective:
 
     def _text(self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch) -> TextLoss:
         if self.scored_rows:
-            hidden, targets = output.token_hidden.index_select(0, batch.scored), batch.tokens[batch.scored]
-            return text_loss(denoiser.token_logits, hidden, targets, batch.scored_weight, self.chunk_rows)
-        # the baseline: the whole matrix of logits, most of it scored with weight 0
-        hidden, rows = output.token_hidden, len(batch.tokens)
-        weights = batch.scored_weight.new_zeros(rows).index_add(0, batch.scored, batch.scored_weight)
-        return text_loss(denoiser.token_logits, hidden, batch.tokens, weights, rows)
+            return text_loss(
+                denoiser.token_head,
+                output.token_hidden.index_select(0, batch.scored),
+                batch.tokens[batch.scored],
+                batch.scored_weight,
+                vocab_size=denoiser.shape.vocab_size,
+                chunk_rows=self.chunk_rows,
+                compiled=self.compiled,
+            )
+        weights = batch.scored_weight.new_zeros(len(batch.tokens))
+        weights = weights.index_add(0, batch.scored, batch.scored_weight)
+        return text_loss_of_all(denoiser.token_logits(output.token_hidden), batch.tokens, weights)
 
 
 def length_loss(length_logits: Tensor | None, batch: NoisyBatch) -> Tensor:

@@ -1,19 +1,20 @@
-"""Cross-entropy of masked tokens, on the scored rows only, a chunk of logits at a time.
+"""Cross-entropy of masked tokens: the scored rows only, a chunk of logits at a time, each chunk once.
 
-Shapes: R scored rows, D width, V vocabulary.
+The gradient of a cross-entropy is known as soon as its logits are, so it is computed with them: nothing of the size of
+the logits is kept for the backward pass or computed again there.
+Shapes: R scored rows, D width, V vocabulary (the head may have more rows; they are no tokens).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-Head = Callable[[Tensor], Tensor]
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,99 @@ class TextLoss:
     """Number of rows with a weight."""
 
 
-def text_loss(head: Head, hidden: Tensor, targets: Tensor, weights: Tensor, chunk_rows: int) -> TextLoss:
-    """hidden (R, D), targets (R,), weights (R,). Logits of a chunk are recomputed in the backward pass, never kept."""
-    weighted, correct = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
-    for rows, target, weight in zip(
-        hidden.split(chunk_rows), targets.split(chunk_rows), weights.split(chunk_rows), strict=True
-    ):
-        if torch.is_grad_enabled() and hidden.shape[0] > chunk_rows:
-            loss, hits = checkpoint(_chunk_loss, head, rows, target, weight, use_reentrant=False)
-        else:
-            loss, hits = _chunk_loss(head, rows, target, weight)
-        weighted, correct = weighted + loss, correct + hits
+def text_loss(
+    head: nn.Linear,
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    vocab_size: int,
+    chunk_rows: int,
+    compiled: bool = False,
+) -> TextLoss:
+    """hidden (R, D), targets (R,), weights (R,)."""
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
+    weighted, correct = _HeadCrossEntropy.apply(
+        hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, compiled, wanted
+    )
     return TextLoss(weighted, correct, (weights > 0).sum().float())
 
 
-def _chunk_loss(head: Head, hidden: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    logits = head(hidden)
-    nats = F.cross_entropy(logits, target, reduction="none")
-    hits = ((logits.detach().argmax(-1) == target) & (weight > 0)).sum().float()
-    return (nats * weight).sum(), hits
+def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLoss:
+    """The plain way over a whole matrix of logits (R, V), most of them with weight 0: the baseline."""
+    nats = F.cross_entropy(logits, targets, reduction="none")
+    hits = ((logits.detach().argmax(-1) == targets) & (weights > 0)).sum().float()
+    return TextLoss((nats * weights).sum(), hits, (weights > 0).sum().float())
+
+
+def score_logits(
+    logits: Tensor, bias: Tensor, target: Tensor, weight: Tensor, kind: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted nats, number of hits, and the gradient of the former by the logits in type `kind`.
+
+    Computed in fp32 in the memory of the logits, which are used up.
+    """
+    logits = logits.float().add_(bias)
+    best, choice = logits.max(-1)
+    wanted = logits.gather(1, target[:, None]).squeeze(1)
+    power = logits.sub_(best[:, None]).exp_()
+    total = power.sum(-1)
+    nats = best + total.log() - wanted
+    gradient = power.mul_((weight / total)[:, None]).scatter_add_(1, target[:, None], -weight[:, None])
+    hits = ((choice == target) & (weight > 0)).sum()
+    return (nats * weight).sum(), hits.float(), gradient.to(kind)
+
+
+@functools.cache
+def _compiled_score() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(score_logits, dynamic=False, fullgraph=True)
+
+
+class _HeadCrossEntropy(torch.autograd.Function):
+    """Output head and cross-entropy in one; the gradients are ready when the loss is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor,
+        vocab_size: int, chunk_rows: int, compiled: bool, wanted: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        device = hidden.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        # the weight of a token in the loss can exceed what fp16 holds
+        gradient_kind = torch.float32 if kind == torch.float16 else kind
+        score = _compiled_score() if compiled else score_logits
+        loss, correct = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
+        grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
+        hidden_grads = []
+        with torch.autocast(device, enabled=False):
+            shift = bias.float().masked_fill(
+                torch.arange(len(bias), device=bias.device) >= vocab_size, -torch.inf
+            )
+            rows, matrix = hidden.to(kind), weight.to(kind)
+            for part, target, share in zip(
+                *(x.split(chunk_rows) for x in (rows, targets, weights)), strict=True
+            ):
+                nats, hits, gradient = score(part @ matrix.T, shift, target, share, gradient_kind)
+                loss, correct = loss + nats, correct + hits
+                if wanted:
+                    hidden_grads.append(gradient @ matrix.to(gradient_kind))
+                    _add_product(grads[0], gradient, part.to(gradient_kind))
+                    grads[1] += gradient.sum(0, dtype=torch.float32)
+        if wanted:
+            ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), grads[0], grads[1])
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        hidden, weight, bias = ctx.saved_tensors
+        scale = upstream[0]
+        return hidden * scale, weight * scale, bias * scale, None, None, None, None, None, None
+
+
+def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
+    """total += gradient^T rows, added up in fp32."""
+    if gradient.dtype == torch.float32:
+        total.addmm_(gradient.T, rows)
+    else:
+        total += gradient.T @ rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmldlm.data.tokenizer import builtin_folder
+from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -135,11 +135,25 @@ class Encoder:
         return np.minimum(self.count_tokens(texts), self.max_tokens or 2**31)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
-        prompt = self.prompt or None
-        latents = self.model.encode(
-            texts, batch_size=len(texts), prompt=prompt, show_progress_bar=False, convert_to_numpy=True
-        ).astype(np.float32)
-        return cut_dimension(latents, self.dimension, self.normalize)
+        import torch
+
+        try:
+            latents = self.model.encode(
+                texts,
+                batch_size=len(texts),
+                prompt=self.prompt or None,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+            )
+        except torch.OutOfMemoryError as error:
+            if len(texts) == 1:
+                raise UserError(
+                    f"--device {self.model.device}: not enough memory for one text with the encoder {self.name}; "
+                    "use --device cpu or a smaller encoder"
+                ) from error
+            half = len(texts) // 2
+            return np.concatenate([self._encode(texts[:half]), self._encode(texts[half:])])
+        return cut_dimension(latents.astype(np.float32), self.dimension, self.normalize)
 
 
 def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:
@@ -214,13 +228,14 @@ def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from sentence_transformers import SentenceTransformer
 
+    quiet_hub()
+
     try:
         return SentenceTransformer(where, device=device, local_files_only=Path(where).is_dir())
     except Exception as error:  # network, Hub, parsing: every library under it has its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"encoder {name!r}: cannot be loaded ({reason}); give a folder of a sentence-transformers model, "
-            "a name on the Hugging Face Hub, or builtin:minilm"
+            f"encoder {name!r}: cannot be loaded ({first_line(error)}); "
+            "give a folder of a sentence-transformers model, a name on the Hugging Face Hub, or builtin:minilm"
         ) from error
 
 

@@ -117,7 +117,8 @@ class OldLayout:
                 return next(iter(self._read(tokens_path, latents_path))).latents.shape
             except BadFileError as error:
                 self._reject(error)
-                self.report.bad_files.clear()  # it will be met again
+            finally:
+                self.report = ImportReport()  # this was only a look; everything will be met again
         raise UserError(f"{self.folder}: no document in it can be read ({len(listing)} were looked at)")
 
     def documents(self) -> Iterator[tuple[str, OldDocument]]:

@@ -141,7 +141,10 @@ def run(
     if state == "finished":
         report.note(f"{out} is finished already, nothing to do")
         return PairStore.open(out)
-    next(iter(sources), None)  # a mistake in the text shows before the encoder is loaded
+    if not any(
+        document.text and document.text.strip() for document in sources
+    ):  # before the encoder is loaded
+        raise UserError(f"--input {' '.join(sources.names())}: there is no text in it; check the files")
     if state == "partial":
         report.note(f"going on with {out}")
     tokenizer = Tokenizer.load(settings.tokenizer)

@@ -95,7 +95,7 @@ def _read_jsonl(stream: BinaryIO, path: Path, text_field: str | None) -> Iterato
 
 def _read_json(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
     """One JSON list; a file with one object per line is read as such."""
-    text = _decoded(stream).read()
+    text = stream.read().decode("utf-8-sig")
     if not text.lstrip().startswith("["):
         yield from _read_jsonl(io.BytesIO(text.encode()), path, text_field)
         return

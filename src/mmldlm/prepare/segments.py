@@ -78,6 +78,7 @@ class Segmenter:
         )
         self.read_bytes = 0
         self._seen = SeenIds()
+        self._first = True
         self._cut = cutter(options.cut)
 
     def segments(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
@@ -104,6 +105,8 @@ class Segmenter:
             self.counts["empty"] += 1
             return []
         split = choose_split(text, self.options.validation, self.options.test, self.options.seed)
+        if self._first:  # so that the smallest corpus has something to train on
+            self._first, split = False, "train"
         return [(split, piece) for piece in pieces]
 
     def _finish(self, batch: list[tuple[str, str]]) -> Iterator[Segment]:

@@ -82,7 +82,7 @@ def _word_may_end(before: str, following: str) -> bool:
     plain = word.lower()
     if plain in NEVER_END:  # "No." before a number is "number"; otherwise it is the answer
         return plain == "no" and not following[:1].isdigit()
-    if len(word) == 1 and word.isalpha():  # an initial, or the word "I"
+    if len(word) == 1 and word.isupper():  # an initial, or the word "I"
         return word == "I" and len(words) > 1 and _begins(following)
     if plain in MAY_END or re.fullmatch(r"(?:[A-Za-z]\.)+[A-Za-z]", word):
         return _begins(following)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmldlm.data.manifest import checksum
-from mmldlm.data.tokenizer import builtin_folder
+from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
 from mmldlm.errors import UserError
 from mmldlm.prepare.readers import EXTENSIONS, read_file, text_of_row
 
@@ -165,8 +165,8 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _looks_like_path(name: str) -> bool:
-    plain_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
-    return not plain_name or name.startswith((".", "~")) or _extension(Path(name)) in EXTENSIONS
+    dataset_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is not None
+    return not dataset_name or re.search(r"\.[A-Za-z]{1,7}$", name) is not None
 
 
 def _divide(text: str | None, unit: str) -> list[str | None]:
@@ -199,6 +199,7 @@ def _stream_dataset(name: str, options: SourceOptions) -> Iterator[SourceDocumen
 def _open_dataset(name: str, options: SourceOptions) -> Any:
     import datasets
 
+    quiet_hub()
     split = options.dataset_split
     try:
         if Path(name).is_dir():
@@ -207,8 +208,7 @@ def _open_dataset(name: str, options: SourceOptions) -> Any:
             return chosen.to_iterable_dataset()
         return datasets.load_dataset(name, options.dataset_config, split=split, streaming=True)
     except Exception as error:  # network, Hub, parsing: every library under it has its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"--input {name}: no such file or folder, and no Hugging Face dataset that opens ({reason}); "
+            f"--input {name}: no such file or folder, and no Hugging Face dataset that opens ({first_line(error)}); "
             "check the spelling, --dataset-config and --dataset-split"
         ) from error

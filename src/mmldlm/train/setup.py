@@ -111,7 +111,12 @@ def set_up(config: Config, runtime: Runtime) -> Setup:
         data_shape=data_shape,
         corruption=corruption,
         objective=Objective(
-            config.objective, corruption.latent, active, config.speed.scored_rows, config.speed.chunk_rows
+            config.objective,
+            corruption.latent,
+            active,
+            config.speed.scored_rows,
+            config.speed.chunk_rows,
+            runtime.compile,
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,

@@ -1,0 +1,59 @@
+"""Tokenizers by name and folder: plain ids, the same wherever the files lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Tokenizer:
+    return Tokenizer.load("builtin:minilm")
+
+
+def test_plain_ids_without_padding_or_truncation(minilm: Tokenizer) -> None:
+    short, long = minilm.encode_batch(["Hello world", "word " * 1000])
+    assert short == [7592, 2088]
+    assert len(long) == 1000
+    assert minilm.vocab_size == 30522
+    assert minilm.decode_batch([[101, *short, 102, 0]]) == ["hello world"]
+
+
+def test_special_ids_leave_the_unknown_token_alone(minilm: Tokenizer) -> None:
+    assert minilm.special_ids() == {0, 101, 102, 103}
+
+
+def test_gpt2_is_lossless() -> None:
+    tokenizer = Tokenizer.load("builtin:gpt2")
+    text = "  Hello,\n\tWörld 🙂 don't"
+    assert tokenizer.vocab_size == 50257
+    assert tokenizer.decode_batch(tokenizer.encode_batch([text])) == [text]
+    assert tokenizer.encode_batch(["Hello world"]) == [[15496, 995]]
+
+
+def test_saved_and_loaded_is_the_same(minilm: Tokenizer, tmp_path: Path) -> None:
+    minilm.save(tmp_path / "t")
+    again = Tokenizer.load(tmp_path / "t")
+    assert again.sha256 == minilm.sha256 != Tokenizer.load("builtin:gpt2").sha256
+    assert Tokenizer.load(tmp_path / "t" / "tokenizer.json").encode_batch(["a b"]) == minilm.encode_batch(
+        ["a b"]
+    )
+
+
+def test_a_change_of_rules_changes_the_identity(minilm: Tokenizer, tmp_path: Path) -> None:
+    minilm.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace('"lowercase":true', '"lowercase":false'))
+    assert Tokenizer.load(tmp_path).sha256 != minilm.sha256
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in (tmp_path, "builtin:nothing", tmp_path / "missing", "no-such-name-anywhere"):
+        with pytest.raises(UserError, match="tokenizer") as caught:
+            Tokenizer.load(name)
+        assert "\n" not in str(caught.value)
