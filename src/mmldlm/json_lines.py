@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 
 NONFINITE = "nonfinite"
 LONGEST_LINE = 2**20

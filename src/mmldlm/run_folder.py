@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 from mmldlm.checkpoint.publish import clean_leftovers
 from mmldlm.errors import UserError
 from mmldlm.json_lines import LineWriter

@@ -248,7 +248,7 @@ def test_a_newer_format_says_so(tmp_path: Path) -> None:
 
 
 def test_files_of_several_ranks_are_read_as_one_group(tmp_path: Path) -> None:
-    from mmldlm.checkpoint import durable
+    from mmldlm import durable
     from mmldlm.checkpoint.manifest import entry
     from mmldlm.checkpoint.publish import publish, stage
     from mmldlm.checkpoint.tensor_file import plan, stream

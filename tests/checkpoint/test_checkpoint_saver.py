@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import mmldlm
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.checkpoint.saver import SaveError, Saver
 from mmldlm.checkpoint.state import Snapshot
@@ -165,7 +165,7 @@ def test_a_program_that_ends_without_closing_still_finishes_its_save(tmp_path: P
     program = """
 import sys, threading, time, torch
 from pathlib import Path
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 from mmldlm.checkpoint.saver import Saver
 from mmldlm.checkpoint.state import Snapshot
 stage = durable.volatile

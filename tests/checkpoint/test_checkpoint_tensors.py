@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 from mmldlm.checkpoint.host_copy import HostCopy
 from mmldlm.checkpoint.tensor_file import DTYPES, plan, read_tensors, stream
 

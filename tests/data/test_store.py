@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmldlm.data import durable
+from mmldlm.data import files
 from mmldlm.data.manifest import Manifest
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter, store_state
@@ -260,7 +260,7 @@ def test_no_space_left_keeps_finished_shards(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
-    monkeypatch.setattr(durable.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match=r"no space left.*run the same command again"):
         _write(tmp_path / "s", documents)
     monkeypatch.undo()

@@ -20,7 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmldlm.checkpoint import durable, strict_json
+from mmldlm import durable
+from mmldlm.checkpoint import strict_json
 from mmldlm.checkpoint.manifest import (
     MANIFEST,
     Entry,

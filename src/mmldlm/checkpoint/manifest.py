@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmldlm.checkpoint.durable import Written, read_digest, write_file
+from mmldlm.durable import Written, read_digest, write_file
 from mmldlm.errors import UserError
 
 MANIFEST = "manifest.json"

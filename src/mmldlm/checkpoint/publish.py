@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mmldlm.checkpoint import durable
+from mmldlm import durable
 from mmldlm.checkpoint.manifest import (
     DamagedError,
     Entry,

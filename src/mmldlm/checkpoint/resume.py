@@ -13,11 +13,11 @@ from pathlib import Path
 from torch import Tensor
 
 from mmldlm.checkpoint import strict_json
-from mmldlm.checkpoint.durable import in_parallel
 from mmldlm.checkpoint.manifest import DamagedError, Manifest, check_file, check_sizes, read_manifest
 from mmldlm.checkpoint.publish import KIND, candidates
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.checkpoint.tensor_file import SUFFIX, read_tensors
+from mmldlm.durable import in_parallel
 from mmldlm.errors import UserError
 
 META = "meta.json"

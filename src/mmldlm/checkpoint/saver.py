@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from mmldlm.checkpoint import durable, strict_json
+from mmldlm import durable
+from mmldlm.checkpoint import strict_json
 from mmldlm.checkpoint.host_copy import HostCopy, Image
 from mmldlm.checkpoint.manifest import Entry, entry
 from mmldlm.checkpoint.publish import clean, publish, read_latest, retire, stage

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-from mmldlm.data.durable import FileEntry, read_json, write_json
+from mmldlm.data.files import FileEntry, read_json, write_json
 from mmldlm.errors import UserError
 
 FORMAT_VERSION = 1

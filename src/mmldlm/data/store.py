@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.data.durable import file_entry
+from mmldlm.data.files import file_entry
 from mmldlm.data.manifest import REMEDY, Manifest, SplitEntry
 from mmldlm.data.shard import Shard, ranges
 from mmldlm.errors import UserError

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.data.durable import write_durably
+from mmldlm.data.files import write_durably
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from mmldlm.data.durable import TEMPORARY, file_entry, read_json, write_durably, write_json
+from mmldlm.data.files import TEMPORARY, file_entry, read_json, write_durably, write_json
 from mmldlm.data.manifest import MANIFEST, SETTINGS, Manifest, ShardEntry, SplitEntry, checksum
 from mmldlm.data.normalizer import Moments, fit_normalizer
 from mmldlm.data.shard import flatten, record_batch, summarise

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmldlm.checkpoint.durable import replace_file
+from mmldlm.durable import replace_file
 from mmldlm.evaluation import report_sections as sections
 from mmldlm.evaluation.figure import Picture
 from mmldlm.evaluation.plots import NAMES, draw_pictures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypedDict
 
+from mmldlm.durable import flush_folder, is_full, read_digest
 from mmldlm.errors import UserError
 
 TEMPORARY = ".tmp"
@@ -63,9 +63,9 @@ def write_durably(path: Path, fill: Callable[[Any], None]) -> FileEntry:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        flush_folder(path.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             temporary.unlink(missing_ok=True)
             raise UserError(
                 f"{path}: no space left on the disk; what was finished stays: "
@@ -94,14 +94,5 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 def file_entry(path: Path) -> FileEntry:
     """Size and checksum of a file as it is on the disk now."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    found = read_digest(path)
+    return {"bytes": found.size, "sha256": found.sha256}
