@@ -23,6 +23,7 @@ def write_store(
     seed: int = 0,
     shard_documents: int = 64,
     latent_dtype: str = "float32",
+    encoder: str = "synthetic",
 ) -> PairStore:
     """Random documents whose latents depend linearly on their tokens, so that there is something to learn."""
     rng = np.random.default_rng(seed)
@@ -33,7 +34,7 @@ def write_store(
         num_slots=num_slots,
         num_channels=num_channels,
         latent_dtype=latent_dtype,
-        encoder={"name": "synthetic", "prompt": "", "normalize": False, "dimension": num_channels},
+        encoder={"name": encoder, "prompt": "", "normalize": False, "dimension": num_channels},
         shard_documents=shard_documents,
     )
     for split, count in (("train", num_train), ("validation", num_valid)):

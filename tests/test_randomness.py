@@ -58,6 +58,12 @@ def test_uniform_is_uniform_and_strictly_inside():
     assert ((counts - 5000) ** 2 / 5000).sum() < 45  # chi-square, 19 degrees of freedom, p = 0.0007
 
 
+def test_the_largest_and_the_smallest_word_stay_inside():
+    ends = randomness._to_unit(np.array([0, 2**64 - 1], dtype=np.uint64))
+    assert 0 < ends[0] < 1e-6
+    assert 1 - 1e-6 < ends[1] < 1
+
+
 def test_normal_has_the_moments_of_a_normal_and_no_correlation():
     numbers = randomness.normal(randomness.make_key(1, np.arange(20_000)), 1, 6).astype(np.float64)
     assert np.abs(numbers.mean(0)).max() < 0.03

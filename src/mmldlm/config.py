@@ -190,6 +190,8 @@ class EvaluationConfig:
 
     num_documents: int = _number(512, 0)
     """Held-out documents; 0: all."""
+    num_decoded: int = _number(64, 0)
+    """How many of them are decoded into text, which costs most of the time; 0: all."""
     num_draws: int = _number(4, 1)
     """Draws of time and noise per document in the text bound."""
     step_counts: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])

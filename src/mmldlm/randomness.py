@@ -15,7 +15,7 @@ Words = int | np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
-_TWO24 = np.float32(2.0**-24)
+_TWO23 = np.float32(2.0**-23)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -46,8 +46,8 @@ def _bits(keys: np.ndarray, tag: int, index: np.ndarray) -> np.ndarray:
 
 
 def _to_unit(bits: np.ndarray) -> np.ndarray:
-    """The upper 24 bits as float32 strictly inside (0, 1)."""
-    return ((bits >> np.uint64(40)).astype(np.float32) + np.float32(0.5)) * _TWO24
+    """The upper 23 bits as float32 strictly inside (0, 1); with 24 the largest would round to 1."""
+    return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * _TWO23
 
 
 def uniform(keys: np.ndarray, tag: int, index: np.ndarray) -> np.ndarray:

@@ -121,15 +121,19 @@ def test_token_counts(tmp_path: Path, documents: dict[str, Any]) -> None:
     assert np.array_equal(counts, expected)
 
 
-def test_fingerprint_follows_what_a_model_depends_on(tmp_path: Path) -> None:
+def test_fingerprint_follows_what_a_pair_means_and_content_the_pairs(tmp_path: Path) -> None:
     base = write_store(tmp_path / "a")
-    assert write_store(tmp_path / "b", shard_documents=7).fingerprint == base.fingerprint
-    assert write_store(tmp_path / "c", seed=1).fingerprint != base.fingerprint
+    other = write_store(tmp_path / "c", seed=1)
+    assert other.fingerprint == base.fingerprint
+    assert other.content != base.content
+    assert write_store(tmp_path / "d").content == base.content
+    assert write_store(tmp_path / "e", encoder="another").fingerprint != base.fingerprint
     moved = shutil.copytree(tmp_path / "a", tmp_path / "elsewhere")
     assert PairStore.open(moved).fingerprint == base.fingerprint
-    other = Manifest.load(tmp_path / "a")
-    other.encoder = {**(other.encoder or {}), "prompt": "query: "}
-    assert other.fingerprint() != base.fingerprint
+    assert PairStore.open(moved).content == base.content
+    manifest = Manifest.load(tmp_path / "a")
+    manifest.encoder = {**(manifest.encoder or {}), "prompt": "query: "}
+    assert manifest.fingerprint() != base.fingerprint
 
 
 def test_a_split_travels_to_another_process(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_globs_folders_and_repeats(tmp_path: Path) -> None:
     assert len(_texts(resolve([f"{tmp_path}/**/*.txt"], SourceOptions()))) == 3
 
 
-@pytest.mark.parametrize(("unit", "count"), [("file", 1), ("line", 3000), ("part", 12), ("auto", 12)])
+@pytest.mark.parametrize(("unit", "count"), [("file", 1), ("line", 3000), ("part", 100), ("auto", 100)])
 def test_text_units(tmp_path: Path, unit: str, count: int) -> None:
     text = "\n".join(f"line {number}" + " and on" * 3 for number in range(3000))
     (tmp_path / "a.txt").write_text(text)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from mmldlm.checkpoint.export import Export, write_export
+from mmldlm.checkpoint.loaded import load_model
 from mmldlm.cli.sample import sample
 from mmldlm.config import Config, DataConfig, ModelConfig
 from mmldlm.data.store import PairStore
@@ -22,15 +24,17 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.prepare.encoders import Encoder
 from mmldlm.recipe import config_to_dict
+from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.options import SamplingOptions
 
 VOCAB_SIZE, NUM_CHANNELS, LONGEST = 20, 4, 9
 app = typer.Typer()
 app.command()(sample)
 
 
-def make_store(path: Path, seed: int) -> PairStore:
+def make_store(path: Path, seed: int, encoder_name: str = "synthetic") -> PairStore:
     rng = np.random.default_rng(seed)
-    encoder = {"name": "synthetic"}
+    encoder = {"name": encoder_name}
     writer = StoreWriter(
         path,
         vocab_size=VOCAB_SIZE,
@@ -61,6 +65,8 @@ def make_run(path: Path, store: PairStore, *, length: str = "modelled") -> Path:
     config = Config(model=shape, data=DataConfig(store=str(store.path)))
     denoiser = Denoiser(shape, DataShape(VOCAB_SIZE, 1, NUM_CHANNELS, LONGEST))
     init_weights(denoiser, 0)
+    with torch.no_grad():
+        denoiser.token_head.weight.mul_(20.0)  # sure enough of its tokens for the latent to matter
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     path.mkdir(parents=True)
@@ -170,6 +176,23 @@ def test_pairs_of_a_split(run: Path, store: PairStore, tmp_path: Path) -> None:
     assert again == samples[:2]
 
 
+def test_command_gives_what_the_library_gives_for_normalised_latents(run: Path, store: PairStore) -> None:
+    documents = store.split("validation").read(np.arange(6))
+    model = load_model(run, torch.device("cpu"))
+    options, keys = (
+        SamplingOptions.from_config(model.config.sampling, seed=2),
+        document_keys(2, documents.ids),
+    )
+    expected = decode_latents(
+        model, model.normalize(documents.latents), options, lengths=np.full(6, 9), keys=keys
+    )
+    raw = decode_latents(model, documents.latents, options, lengths=np.full(6, 9), keys=keys)
+    words = ("--mode", "l2t", "--from-split", "validation", "--length", 9, "--seed", 2)
+    found = [record["tokens"] for record in call_json(run, *words)["samples"]]
+    assert found == [tokens.tolist() for tokens in expected]
+    assert found != [tokens.tolist() for tokens in raw]  # the scale of the latents matters to this model
+
+
 def test_text_to_latents_writes_raw_latents(run: Path, encoder: None, tmp_path: Path) -> None:
     out = tmp_path / "latents.npy"
     report = call_json(run, "--mode", "t2l", "--text", "w1 w2", "--text", "w9", "--out", out)
@@ -273,8 +296,14 @@ def test_bad_files_of_latents(run: Path, tmp_path: Path, array: Any, told: str) 
     assert told in str(result.exception)
 
 
-def test_store_of_other_data_is_refused(run: Path, tmp_path: Path) -> None:
+def test_other_texts_of_the_same_encoder_are_fine(run: Path, tmp_path: Path) -> None:
     other = make_store(tmp_path / "other", 1)
+    result = call(run, "--mode", "l2t", "--from-split", "train", "--data", other.path)
+    assert result.exception is None
+
+
+def test_store_of_another_encoder_is_refused(run: Path, tmp_path: Path) -> None:
+    other = make_store(tmp_path / "other", 1, "another")
     result = call(run, "--mode", "l2t", "--from-split", "train", "--data", other.path)
     assert isinstance(result.exception, UserError)
     assert "was made with another tokenizer, encoder or normaliser" in str(result.exception)

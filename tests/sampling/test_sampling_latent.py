@@ -10,6 +10,7 @@ import torch
 from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.errors import UserError
 from mmldlm.sampling.decode import document_keys, encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import latent_noise
@@ -117,3 +118,11 @@ def test_latent_does_not_depend_on_its_batch() -> None:
     assert shuffled == pytest.approx(together[order], abs=1e-4)
     assert np.array_equal(together, encode_tokens(model, tokens, options, keys=keys))
     assert np.abs(together - encode_tokens(model, tokens, options, keys=document_keys(6, 10))).max() > 0.1
+
+
+def test_a_sick_model_is_refused() -> None:
+    model = random_model()
+    with torch.no_grad():
+        model.denoiser.latent_embed.bias[0] = torch.nan
+    with pytest.raises(UserError, match="NaN or infinity"):
+        encode_tokens(model, [np.array([1, 2])], SamplingOptions(), keys=document_keys(0, 1))

@@ -180,12 +180,16 @@ def test_limits_of_temperature_and_top_p_are_the_most_probable_text(
     assert (texts == np.array(best)).all()
 
 
-def test_a_sick_model_is_refused() -> None:
+@pytest.mark.parametrize("sampler", ["confidence", "ancestral"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_sick_model_is_refused(sampler: str, temperature: float, value: float) -> None:
     model = random_model()
     with torch.no_grad():
-        model.denoiser.token_head.bias[3] = torch.nan
+        model.denoiser.token_head.bias[3] = value
+    options, keys = SamplingOptions(text_sampler=sampler, temperature=temperature), document_keys(0, 1)
     with pytest.raises(UserError, match="NaN or infinity"):
-        decode_latents(model, np.zeros((1, 2, 3), np.float32), SamplingOptions(), keys=document_keys(0, 1))
+        decode_latents(model, np.zeros((1, 2, 3), np.float32), options, keys=keys)
 
 
 def test_nothing_in_nothing_out() -> None:

@@ -28,8 +28,8 @@ def evaluate(
         int | None, typer.Option("-n", "--num-documents", min=0, help="Held-out documents; 0: all.")
     ] = None,
     num_decoded: Annotated[
-        int, typer.Option(min=0, help="How many of them are decoded into text; 0: all.")
-    ] = 128,
+        int | None, typer.Option(min=0, help="How many of them are decoded into text; 0: all.")
+    ] = None,
     steps: Annotated[
         str | None,
         typer.Option(help="Numbers of sampling steps at which decoding is measured, as 1,2,4,8,16."),
@@ -51,69 +51,63 @@ def evaluate(
     from dataclasses import replace
 
     from mmldlm.checkpoint.loaded import load_model
+    from mmldlm.evaluation.report import write_report
+    from mmldlm.run_folder import RunFolder
 
     model = load_model(run, _device(device))
     config = model.config.evaluation
     config = replace(config, num_documents=config.num_documents if num_documents is None else num_documents)
+    config = replace(config, num_decoded=config.num_decoded if num_decoded is None else num_decoded)
     config = replace(config, step_counts=config.step_counts if steps is None else _step_counts(steps))
+    split_name = split or model.config.data.valid_split
     store = _open_store(model, data)
-    result, report = evaluate_run(
-        model,
-        store,
-        split or model.config.data.valid_split,
-        config,
-        run=run,
-        out=out,
-        use_encoder=encoder,
+    result = _measure(model, store, split_name, config, encoder, seed)
+    result["command"] = _command(
+        run,
+        data=data,
+        split=split,
+        num_documents=num_documents,
         num_decoded=num_decoded,
-        seed=seed,
+        steps=steps,
+        no_encoder=None if encoder else True,
+        seed=seed or None,
+        out=out,
     )
+    home = RunFolder(run.parent if run.name == "export" else run)
+    report = write_report(out or home.reports / split_name, result, training_log=home.training_log)
     if as_json:
         _print_json(result | {"report": str(report)})
     else:
         show(result, report)
 
 
-def evaluate_run(
+def _measure(
     model: LoadedModel,
     store: PairStore,
     split: str,
     config: EvaluationConfig,
-    *,
-    run: Path,
-    out: Path | None = None,
-    use_encoder: bool = True,
-    num_decoded: int = 128,
-    seed: int = 0,
-) -> tuple[dict[str, Any], Path]:
-    """Evaluate with progress bars and write the report; returns the result and the report's path."""
+    use_encoder: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """The whole evaluation under progress bars."""
     from mmldlm.data.tokenizer import Tokenizer
-    from mmldlm.evaluation.report import write_report
     from mmldlm.evaluation.run import evaluate_model
     from mmldlm.evaluation.selection import check_fingerprint
-    from mmldlm.run_folder import RunFolder
 
-    check_fingerprint(model, store)
+    check_fingerprint(model, store)  # before the encoder is loaded, which takes a while
     store.split(split)
     folder = store.tokenizer_path()
     with EvaluationProgress() as progress:
-        result = evaluate_model(
+        return evaluate_model(
             model,
             store,
             split,
             config,
             decode_text=Tokenizer.load(folder).decode_batch if folder else None,
-            encode=_encoder(model, progress) if use_encoder else None,
-            num_decoded=num_decoded,
+            encode=_encoder(model, progress) if use_encoder and folder else None,
             seed=seed,
             progress=progress.update,
         )
-        result["command"] = _command()
-        home = RunFolder(run.parent if run.name == "export" else run)
-        progress.update("report", 0, 1)
-        report = write_report(out or home.reports / split, result, training_log=home.training_log)
-        progress.update("report", 1, 1)
-    return result, report
 
 
 def _device(name: str) -> Any:
@@ -167,11 +161,15 @@ def _encoder(model: LoadedModel, progress: EvaluationProgress) -> Callable[[list
     return encode
 
 
-def _command() -> str:
+def _command(run: Path, **options: object) -> str:
+    """The command line that gives this result again; options left at None are not mentioned."""
     import shlex
-    import sys
 
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    words = ["mmldlm", "eval", str(run)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [] if value is None else [flag, str(value)]
+    return shlex.join(words)
 
 
 class EvaluationProgress:
@@ -252,9 +250,9 @@ def _bound_table(result: dict[str, Any]) -> Any:
         table.add_row(
             kind,
             f"{row['nats_per_token']:.3f}",
-            "{:.3f} to {:.3f}".format(*row["interval"]),
+            "{:.3f}, {:.3f}".format(*row["interval"]),
             f"{row['perplexity']:.1f}",
-            "" if gain is None else f"{gain['value']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})",
+            "" if gain is None else f"{gain['value']:+.3f} ({gain['low']:+.3f}, {gain['high']:+.3f})",
         )
     return table
 

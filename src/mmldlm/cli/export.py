@@ -37,7 +37,7 @@ def export(
         raise UserError(f"{run}: holds no checkpoint yet; train it first")
     config = config_from_dict(snapshot.meta["settings"])
     store = PairStore.open(config.data.store)
-    if store.fingerprint != snapshot.meta["fingerprint"]:
+    if store.content != snapshot.meta["content"]:
         raise UserError(f"{store.path}: is not the pair store that {run} was trained on; put that one back")
     weights = snapshot.tensors["ema" if ema and "ema" in snapshot.tensors else "model"]
     target = out or folder.export

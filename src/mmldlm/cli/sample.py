@@ -40,10 +40,14 @@ def sample(
         Path | None, typer.Option(help="Raw latents: .npy of shape (n, slots, channels).")
     ] = None,
     from_split: Annotated[str | None, typer.Option(help="Take the first pairs of this split.")] = None,
-    num: Annotated[int | None, typer.Option("-n", help="How many, with --from-split or joint. [8]")] = None,
-    data: Annotated[Path | None, typer.Option(help="Pair store of --from-split. [that of the run]")] = None,
+    num: Annotated[
+        int | None, typer.Option("-n", help="How many, with --from-split or joint; 8 if not told.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Pair store of --from-split; that of the run if not told.")
+    ] = None,
     length: Annotated[
-        str | None, typer.Option(help="Tokens of each text, or 'original'. [as the model predicts]")
+        str | None, typer.Option(help="Tokens of each text, or 'original'; without it the model predicts it.")
     ] = None,
     text_sampler: Annotated[str | None, typer.Option(help="confidence or ancestral.")] = None,
     num_sampling_steps: Annotated[int | None, typer.Option(help="Steps of the text sampler.")] = None,

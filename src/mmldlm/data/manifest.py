@@ -60,10 +60,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def fingerprint(self) -> str:
-        """A stable hash of everything that a trained model depends on; names of places are no part of it.
-
-        Five digits of the normaliser count: the rest depends on how the documents were divided into shards.
-        """
+        """A stable hash of what a pair means: tokenizer, encoder, shapes. A model fits every store that shares it."""
         encoder = None
         if self.encoder is not None:
             encoder = {key: self.encoder.get(key) for key in ("prompt", "normalize", "dimension")}
@@ -74,11 +71,13 @@ class Manifest:
                 "vocab_size": self.vocab_size,
                 "encoder": encoder,
                 "shape": [self.num_slots, self.num_channels],
-                "normalizer": {
-                    key: [f"{value:.4e}" for value in values] for key, values in self.normalizer.items()
-                },
             }
         )
+
+    def content(self) -> str:
+        """A hash of the pairs themselves and their order. A run goes on only with the same content."""
+        shards = {name: [shard["sha256"] for shard in split["shards"]] for name, split in self.splits.items()}
+        return checksum({"fingerprint": self.fingerprint(), "shards": shards, "normalizer": self.normalizer})
 
     def save(self, folder: Path) -> None:
         """Publish the store."""

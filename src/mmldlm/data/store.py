@@ -37,7 +37,7 @@ class PairStore:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self.fingerprint = manifest.fingerprint()
+        self.fingerprint, self.content = manifest.fingerprint(), manifest.content()
         self.mean = np.asarray(manifest.normalizer["mean"], np.float32)
         self.scale = np.asarray(manifest.normalizer["scale"], np.float32)
 

@@ -27,6 +27,7 @@ from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.sampling.checks import trained_parts
 from mmldlm.types import Batch, NoisyBatch, Times, to_device
 
 LATENTS = ("right", "shuffled", "none")
@@ -117,7 +118,8 @@ def text_bound(
     plan = _Plan(model, documents, latent, num_draws, seed)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
-        scores = score(model.denoiser, to_device(noisy, model.device))
+        with model.autocast():
+            scores = score(model.denoiser, to_device(noisy, model.device))
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
@@ -126,7 +128,7 @@ def text_bound(
         by_confidence.add(scores.confidence, *values)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
-    modelled = model.denoiser.length_head is not None
+    modelled = trained_parts(model).length
     return Bound(
         latent=latent,
         nats=sums / num_draws,

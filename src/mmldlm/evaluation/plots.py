@@ -188,12 +188,15 @@ def _losses(log: Sequence[dict[str, Any]]) -> Picture | None:
         for key, color, name in series:
             _log_curve(axes, log, key, color, f"{name}, training", faint=True)
             _log_curve(axes, log, f"valid_{key}", color, f"{name}, held-out")
-        axes.set_yscale("log")
         axes.set_xlabel("step")
-        axes.set_ylabel("loss (text: nats per token; latent: squared error)")
+        axes.set_ylabel("nats per token; mean squared error")
+        axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
 
-    caption = "Thin: each logged interval of training. Thick with dots: validation."
+    caption = (
+        "Text in nats per token, latent as mean squared error. Thin: each logged interval of training; "
+        "with dots: held-out."
+    )
     return make_picture("losses", "Losses over training", caption, draw)
 
 

@@ -55,15 +55,15 @@ def _bound_cards(bound: dict[str, Any] | None) -> list[str]:
 def _inversion_cards(inversion: dict[str, Any] | None) -> list[str]:
     if not inversion:
         return []
-    best = max(inversion["length_given"], key=lambda point: point["token_accuracy"]["value"])
-    bleu = "" if best["bleu"] is None else f"BLEU {best['bleu']:.1f}, "
-    detail = f"{bleu}{best['num_sampling_steps']} steps, true length given"
+    most = inversion["length_given"][-1]
+    bleu = "" if most["bleu"] is None else f"BLEU {most['bleu']:.1f}, "
+    detail = f"{bleu}{most['num_sampling_steps']} steps, true length given"
     cards = [
-        _card(_percent(best["token_accuracy"]["value"]), "of tokens right, decoded from the latent", detail)
+        _card(_percent(most["token_accuracy"]["value"]), "of tokens right, decoded from the latent", detail)
     ]
-    if best["reencoded_cosine"]:
+    if most["reencoded_cosine"]:
         reference = inversion["cosine_reference"]["strangers"]
-        cosine = best["reencoded_cosine"]["value"]
+        cosine = most["reencoded_cosine"]["value"]
         cards.append(
             _card(
                 f"{cosine:.3f}", "cosine of the decoded text, re-encoded", f"unrelated texts {reference:.3f}"

@@ -13,7 +13,7 @@ h1 { font-size:1.7rem; line-height:1.2; margin:0 0 .3rem; letter-spacing:-.01em;
 h2 { font-size:1.2rem; margin:2.6rem 0 .8rem; }
 p { margin:.4rem 0; max-width:46rem; }
 .soft, figcaption, th { color:var(--soft); }
-.cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(205px,1fr)); gap:.8rem;
+.cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(155px,1fr)); gap:.8rem;
   margin-top:1.4rem; }
 .card { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:.9rem 1rem; }
 .card b { display:block; font-size:1.65rem; line-height:1.25; font-weight:650;

@@ -33,25 +33,23 @@ def evaluate_model(
     *,
     decode_text: DecodeText | None,
     encode: EncodeText | None = None,
-    num_decoded: int = 128,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Everything about a model on one split, as plain values; the same arguments give the same numbers.
 
-    `num_decoded` of the chosen documents (0: all) are decoded at each number of sampling steps, which costs
+    `config.num_decoded` of the chosen documents (0: all) are decoded at each number of sampling steps, which costs
     most of the time. Without `decode_text` there is no BLEU, without `encode` no re-encoded cosine.
     """
     selection = select_documents(model, store, split, config.num_documents, seed)
     run = _Run(model, config, selection, seed, progress or _silent)
-    decoded = Truth.of(take_first(selection.documents, num_decoded), decode_text)
+    decoded = Truth.of(take_first(selection.documents, config.num_decoded), decode_text)
     result = {
         "format": RESULT_FORMAT,
         "model": _describe_model(model),
         "data": selection.describe(),
         "settings": {
             **asdict(config),
-            "num_decoded": num_decoded,
             "seed": seed,
             "num_resamples": NUM_RESAMPLES,
         },

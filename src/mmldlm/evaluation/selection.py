@@ -67,6 +67,6 @@ def check_fingerprint(model: LoadedModel, store: PairStore) -> None:
     if model.fingerprint != store.fingerprint:
         raise UserError(
             f"{store.path}: this pair store has the fingerprint {store.fingerprint[:12]}, but the model was "
-            f"trained on {model.fingerprint[:12]} (another tokenizer, encoder or normaliser); "
+            f"trained on {model.fingerprint[:12]} (another tokenizer or encoder); "
             "give the store it was trained on with --data, or train on this one"
         )

@@ -78,7 +78,8 @@ class Segmenter:
         )
         self.read_bytes = 0
         self._seen = SeenIds()
-        self._first = True
+        # so that the smallest corpus has something to train on and something held out
+        self._forced = ["train", "validation"] if options.validation > 0 else ["train"]
         self._cut = cutter(options.cut)
 
     def segments(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
@@ -105,8 +106,8 @@ class Segmenter:
             self.counts["empty"] += 1
             return []
         split = choose_split(text, self.options.validation, self.options.test, self.options.seed)
-        if self._first:  # so that the smallest corpus has something to train on
-            self._first, split = False, "train"
+        if self._forced:
+            split = self._forced.pop(0)
         return [(split, piece) for piece in pieces]
 
     def _finish(self, batch: list[tuple[str, str]]) -> Iterator[Segment]:

@@ -20,7 +20,8 @@ from mmldlm.prepare.readers import EXTENSIONS, read_file, text_of_row
 
 FEW_FILES = 20
 """With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
-PART_CHARACTERS = 8192
+SMALLEST_PART, LARGEST_PART = 256, 8192
+"""Characters of a part: a hundredth of all files, within these limits."""
 TEXT_UNITS = ("auto", "file", "part", "line")
 
 
@@ -66,6 +67,10 @@ class Sources:
         few = len(self.files) < FEW_FILES and not self.datasets
         return "part" if few and all(_is_plain(path) for path in self.files) else "file"
 
+    @property
+    def _part_characters(self) -> int:
+        return min(max(self.num_bytes // 100, SMALLEST_PART), LARGEST_PART)
+
     def names(self) -> list[str]:
         """A few names, for messages."""
         shown = [*map(str, self.files[:3]), *self.datasets[:3]]
@@ -79,7 +84,9 @@ class Sources:
         done = 0
         for path in self.files:
             for text, position in read_file(path, self.options.text_field):
-                for part in _divide(text, self.text_unit) if _is_plain(path) else [text]:
+                for part in (
+                    _divide(text, self.text_unit, self._part_characters) if _is_plain(path) else [text]
+                ):
                     yield SourceDocument(part, done + position)
             done += path.stat().st_size
         for name in self.datasets:
@@ -169,7 +176,7 @@ def _looks_like_path(name: str) -> bool:
     return not dataset_name or re.search(r"\.[A-Za-z]{1,7}$", name) is not None
 
 
-def _divide(text: str | None, unit: str) -> list[str | None]:
+def _divide(text: str | None, unit: str, part_characters: int) -> list[str | None]:
     if text is None or unit == "file":
         return [text]
     if unit == "line":
@@ -181,7 +188,7 @@ def _divide(text: str | None, unit: str) -> list[str | None]:
     for piece in pieces:
         current.append(piece)
         size += len(piece)
-        if size >= PART_CHARACTERS:
+        if size >= part_characters:
             parts.append("".join(current))
             current, size = [], 0
     return [*parts, "".join(current)] if current or not parts else parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -98,9 +99,12 @@ class _Sampling:
     ) -> None:
         self.model, self.options, self.keys, self.progress = model, options, keys, progress
         self.predictor = ModelPredictor(model)
-        shape = model.denoiser.shape
-        self.noise = latent_noise(keys, (shape.num_slots, shape.num_channels))
+        self.latent_shape = (model.denoiser.shape.num_slots, model.denoiser.shape.num_channels)
+
+    @cached_property
+    def noise(self) -> Tensor:
         """(n, S, C), where every chain of latents starts."""
+        return latent_noise(self.keys, self.latent_shape)
 
     def settle_lengths(self, given: np.ndarray | None, latents: Tensor, latent_time: float) -> np.ndarray:
         """The given lengths, or lengths drawn from what the model says about latents at this time."""
@@ -118,9 +122,10 @@ class _Sampling:
     ) -> _Result:
         """Run the chain of every document; what is given stays as it is, what is None starts as noise."""
         assert len(lengths) == len(self.keys), "one key for each document"
-        result = _Result([np.empty(0, np.int64)] * len(lengths), np.empty(self.noise.shape, np.float32))
+        latent_shape = (len(lengths), *self.latent_shape)
+        result = _Result([np.empty(0, np.int64)] * len(lengths), np.empty(latent_shape, np.float32))
         report = self._reporter(len(lengths) * len(steps))
-        for indices in group_documents(lengths, self.noise.shape[1], self.options.batch_tokens):
+        for indices in group_documents(lengths, self.latent_shape[0], self.options.batch_tokens):
             start = self._start(tokens, latents, lengths, indices)
             pack = run_chain(self.predictor, start, steps, self.model.corruption, self.options, report)
             result.latents[indices] = pack.noisy_latents.numpy()

@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmldlm.errors import UserError
+from mmldlm.layout import Layout
+from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.pack import Pack, latent_noise
 from mmldlm.sampling.predictor import Predictor
 
@@ -50,22 +51,14 @@ def without_text(pack: Pack, mask_id: int) -> Pack:
 
 
 def _logits(predictor: Predictor, pack: Pack, rows: Tensor) -> Tensor:
-    inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout)
-    logits = predictor.predict(*inputs, rows=rows).token_logits
-    _require_finite(logits.amax(dim=-1))  # a single value may be minus infinity: it is impossible
-    return logits
+    return predictor.predict(*_inputs(pack), rows=rows).token_logits
 
 
 def _latents(predictor: Predictor, pack: Pack) -> Tensor:
-    inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout)
-    latents = predictor.predict(*inputs, rows=torch.zeros(0, dtype=torch.int64)).clean_latents
-    _require_finite(latents)
+    latents = predictor.predict(*_inputs(pack), rows=torch.zeros(0, dtype=torch.int64)).clean_latents
+    require_finite(latents)
     return latents
 
 
-def _require_finite(values: Tensor) -> None:
-    if not values.isfinite().all():
-        raise UserError(
-            "the model predicts NaN or infinity, so nothing can be sampled from it; "
-            "take an earlier checkpoint, and look at the losses of the run"
-        )
+def _inputs(pack: Pack) -> tuple[Tensor, Tensor, Tensor, Tensor, Layout]:
+    return pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout

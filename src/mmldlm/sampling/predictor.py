@@ -6,7 +6,6 @@ Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channe
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +15,6 @@ from torch import Tensor
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.layout import Layout
 from mmldlm.types import to_device
-
-_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,6 @@ class ModelPredictor:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
-        self._autocast_type = _autocast_type(model)
 
     @torch.no_grad()
     def predict(
@@ -70,7 +66,7 @@ class ModelPredictor:
         """One pass of the network."""
         device, denoiser = self.model.device, self.model.denoiser
         inputs = [x.to(device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
-        with self._autocast():
+        with self.model.autocast():
             output = denoiser(*inputs, to_device(layout, device))
             hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
             token_logits = denoiser.token_logits(hidden)
@@ -84,16 +80,3 @@ class ModelPredictor:
         head, device = self.model.denoiser.length_head, self.model.device
         assert head is not None
         return head(noisy_latents.to(device), latent_time.to(device)).float()
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self._autocast_type is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.model.device.type, dtype=self._autocast_type)
-
-
-def _autocast_type(model: LoadedModel) -> torch.dtype | None:
-    """The run's own number type on a GPU; fp32 on a CPU, which gains nothing from a shorter one."""
-    if model.device.type != "cuda":
-        return None
-    best = "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    return _AUTOCAST_TYPES.get(model.config.speed.precision or best)

@@ -53,10 +53,10 @@ def given_latents(model: LoadedModel, path: Path) -> Given:
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError as error:
         raise UserError(f"--latents {path}: there is no such file") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"--latents {path}: cannot be read as an array ({error}); save it with numpy.save"
-        ) from error
+    except OSError as error:
+        raise UserError(f"--latents {path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"--latents {path}: cannot be read as an array; save it with numpy.save") from error
     if not isinstance(array, np.ndarray):
         raise UserError(f"--latents {path}: holds several arrays; save one with numpy.save")
     if array.ndim == 2 and model.denoiser.shape.num_slots == 1:
@@ -69,12 +69,12 @@ def given_latents(model: LoadedModel, path: Path) -> Given:
 
 
 def given_split(model: LoadedModel, store: Path, split_name: str, count: int) -> Given:
-    """The first pairs of a split of a store that the model was trained on, or one made in the same way."""
+    """The first pairs of a split of the store that the model was trained on."""
     opened = PairStore.open(store)
     if opened.fingerprint != model.fingerprint:
         raise UserError(
-            f"--data {store}: was made with another tokenizer, encoder or normaliser than the model's data "
-            f"({opened.fingerprint[:12]} instead of {model.fingerprint[:12]}); use the run's own store"
+            f"--data {store}: was made with another tokenizer or encoder than the model's data "
+            f"({opened.fingerprint[:12]} instead of {model.fingerprint[:12]}); use a store made as the run's was"
         )
     split = opened.split(split_name)
     if not len(split):

@@ -5,6 +5,7 @@ The same command starts and resumes. What the run does at a step depends on (set
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
@@ -187,7 +188,9 @@ class Trainer:
         began = time.perf_counter()
         denoiser, ema = self.setup.denoiser, self.stepper.ema
         denoiser.eval()
-        with torch.no_grad(), ema.swapped_in() if ema else torch.no_grad():
+        # decoding changes shape at every step; compiling for each would take longer than it saves
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.no_grad(), eager, ema.swapped_in() if ema else contextlib.nullcontext():
             fields = self.hooks.validate(denoiser)
             samples = self.hooks.decode(denoiser, self.step)
         denoiser.train()
@@ -223,6 +226,7 @@ class Trainer:
             "scaler": stepper.scaler.state_dict(),
             "settings": config_to_dict(self.config),
             "fingerprint": self.setup.store.fingerprint,
+            "content": self.setup.store.content,
             "versions": versions(),
         }
         return Snapshot(self.step, tensors, meta)
@@ -232,7 +236,7 @@ class Trainer:
         if snapshot is None:
             return False
         meta = snapshot.meta
-        check_resume(self.config, self.setup.store.fingerprint, meta, str(self.run.path))
+        check_resume(self.config, self.setup.store, meta, str(self.run.path))
         source = f"checkpoint of step {snapshot.step}"
         load_weights(self.setup.denoiser, snapshot.tensors["model"], source=source)
         load_optimizer_tensors(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmldlm.config import Config
+from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.recipe import config_to_dict
 
@@ -25,13 +26,15 @@ LONGER = ("train.steps",)
 """Of these, a larger value is allowed: it stretches the learning-rate schedule."""
 
 
-def check_resume(config: Config, fingerprint: str, meta: dict[str, Any], run: str) -> None:
+def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: str) -> None:
     """Refuse to go on with settings or data under which the run would become another one."""
-    if meta["fingerprint"] != fingerprint:
+    if meta["content"] != store.content:
+        other = (
+            "other documents" if meta["fingerprint"] == store.fingerprint else "another tokenizer or encoder"
+        )
         raise UserError(
             f"data.store={config.data.store}: the run in {run} was trained on another pair store "
-            f"(fingerprint {meta['fingerprint'][:12]}, this one has {fingerprint[:12]}); "
-            f"give the old store, or a new --run folder"
+            f"(this one has {other}); give the old store, or a new --run folder"
         )
     old, new = _flatten(meta["settings"]), _flatten(config_to_dict(config))
     changed = [

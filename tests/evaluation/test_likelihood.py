@@ -1,0 +1,193 @@
+"""The text bound against distributions whose entropy is known, and against the training objective."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mmldlm.config import Config, ObjectiveConfig
+from mmldlm.errors import UserError
+from mmldlm.evaluation.likelihood import Bound, gain, pack_rows, perplexity, score, text_bound, text_times
+from mmldlm.evaluation.statistics import strangers
+from mmldlm.layout import packed_layout
+from mmldlm.objective.joint import Active, Objective
+from mmldlm.types import Counts, NoisyBatch, Times
+from tests import batches
+from tests.evaluation.toys import LENGTH, TEXTS, VOCAB, draw_documents, joint_distribution, oracle_model
+
+JOINT = joint_distribution()
+
+
+def bound_of(
+    model, documents, latent: str, num_draws: int = 8, seed: int = 3, batch_tokens: int = 4096
+) -> Bound:
+    return text_bound(
+        model, documents, latent=latent, num_draws=num_draws, batch_tokens=batch_tokens, seed=seed
+    )
+
+
+def masked_batch(model, time: float, mask: tuple[bool, ...], kind: int) -> NoisyBatch:
+    """Every text of the toy world with the same mask."""
+    count, hidden = len(TEXTS), np.tile(mask, len(TEXTS))
+    tokens = torch.from_numpy(TEXTS.reshape(-1))
+    rows = torch.from_numpy(np.flatnonzero(hidden))
+    latents = torch.full((count, 1, 2), 2.0 * kind - 1.0)
+    weight = model.corruption.text.schedule.bound_weight(torch.tensor(time, dtype=torch.float64))
+    return NoisyBatch(
+        layout=packed_layout(np.full(count, LENGTH), 1),
+        tokens=tokens,
+        latents=latents,
+        noisy_tokens=tokens.masked_fill(torch.from_numpy(hidden), VOCAB),
+        noisy_latents=latents,
+        latent_noise=latents,
+        text_time=torch.full((count,), time),
+        latent_time=torch.zeros(count),
+        latent_target=torch.zeros(count),
+        length_target=torch.ones(count),
+        scored=rows,
+        scored_weight=weight.expand(len(rows)),
+    )
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_oracle_pays_exactly_the_information_of_each_text(schedule: str) -> None:
+    """All masks are summed and time is integrated by Gauss-Legendre; no Monte Carlo is left."""
+    model = oracle_model(JOINT, schedule=schedule)
+    nodes, node_weights = np.polynomial.legendre.leggauss(40)
+    for kind in (0, 1):
+        bound = np.zeros(len(TEXTS))
+        for node, node_weight in zip((nodes + 1) / 2, node_weights / 2, strict=True):
+            share = float(model.corruption.text.schedule.mask_probability(torch.tensor(node)))
+            for mask in itertools.product((False, True), repeat=LENGTH):
+                if not any(mask):
+                    continue
+                chance = share ** sum(mask) * (1 - share) ** (LENGTH - sum(mask))
+                scores = score(model.denoiser, masked_batch(model, node, mask, kind))
+                bound += node_weight * chance * scores.document_nats(len(TEXTS))
+        information = -np.log(JOINT[kind] / JOINT[kind].sum())
+        np.testing.assert_allclose(bound, information, atol=1e-6)
+
+
+def test_the_bound_of_an_oracle_is_the_conditional_entropy_and_without_latent_the_marginal_one() -> None:
+    """Monte Carlo over documents and masks: within four standard errors, which are below 0.02 nats."""
+    documents, drawn = draw_documents(JOINT, 4000)
+    model = oracle_model(JOINT)
+    given = JOINT / JOINT.sum(1, keepdims=True)
+    exact = {"right": -np.log(given).reshape(-1)[drawn], "none": -np.log(JOINT.sum(0))[drawn % len(TEXTS)]}
+    for latent, information in exact.items():
+        bound = bound_of(model, documents, latent)
+        error = bound.per_token.value - information.mean() / LENGTH
+        spread = (bound.nats - information).std() / np.sqrt(len(drawn)) / LENGTH
+        assert spread < 0.02
+        assert abs(error) < 4 * spread, (latent, error, spread)
+    entropy = -(JOINT * np.log(given)).sum() / LENGTH
+    right = bound_of(model, documents, "right")
+    assert abs(right.per_token.value - entropy) < 4 * right.per_token.standard_error
+
+
+def test_the_right_latent_beats_a_strangers_and_none_lies_between() -> None:
+    documents, _ = draw_documents(JOINT, 600)
+    model = oracle_model(JOINT)
+    right, shuffled, none = (bound_of(model, documents, latent) for latent in ("right", "shuffled", "none"))
+    saved = gain(shuffled, right, seed=3)
+    assert 0 < saved.low < saved.value < saved.high
+    assert saved.value == pytest.approx(shuffled.per_token.value - right.per_token.value)
+    assert right.per_token.value < none.per_token.value < shuffled.per_token.value
+
+
+def test_a_denoiser_that_ignores_the_latent_gains_exactly_nothing() -> None:
+    documents, _ = draw_documents(JOINT, 200)
+    model = oracle_model(JOINT, blind=True)
+    right, shuffled = bound_of(model, documents, "right"), bound_of(model, documents, "shuffled")
+    assert np.array_equal(right.nats, shuffled.nats)
+    saved = gain(shuffled, right, seed=3)
+    assert (saved.value, saved.low, saved.high, saved.standard_error) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_numbers_do_not_depend_on_packs_or_on_the_runs_weighting() -> None:
+    documents, _ = draw_documents(JOINT, 50)
+    model = oracle_model(JOINT)
+    bound = bound_of(model, documents, "right")
+    small = bound_of(model, documents, "right", batch_tokens=7)
+    np.testing.assert_allclose(bound.nats, small.nats, rtol=1e-12)
+    assert model.corruption.text_weighting == "uniform"  # the toy run's own; the bound does not follow it
+    weighted = replace(model, corruption=replace(model.corruption, text_weighting="bound"))
+    assert np.array_equal(bound.nats, bound_of(weighted, documents, "right").nats)
+    assert not np.array_equal(bound.nats, bound_of(model, documents, "right", seed=4).nats)
+
+
+def test_the_bound_is_the_training_objective_at_the_same_times() -> None:
+    """Same numbers through `Objective`, which training minimises."""
+    documents = batches.small_documents()
+    denoiser, corruption = batches.small_denoiser(), batches.small_corruption()
+    batch = batches.batch_of(documents)
+    count = len(documents.lengths)
+    yes = np.ones(count, dtype=bool)
+    times = Times(np.linspace(0.1, 1, count, dtype=np.float32), np.zeros(count, np.float32), yes, ~yes)
+    noisy = corruption.corrupt_at(batch, times)
+    config = Config()
+    active = Active.of(config.corruption, ObjectiveConfig(), length_modelled=True)
+    objective = Objective(ObjectiveConfig(), corruption.latent, active)
+    with torch.no_grad():
+        terms = objective(denoiser, noisy, Counts(1.0, 1.0, 1.0))
+    scores = score(denoiser, noisy)
+    assert scores.document_nats(count).sum() == pytest.approx(float(terms.text), rel=1e-5)
+    assert scores.length_nats is not None
+    assert scores.length_nats.sum() == pytest.approx(float(terms.length), rel=1e-5)
+    assert scores.correct.sum() == float(terms.correct)
+
+
+def test_a_pack_without_a_masked_token_costs_nothing() -> None:
+    documents = batches.small_documents((3, 4))
+    corruption, batch = batches.small_corruption(), batches.batch_of(documents)
+    yes = np.ones(2, dtype=bool)
+    noisy = corruption.corrupt_at(batch, Times(np.zeros(2, np.float32), np.zeros(2, np.float32), yes, ~yes))
+    assert score(batches.small_denoiser(), noisy).document_nats(2).tolist() == [0.0, 0.0]
+
+
+def test_times_are_stratified_within_and_over_documents() -> None:
+    times = text_times(1000, 4, seed=0)
+    assert np.array_equal(np.floor(times * 4).astype(int), np.tile(np.arange(4), (1000, 1)))
+    gaps = np.diff(np.sort(times[:, 0]), prepend=0.0, append=0.25)
+    assert gaps.max() < 8 * 0.25 / 1000
+
+
+def test_curves_count_every_scored_token_once() -> None:
+    documents, _ = draw_documents(JOINT, 300)
+    result = bound_of(oracle_model(JOINT), documents, "right").to_json()
+    for curve in ("time_curve", "confidence_curve"):
+        tokens = sum(row["num_tokens"] for row in result[curve])
+        assert tokens == pytest.approx(300 * LENGTH * 8 / 2, rel=0.05)  # half of all, as times are uniform
+    assert result["calibration_error"] < 0.05  # the oracle knows how sure it may be
+    assert result["bits_per_token"] == pytest.approx(result["nats_per_token"] / np.log(2))
+    assert result["perplexity"] == pytest.approx(np.exp(result["nats_per_token"]))
+    assert result["length_nats_per_document"] == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
+
+
+def test_strangers_are_a_permutation_without_a_fixed_point() -> None:
+    for count in (2, 3, 10, 257):
+        partner = strangers(count, seed=1)
+        assert sorted(partner) == list(range(count))
+        assert (partner != np.arange(count)).all()
+
+
+def test_packs_cover_all_and_respect_their_size() -> None:
+    lengths = np.array([5, 9, 20, 1, 1, 3, 8])
+    packs = [rows for _, rows in pack_rows(lengths, 10)]
+    assert np.array_equal(np.concatenate(packs), np.arange(7))
+    assert all(lengths[rows].sum() <= 10 or len(rows) == 1 for rows in packs)
+
+
+def test_wrong_words_and_lengths_are_refused() -> None:
+    documents, _ = draw_documents(JOINT, 4)
+    model = oracle_model(JOINT)
+    with pytest.raises(UserError, match="right, shuffled, none"):
+        bound_of(model, documents, "left")
+    model.denoiser.shape = replace(model.denoiser.shape, max_length=2)
+    with pytest.raises(UserError, match="more tokens than this model"):
+        bound_of(model, documents, "right")
+    assert perplexity(1e4) == np.inf

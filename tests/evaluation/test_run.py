@@ -1,0 +1,242 @@
+"""The whole evaluation through the command line, on a synthetic store with a small model."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from mmldlm.checkpoint.export import Export, write_export
+from mmldlm.checkpoint.loaded import LoadedModel, load_model
+from mmldlm.cli.evaluate import evaluate
+from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModelConfig, ModeWeights
+from mmldlm.data.store import PairStore
+from mmldlm.errors import UserError
+from mmldlm.evaluation.run import evaluate_model
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.weights import init_weights
+from mmldlm.recipe import config_to_dict
+from tests.batches import small_config
+from tests.stores import write_store
+
+SMALL = EvaluationConfig(num_documents=12, num_decoded=5, num_draws=2, step_counts=[2, 1], batch_tokens=128)
+CPU = torch.device("cpu")
+
+
+def write_run(folder: Path, store: PairStore, **changes: object) -> Path:
+    """A run folder with an export of random weights and a training log."""
+    corruption = CorruptionConfig(
+        mode_weights=changes.pop("mode_weights", ModeWeights()), condition_dropout=0.1
+    )  # type: ignore[arg-type]
+    model: ModelConfig = small_config(**changes)
+    config = Config(
+        data=DataConfig(store=str(store.path)), model=model, corruption=corruption, evaluation=SMALL
+    )
+    manifest = store.manifest
+    shape = DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, 24)
+    denoiser = Denoiser(model, shape)
+    init_weights(denoiser, 0)
+    data = {**asdict(shape), "fingerprint": store.fingerprint, "normalizer": manifest.normalizer, "step": 7}
+    folder.mkdir()
+    write_export(folder / "export", Export(denoiser.state_dict(), config_to_dict(config), data))
+    lines = [{"step": step, "text_loss": 4.0 / step, "latent_loss": 1.0 / step} for step in (1, 2, 3)]
+    lines += [
+        {
+            "step": 3,
+            "valid_text_loss": 2.0,
+            "text_accuracy": 0.5,
+            "latent_loss": None,
+            "nonfinite": ["latent_loss"],
+        }
+    ]
+    (folder / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> PairStore:
+    return write_store(tmp_path_factory.mktemp("data") / "store", num_train=30, num_valid=20)
+
+
+@pytest.fixture(scope="module")
+def run(store: PairStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", store)
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> LoadedModel:
+    return load_model(run, CPU)
+
+
+def as_words(lists: object) -> list[str]:
+    return [" ".join(f"w{token}" for token in row) for row in lists]  # type: ignore[attr-defined]
+
+
+def encode(texts: list[str]) -> np.ndarray:
+    """A stand-in for the encoder of the synthetic store."""
+    return np.array([[[len(text)] + [1.0] * 7] for text in texts], dtype=np.float32)
+
+
+def test_the_same_arguments_give_the_same_numbers(model: LoadedModel, store: PairStore) -> None:
+    seen: list[tuple[str, int, int]] = []
+    runs = [
+        evaluate_model(
+            model,
+            store,
+            "validation",
+            SMALL,
+            decode_text=as_words,
+            encode=encode,
+            progress=progress,
+        )
+        for progress in (lambda *event: seen.append(event), None)
+    ]
+    for result in runs:
+        del result["seconds"]
+    assert runs[0] == runs[1]
+    parts = {part for part, _, _ in seen}
+    assert len(parts) == 6  # three bounds, two ways to decode, text to latent
+    assert all((part, total, total) in seen for part, _, total in seen)
+
+
+def test_the_result_is_complete_plain_json(model: LoadedModel, store: PairStore) -> None:
+    result = evaluate_model(model, store, "validation", SMALL, decode_text=as_words, encode=encode)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["data"]["num_documents"] == 12
+    assert result["inversion"]["num_documents"] == len(result["examples"]) == 5
+    for points in (result["inversion"]["length_given"], result["inversion"]["length_modelled"]):
+        assert [point["num_sampling_steps"] for point in points] == [1, 2]
+        assert all(point["bleu"] is not None and point["reencoded_cosine"] is not None for point in points)
+    assert all(point["right_length"] == 1.0 for point in result["inversion"]["length_given"])
+    assert result["retrieval"]["num_candidates"] == 20
+    assert result["notes"] == []
+    documents = result["documents"]
+    assert len(documents["id"]) == len(documents["nats"]["right"]) == len(documents["rank"]) == 12
+    total = sum(documents["nats"]["right"]) / sum(documents["num_tokens"])
+    assert total == pytest.approx(result["text_bound"]["right"]["nats_per_token"], rel=1e-4)
+
+
+def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
+    encoder_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(0, 1, 0)), CPU)
+    result = evaluate_model(encoder_only, store, "validation", SMALL, decode_text=None)
+    assert result["text_bound"] is None
+    assert result["inversion"] is None
+    assert result["retrieval"]["num_queries"] == 12
+    assert any("no loss on text" in note for note in result["notes"])
+
+    decoder_only = load_model(
+        write_run(tmp_path / "b", store, mode_weights=ModeWeights(1, 0, 0), length="given"), CPU
+    )
+    decoder_only.config.corruption.condition_dropout = 0.0
+    result = evaluate_model(decoder_only, store, "validation", SMALL, decode_text=None)
+    assert result["retrieval"] is None
+    assert result["inversion"]["length_modelled"] == []
+    assert result["inversion"]["length_given"][0]["bleu"] is None
+    assert result["text_bound"]["right"]["length_nats_per_document"] is None
+    for word in ("no loss on latents", "does not model the length", "without a tokenizer", "'no latent'"):
+        assert any(word in note for note in result["notes"]), word
+
+
+def test_documents_longer_than_the_model_are_left_out_and_counted(
+    model: LoadedModel, store: PairStore
+) -> None:
+    longest = int(np.sort(store.split("validation").lengths)[-5]) - 1
+    short = replace(model)
+    short.denoiser = load_model_again(model, longest)
+    result = evaluate_model(short, store, "validation", replace(SMALL, num_documents=0), decode_text=None)
+    left_out = int((store.split("validation").lengths > longest).sum())
+    assert result["data"]["num_too_long"] == left_out > 0
+    assert result["data"]["num_documents"] == 20 - left_out
+    assert any(str(left_out) in note for note in result["notes"])
+
+
+def load_model_again(model: LoadedModel, max_length: int) -> Denoiser:
+    """The same kind of network for shorter documents."""
+    denoiser = Denoiser(model.config.model, replace(model.denoiser.shape, max_length=max_length))
+    init_weights(denoiser, 0)
+    return denoiser.eval()
+
+
+app = typer.Typer()
+app.command()(evaluate)
+
+
+def call(*words: object) -> str:
+    """stdout of the command; errors are raised as they are."""
+    result = CliRunner().invoke(
+        app, [str(word) for word in words], catch_exceptions=False, standalone_mode=False
+    )
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+def test_the_command_writes_a_self_contained_report(run: Path) -> None:
+    last = call(run, "--json", "--no-encoder", "--num-decoded", 4).splitlines()[-1]
+    result = json.loads(last)
+    folder = run / "reports" / "validation"
+    assert result["report"] == str(folder / "report.html")
+    assert "documents" not in result
+    assert json.loads((folder / "result.json").read_text())["text_bound"] == result["text_bound"]
+    assert json.loads((folder / "documents.json").read_text())["nats"].keys() == {"right", "shuffled", "none"}
+    names = {path.stem for path in folder.glob("*.png")}
+    assert {"latent_gain", "accuracy_steps", "latent_similarity", "losses", "time_curve"} <= names
+    html = (folder / "report.html").read_text()
+    assert html.count("<svg") == len(names)
+    outside = re.findall(r'(?:src|href)\s*=\s*"(?!#)[^"]*"|url\((?!#)[^)]*\)|@import', html)
+    assert [link for link in outside if "xlink" not in link] == []
+    assert "<script" not in html
+
+
+def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: Path) -> None:
+    text = call(run, "--out", tmp_path / "here", "-n", 6, "--steps", "3", "--no-encoder", "--split", "train")
+    for word in ("text bound", "shuffled", "retrieval@10", "report:"):
+        assert word in text
+    assert (tmp_path / "here" / "report.html").is_file()
+    assert json.loads((tmp_path / "here" / "result.json").read_text())["data"]["split"] == "train"
+
+
+def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
+    other = write_store(tmp_path / "other", num_train=30, num_valid=5, encoder="another")
+    cases = [
+        ((tmp_path / "nothing",), "no such run"),
+        ((run, "--data", other.path), "fingerprint"),
+        ((run, "--data", tmp_path / "missing"), "no such pair store"),
+        ((run, "--split", "tset"), "no split 'tset'"),
+        ((run, "--steps", "1,two"), "--steps 1,two"),
+        ((run, "--steps", "0"), "--steps 0"),
+        ((run, "--device", "tpu"), "allowed are auto, cpu and cuda"),
+    ]
+    for words, expected in cases:
+        with pytest.raises(UserError, match=expected) as caught:
+            call(*words)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_hostile_text_cannot_break_the_page(
+    run: Path, model: LoadedModel, store: PairStore, tmp_path: Path
+) -> None:
+    from mmldlm.evaluation.report import write_report
+
+    result = evaluate_model(
+        model,
+        store,
+        "validation",
+        SMALL,
+        decode_text=lambda lists: ["<script>alert(1)</script> & "] * len(lists),
+    )
+    result["text_bound"]["right"]["perplexity"] = float("inf")
+    (tmp_path / "mine.png").write_bytes(b"not ours")
+    html = write_report(tmp_path, result, training_log=None).read_text()
+    assert "<script" not in html
+    assert "∞" in html
+    assert (tmp_path / "mine.png").read_bytes() == b"not ours"
+    assert not (tmp_path / "losses.png").exists()
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["nonfinite"] == ["text_bound.right.perplexity"]

@@ -1,0 +1,131 @@
+"""Closed-form cases of the text scores, the statistics, retrieval and the curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmldlm.evaluation.curves import Curve
+from mmldlm.evaluation.examples import mark_differences
+from mmldlm.evaluation.retrieval import Retrieval, ranks
+from mmldlm.evaluation.statistics import choose, cosine, mean_estimate, ratio_estimate, unit
+from mmldlm.evaluation.text_scores import (
+    bleu_signature,
+    corpus_bleu,
+    exact_match,
+    token_accuracy,
+    token_f1,
+)
+from tests.stores import write_store
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values)
+
+
+@pytest.mark.parametrize(
+    ("true", "found", "accuracy", "f1", "exact"),
+    [
+        (tokens(1, 2, 3, 4), tokens(1, 2, 3, 4), 1.0, 1.0, 1.0),
+        (tokens(1, 2, 3, 4), tokens(4, 3, 2, 1), 0.0, 1.0, 0.0),
+        (tokens(1, 2, 3, 4), tokens(1, 2, 9, 9), 0.5, 0.5, 0.0),
+        (tokens(1, 2), tokens(1, 2, 3, 4), 0.5, 2 / 3, 0.0),  # surplus tokens are wrong
+        (tokens(1, 2, 3, 4), tokens(1), 0.25, 0.4, 0.0),  # missing ones too
+        (tokens(7, 7, 7), tokens(7, 8, 8), 1 / 3, 1 / 3, 0.0),  # a repeat counts as often as it is shared
+    ],
+)
+def test_token_scores(true: np.ndarray, found: np.ndarray, accuracy: float, f1: float, exact: float) -> None:
+    assert token_accuracy(true, found) == pytest.approx(accuracy)
+    assert token_f1(true, found) == pytest.approx(f1)
+    assert exact_match(true, found) == exact
+
+
+def test_bleu_of_known_cases() -> None:
+    text = ["the cat sat on the mat", "we the people of the united states"]
+    assert corpus_bleu(text, text) == pytest.approx(100.0)
+    assert corpus_bleu(text, ["x y z", "q"]) < 5.0
+    # 1- to 4-gram precisions 3/4, 2/3, 1/2, and 0 of 1 smoothed to 1/2; no brevity penalty
+    expected = 100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
+    assert corpus_bleu(["a b c d"], ["a b c e"]) == pytest.approx(expected)
+    assert "tok:13a" in bleu_signature()
+
+
+def test_bootstrap_is_deterministic_and_has_the_known_error() -> None:
+    values = np.random.default_rng(0).normal(3.0, 2.0, 400)
+    estimate = mean_estimate(values, seed=1)
+    assert estimate == mean_estimate(values, seed=1)
+    assert estimate.value == pytest.approx(values.mean())
+    assert estimate.standard_error == pytest.approx(values.std() / 20, rel=0.1)
+    assert estimate.low < 3.0 < estimate.high
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(1.96 * estimate.standard_error, rel=0.1)
+    same = ratio_estimate(np.array([2.0, 4.0, 8.0]), np.array([1.0, 2.0, 4.0]), seed=0)
+    assert (same.value, same.low, same.high, same.standard_error) == (2.0, 2.0, 2.0, 0.0)
+
+
+def test_choice_is_without_repeats_and_zero_means_all() -> None:
+    assert len(set(choose(40, 100, seed=0))) == 40
+    assert sorted(choose(0, 100, seed=0)) == list(range(100))
+    assert sorted(choose(1000, 7, seed=0)) == list(range(7))
+    assert np.array_equal(choose(10, 100, seed=0), choose(40, 100, seed=0)[:10])
+
+
+def test_cosine_is_the_mean_over_slots() -> None:
+    left = np.array([[[1.0, 0.0], [0.0, 2.0]]])
+    right = np.array([[[3.0, 0.0], [5.0, 0.0]]])
+    assert cosine(left, right) == pytest.approx([0.5])
+    assert (unit(left) ** 2).sum() == pytest.approx(1.0)
+    assert cosine(np.zeros((1, 1, 2)), np.ones((1, 1, 2))) == pytest.approx([0.0])
+
+
+def test_retrieval_of_perfect_latents_is_1_and_of_random_ones_near_chance(tmp_path: Path) -> None:
+    split = write_store(tmp_path / "store", num_train=4, num_valid=300, num_slots=2).split("validation")
+    positions = choose(200, 300, seed=0)
+    truth = split.read(positions).latents
+    assert (ranks(truth, truth, split, positions) == 1).all()
+    noise = np.random.default_rng(0).normal(size=truth.shape).astype(np.float32)
+    found = ranks(noise, truth, split, positions)
+    # 200 guesses at 10 of 300: mean 6.7, standard deviation 2.5
+    assert (found <= 10).sum() < 20
+    assert abs(found.mean() - 150.5) < 4 * 300 / np.sqrt(12 * 200)
+    assert (ranks(np.zeros_like(truth), truth, split, positions) == 300).all()  # a dead model finds nothing
+
+
+def test_retrieval_reads_candidates_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = write_store(tmp_path / "store", num_train=4, num_valid=60).split("validation")
+    positions = np.arange(60)[::-1]
+    truth = split.read(positions).latents
+    queries = truth + np.random.default_rng(0).normal(size=truth.shape).astype(np.float32)
+    whole = ranks(queries, truth, split, positions)
+    monkeypatch.setattr("mmldlm.evaluation.retrieval._CANDIDATES_AT_ONCE", 7)
+    assert np.array_equal(ranks(queries, truth, split, positions), whole)
+
+
+def test_retrieval_in_numbers() -> None:
+    values = np.array([0.9, 0.8, 0.7, 0.6])
+    result = Retrieval(values, values - 0.5, np.array([1, 1, 5, 40]), 50).to_json(seed=0)
+    assert result["retrieval_at_1"]["value"] == 0.5
+    assert result["retrieval_at_10"]["value"] == 0.75
+    assert (result["chance_at_1"], result["chance_at_10"]) == (0.02, 0.2)
+    assert sum(result["histogram"]["own"]) == sum(result["histogram"]["strangers"]) == 4
+
+
+def test_curve_buckets_and_calibration() -> None:
+    curve = Curve.empty(4)
+    curve.add(
+        np.array([0.0, 0.3, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.5, 1.0]), np.array([0, 1, 1])
+    )
+    curve.add(np.array([0.26]), np.array([4.0]), np.array([0.7]), np.array([0]))
+    rows = curve.to_json()
+    assert [row["num_tokens"] for row in rows] == [1, 2, 0, 1]
+    assert rows[1]["nats"] == 3.0
+    assert rows[2]["nats"] is None
+    assert curve.calibration_error() == pytest.approx((0.5 + 0.2 + 0.0 + 0.0) / 4)
+
+
+def test_differences_are_marked_by_words() -> None:
+    assert mark_differences("we the people", "We the good people !") == [
+        ("We the", True), ("good", False), ("people", True), ("!", False),
+    ]  # fmt: skip
+    assert mark_differences("a b", "") == []

@@ -1,0 +1,96 @@
+"""Toy worlds whose answers are known: short texts of two kinds, and a denoiser that knows their distribution.
+
+Shapes: Q possible texts, L tokens each, V vocabulary, T tokens of a pack, N documents of a pack.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.config import Config, CorruptionConfig
+from mmldlm.corruption.joint import Corruption
+from mmldlm.data.store import Documents
+from mmldlm.layout import Layout
+from mmldlm.model.denoiser import DataShape
+from mmldlm.types import DenoiserOutput
+
+VOCAB, LENGTH = 3, 3
+TEXTS = np.array(list(itertools.product(range(VOCAB), repeat=LENGTH)))
+"""(Q, L) every text."""
+MAX_LENGTH = 5
+
+
+def joint_distribution(seed: int = 0) -> np.ndarray:
+    """(2, Q) probability of kind and text; tokens depend on each other and on the kind."""
+    weights = np.exp(1.5 * np.random.default_rng(seed).normal(size=(2, len(TEXTS))))
+    return weights / weights.sum()
+
+
+class Oracle:
+    """The exact denoiser: reads the kind from the sign of the latent, unless the latent is pure noise."""
+
+    length_head = "modelled"
+
+    def __init__(self, joint: np.ndarray, *, blind: bool = False) -> None:
+        self.joint, self.blind = torch.from_numpy(joint), blind
+        self.shape = DataShape(VOCAB, 1, 2, MAX_LENGTH)
+        self.texts = torch.from_numpy(TEXTS)
+
+    def __call__(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+    ) -> DenoiserOutput:
+        kind = (noisy_latents[:, 0, 0] > 0).long()
+        prior = self.joint[kind]
+        ignored = torch.ones_like(latent_time, dtype=torch.bool) if self.blind else latent_time == 1
+        prior[ignored] = self.joint.sum(0)
+        seen = noisy_tokens.view(-1, LENGTH)
+        fits = ((seen[:, None] == self.texts) | (seen[:, None] == VOCAB)).all(-1)
+        posterior = prior * fits
+        posterior = posterior / posterior.sum(1, keepdim=True)
+        one_hot = torch.nn.functional.one_hot(self.texts, VOCAB).double()
+        marginal = torch.einsum("nq,qlv->nlv", posterior, one_hot).reshape(-1, VOCAB)
+        lengths = torch.full((len(seen), MAX_LENGTH), -1.0)
+        lengths[:, LENGTH - 1] = 1.0
+        return DenoiserOutput(marginal.log(), noisy_latents, lengths)
+
+    @staticmethod
+    def token_logits(hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def oracle_model(joint: np.ndarray, *, schedule: str = "linear", blind: bool = False) -> LoadedModel:
+    """The oracle in the place of a trained network."""
+    corruption = Corruption(CorruptionConfig(text_schedule=schedule), 0, VOCAB, "uniform", 8)
+    config = Config(corruption=corruption.config)
+    return LoadedModel(
+        denoiser=cast(Any, Oracle(joint, blind=blind)),
+        config=config,
+        corruption=corruption,
+        device=torch.device("cpu"),
+        fingerprint="toy",
+        mean=np.zeros(2, np.float32),
+        scale=np.ones(2, np.float32),
+        encoder=None,
+        tokenizer_path=None,
+    )
+
+
+def draw_documents(joint: np.ndarray, count: int, seed: int = 0) -> tuple[Documents, np.ndarray]:
+    """Documents of the toy world, and which of the (kind, text) pairs each is."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(joint.size, size=count, p=joint.reshape(-1))
+    kind, text = np.divmod(drawn, len(TEXTS))
+    latents = np.stack([2.0 * kind - 1.0, rng.normal(size=count)], axis=1)[:, None].astype(np.float32)
+    documents = Documents(TEXTS[text].reshape(-1), np.full(count, LENGTH), latents, rng.permutation(count))
+    return documents, drawn
