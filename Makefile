@@ -22,8 +22,8 @@ demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, 
 test: $(STAMP) lint types unit  ## everything that must hold: lint, types, tests
 
 lint: $(STAMP)  ## style
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 
 types: $(STAMP)  ## static types
 	$(BIN)/mypy
@@ -32,8 +32,8 @@ unit: $(STAMP)  ## the tests
 	$(BIN)/python -m pytest -n 2 -m 'not soak'
 
 format: $(STAMP)  ## rewrite the code in our style
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
 
 clean:  ## remove what was built (runs and data stay)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

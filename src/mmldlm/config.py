@@ -95,6 +95,8 @@ class CorruptionConfig:
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
     text_schedule: str = _choice("linear", "linear", "cosine")
     latent_schedule: str = _choice("cosine", "cosine", "linear")
+    latent_time_power: float = _number(1.0, 0, above=True)
+    """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
     prediction_type: str = _choice("clean", "clean", "noise", "velocity")
     """What the latent side predicts."""
 
@@ -165,8 +167,8 @@ class SpeedConfig:
     fused_optimizer: bool = True
     scored_rows: bool = True
     """The output head sees only the tokens that are scored."""
-    chunk_rows: int = _number(4096, 1)
-    """Rows of logits that exist at a time."""
+    chunk_rows: int = _number(2048, 1)
+    """Rows of logits that exist at a time; a compiled run fills its last chunk up, so that all have one shape."""
 
 
 @dataclass
@@ -177,6 +179,10 @@ class SamplingConfig:
     """confidence: surest tokens first; ancestral: the exact reverse process."""
     num_sampling_steps: int = _number(16, 1)
     num_latent_steps: int = _number(16, 1)
+    """Steps of the latent in joint sampling."""
+    num_encode_steps: int | None = _number(None, 1)
+    """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
+    latent. null: 1, but 16 where the prediction is noise, which says little about the latent at the first step."""
     temperature: float = _number(1.0, 0)
     """0: the most probable token always."""
     top_p: float = _number(1.0, 0, 1, above=True)

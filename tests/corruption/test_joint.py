@@ -79,6 +79,14 @@ def test_modes_pin_their_conditions_and_choose_their_targets():
     assert abs(np.corrcoef(joint.text_time, joint.latent_time)[0, 1]) < 0.03
 
 
+def test_latent_times_follow_their_power_and_text_times_do_not():
+    modes = ModeWeights(0.0, 0.0, 1.0)
+    plain = draw_times(POSITIONS, KEYS, CorruptionConfig(modes, 0.0), seed=1)
+    late = draw_times(POSITIONS, KEYS, CorruptionConfig(modes, 0.0, latent_time_power=0.5), seed=1)
+    np.testing.assert_allclose(late.latent_time, np.sqrt(plain.latent_time), rtol=1e-6)
+    assert np.array_equal(late.text_time, plain.text_time)
+
+
 def test_mode_shares_are_the_weights_and_times_stay_uniform_inside_a_mode():
     times = draw_times(POSITIONS, KEYS, CorruptionConfig(ModeWeights(3.0, 1.0, 0.0), 0.0), seed=4)
     assert abs(times.text_is_target.mean() - 0.75) < 0.005

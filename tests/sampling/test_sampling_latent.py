@@ -22,7 +22,7 @@ NUM_DRAWN = 4000
 
 
 def encode(model: LoadedModel, text: np.ndarray, num_steps: int, count: int = NUM_DRAWN) -> np.ndarray:
-    options = SamplingOptions(num_latent_steps=num_steps, batch_tokens=10**6)
+    options = SamplingOptions(num_encode_steps=num_steps, num_latent_steps=num_steps, batch_tokens=10**6)
     return encode_tokens(model, [text] * count, options, keys=document_keys(7, count))[:, 0].astype(
         np.float64
     )
@@ -97,7 +97,7 @@ def test_text_is_given_clean_and_the_latent_at_its_time() -> None:
     model = random_model()
     record = spy(model)
     tokens = [np.array([3, 1, 4]), np.array([1, 5])]
-    encode_tokens(model, tokens, SamplingOptions(num_latent_steps=4), keys=document_keys(0, 2))
+    encode_tokens(model, tokens, SamplingOptions(num_encode_steps=4), keys=document_keys(0, 2))
     assert [call.latent_time.tolist() for call in record] == [[t, t] for t in (1.0, 0.75, 0.5, 0.25)]
     assert all(call.text_time.tolist() == [0.0, 0.0] for call in record)
     assert all(call.tokens.tolist() == [1, 5, 3, 1, 4] for call in record)  # shorter documents first
@@ -110,10 +110,10 @@ def test_latent_does_not_depend_on_its_batch() -> None:
     rng = np.random.default_rng(0)
     tokens = [rng.integers(0, 50, length) for length in rng.integers(1, 13, 10)]
     keys = document_keys(5, 10)
-    options = SamplingOptions(num_latent_steps=3, guidance=2.0)
+    options = SamplingOptions(num_encode_steps=3, guidance=2.0)
     together = encode_tokens(model, tokens, options, keys=keys)
     order = rng.permutation(10)
-    small = SamplingOptions(num_latent_steps=3, guidance=2.0, batch_tokens=25)
+    small = SamplingOptions(num_encode_steps=3, guidance=2.0, batch_tokens=25)
     shuffled = encode_tokens(model, [tokens[i] for i in order], small, keys=keys[order])
     assert shuffled == pytest.approx(together[order], abs=1e-4)
     assert np.array_equal(together, encode_tokens(model, tokens, options, keys=keys))

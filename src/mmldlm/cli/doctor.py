@@ -5,6 +5,7 @@ Exit codes as ruff's: 0 clean or done, 1 findings (or files that could not be re
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +144,7 @@ def fix(
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
     typer.echo(f"{sum(len(c.fixed) for c in changes)} fixes in {len(changes)} files, transaction {done.id}")
-    typer.echo(f"take it back with: mmldlm doctor undo {path}")
+    typer.echo(f"take it back with: mmldlm doctor undo {shlex.quote(str(path))}")
 
 
 @app.command()

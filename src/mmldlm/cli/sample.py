@@ -51,7 +51,9 @@ def sample(
     ] = None,
     text_sampler: Annotated[str | None, typer.Option(help="confidence or ancestral.")] = None,
     num_sampling_steps: Annotated[int | None, typer.Option(help="Steps of the text sampler.")] = None,
-    num_latent_steps: Annotated[int | None, typer.Option(help="Steps of the latent sampler.")] = None,
+    num_latent_steps: Annotated[
+        int | None, typer.Option(help="Steps of the latent sampler. [t2l: 1]")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0: always the most probable token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens of this share.")] = None,
     guidance: Annotated[
@@ -72,7 +74,11 @@ def sample(
         "guidance": guidance,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
-    words = [f"--{name.replace('_', '-')}" for name in changes] + ["--length"] * (length is not None)
+    if mode == "t2l" and num_latent_steps is not None:
+        changes["num_encode_steps"] = num_latent_steps
+    words = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None] + [
+        "--length"
+    ] * (length is not None)
     sources = {"--text": text or None, "--latents": latents, "--from-split": from_split}
     _check_usage(mode, [name for name, value in sources.items() if value is not None], words, num, data, out)
 

@@ -22,7 +22,7 @@ def draw_times(positions: np.ndarray, keys: np.ndarray, config: CorruptionConfig
     return times_of_modes(
         modes,
         randomness.low_discrepancy(positions, _TEXT_AXIS, seed),
-        randomness.low_discrepancy(positions, _LATENT_AXIS, seed),
+        randomness.low_discrepancy(positions, _LATENT_AXIS, seed) ** np.float32(config.latent_time_power),
         dropped,
     )
 

@@ -39,7 +39,7 @@ def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None 
             gaussian(module.weight, module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.zero_()
-    gaussian(denoiser.token_embed.weight, 1.0)
+    gaussian(denoiser.token_embed.weight, 0.05)
     gaussian(denoiser.slot_embed, 0.02)
     for module in denoiser.modules():
         if isinstance(module, Stream):

@@ -65,7 +65,7 @@ class Objective:
     latent: LatentProcess
     active: Active
     scored_rows: bool = True
-    chunk_rows: int = 4096
+    chunk_rows: int = 2048
     compiled: bool = False
 
     def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:

@@ -19,7 +19,7 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.errors import UserError
 from mmldlm.sampling.checks import check_latents, check_lengths, check_tokens, require_trained, trained_parts
 from mmldlm.sampling.draw import draw
-from mmldlm.sampling.joint import joint_steps, latent_steps, run_chain, text_steps
+from mmldlm.sampling.joint import encode_steps, joint_steps, run_chain, text_steps
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, group_documents, latent_noise
 from mmldlm.sampling.predictor import ModelPredictor
@@ -64,7 +64,7 @@ def encode_tokens(
     require_trained(model, latent=True)
     run = _Sampling(model, options, keys, progress)
     lengths = check_tokens(model, tokens)
-    return run.sample(tokens, None, lengths, latent_steps(options, model.corruption)).latents
+    return run.sample(tokens, None, lengths, encode_steps(options, model.corruption)).latents
 
 
 def generate(

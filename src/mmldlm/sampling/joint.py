@@ -12,20 +12,28 @@ from mmldlm.sampling.predictor import Predictor
 from mmldlm.sampling.steps import Step, interleave, make_steps
 from mmldlm.sampling.text import TEXT_STEPS
 
+NOISE_ENCODE_STEPS = 16
+
 
 def text_steps(options: SamplingOptions) -> list[Step]:
     """From all masked to none."""
     return make_steps("text", options.num_sampling_steps)
 
 
-def latent_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
+def latent_steps(num_steps: int, corruption: Corruption) -> list[Step]:
     """From the last time at which the network's prediction says something, to 0."""
-    return make_steps("latent", options.num_latent_steps, corruption.latent.latest_time)
+    return make_steps("latent", num_steps, corruption.latent.latest_time)
+
+
+def encode_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
+    """One step to the mean of what the network believes, unless more are asked for or one cannot tell."""
+    unsure = corruption.config.prediction_type == "noise"
+    return latent_steps(options.num_encode_steps or (NOISE_ENCODE_STEPS if unsure else 1), corruption)
 
 
 def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
     """Text and latents in turn."""
-    return interleave(latent_steps(options, corruption), text_steps(options))
+    return interleave(latent_steps(options.num_latent_steps, corruption), text_steps(options))
 
 
 def run_chain(

@@ -16,6 +16,7 @@ class SamplingOptions:
     text_sampler: str = "confidence"
     num_sampling_steps: int = 16
     num_latent_steps: int = 16
+    num_encode_steps: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     guidance: float = 1.0

@@ -90,7 +90,7 @@ def set_up(config: Config, runtime: Runtime) -> Setup:
     data_shape = data_shape_of(store)
     corruption = Corruption(
         config.corruption, config.train.seed, data_shape.vocab_size, config.objective.text_weighting,
-        row_multiple=min(config.speed.chunk_rows, 1024) if runtime.compile else 1,
+        row_multiple=config.speed.chunk_rows if runtime.compile else 1,
     )  # fmt: skip
     denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None

@@ -1,0 +1,162 @@
+"""Reading a tree: every file is parsed once, all rules look at it, then the project as a whole is judged."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmldlm.diagnostics.doctor.discovery import Found, discover
+from mmldlm.diagnostics.doctor.facts import gather
+from mmldlm.diagnostics.doctor.ignores import Ignore, apply_ignores, find_ignores
+from mmldlm.diagnostics.doctor.line_files import DockerFile, EnvFile
+from mmldlm.diagnostics.doctor.options import Options
+from mmldlm.diagnostics.doctor.python_file import CannotParseError, PythonFile
+from mmldlm.diagnostics.doctor.registry import all_rules, checks_for, project_checks
+from mmldlm.diagnostics.doctor.shell_file import ShellError, ShellFile
+from mmldlm.diagnostics.doctor.source import MAX_BYTES, Source, UnreadableError, read_source
+from mmldlm.diagnostics.doctor.types import Facts, Finding, Kind, Span
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile, YamlSyntaxError
+
+PARALLEL_FROM = 96
+"""Trees of at least this many files are read by several processes; below, starting them costs more than it saves."""
+
+_PARSERS: dict[Kind, type] = {
+    Kind.PYTHON: PythonFile,
+    Kind.SHELL: ShellFile,
+    Kind.YAML: YamlFile,
+    Kind.DOCKERFILE: DockerFile,
+    Kind.ENV: EnvFile,
+}
+
+
+TRAINING_FAMILIES = frozenset(
+    ["NCC", "DAT", "DDP", "OPT", "AMP", "CMP", "ATT", "MEM", "SYN", "LOS", "CKP", "PTH"]
+)
+"""Silent in tests, which are slow, odd and fixed on purpose."""
+
+
+def is_test(path: str) -> bool:
+    """Whether a relative path lies in a folder of tests or is named like one."""
+    *folders, name = path.split("/")
+    if {"tests", "test", "testing", "test_utils"} & set(folders):
+        return True
+    return name.startswith(("test_", "conftest")) or name.endswith("_test.py")
+
+
+@dataclass
+class FileResult:
+    """Everything one file gave."""
+
+    path: str
+    findings: list[Finding] = field(default_factory=list)
+    ignores: list[Ignore] = field(default_factory=list)
+    facts: Facts = field(default_factory=Facts)
+
+
+@dataclass
+class Report:
+    """The outcome of an audit."""
+
+    root: Path
+    files: list[Found]
+    findings: list[Finding]
+    """What stands, sorted by place."""
+    facts: Facts
+
+
+def parse(source: Source) -> Any:
+    """The parsed file of a source; raises the parser's own error."""
+    return _PARSERS[source.kind](source)
+
+
+def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileResult:
+    """Parse one file once and run every rule over it."""
+    result = FileResult(path)
+    if len(data) > MAX_BYTES:
+        return result
+    unreadable = all_rules()["DOC001"]
+    try:
+        source = read_source(path, kind, data)
+        file = parse(source)
+    except UnreadableError as error:
+        result.findings.append(unreadable.at(path, Span(1, 1, 1, 1), f"cannot be read: {error}"))
+        return result
+    except CannotParseError as error:
+        place = Span(error.line, 1, error.line, 1)
+        result.findings.append(
+            unreadable.at(path, place, f"not valid Python 3 ({error}); nothing was checked")
+        )
+        return result
+    except ShellError as error:
+        result.findings.append(unreadable.at(path, Span(1, 1, 1, 1), f"cannot be followed: {error}"))
+        return result
+    except YamlSyntaxError:
+        return result  # templates and multi-megabyte data wear the same suffix
+    result.facts = gather(file)
+    result.ignores = find_ignores(source, file)
+    in_test = is_test(path)
+    for declared, check in checks_for(kind):
+        if declared.code in codes and not (in_test and declared.family in TRAINING_FAMILIES):
+            result.findings += check(file, declared)
+    return result
+
+
+def _examine_found(found: Found, codes: frozenset[str]) -> FileResult:
+    try:
+        data = found.absolute.read_bytes()
+    except OSError as error:
+        remark = all_rules()["DOC001"].at(
+            found.relative, Span(1, 1, 1, 1), f"cannot be read: {error.strerror}"
+        )
+        return FileResult(found.relative, [remark])
+    return examine(found.relative, found.kind, data, codes)
+
+
+def _examine_all(files: Sequence[Found], codes: frozenset[str]) -> Iterable[FileResult]:
+    workers = min(os.cpu_count() or 1, 8)
+    task = partial(_examine_found, codes=codes)
+    if len(files) < PARALLEL_FROM or workers == 1:
+        return [task(found) for found in files]
+    # Forking is fastest, but unsafe once other threads run.
+    method = "fork" if os.name == "posix" and threading.active_count() == 1 else "spawn"
+    context = multiprocessing.get_context(method)
+    # Syntax trees hold no cycles: the collector would only walk them again and again.
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
+        return list(pool.map(task, files, chunksize=max(1, min(32, len(files) // (workers * 4)))))
+
+
+def audit(path: Path, options: Options) -> Report:
+    """Read everything below a path and return what stands after conditions, ignores and options."""
+    root, files = discover(path, options.exclude)
+    results = list(_examine_all(files, options.codes))
+    facts = Facts()
+    for result in results:
+        facts.merge(result.facts)
+    found = [finding for result in results for finding in result.findings]
+    for declared, check in project_checks():
+        if declared.code in options.codes:
+            found += check(facts, declared)
+    ignores = {result.path: result.ignores for result in results if result.ignores}
+    if options.external:
+        from mmldlm.diagnostics.doctor.external import run_external
+
+        found += run_external(root, files, found)
+    return Report(root, files, judge(found, ignores, facts, options), facts)
+
+
+def judge(
+    found: list[Finding], ignores: dict[str, list[Ignore]], facts: Facts, options: Options
+) -> list[Finding]:
+    """Drop what the project contradicts, what is ignored and what was not asked for."""
+    standing = [finding for finding in found if finding.condition.holds(facts.features)]
+    kept, remarks = apply_ignores(standing, ignores, options.codes)
+    unique = {(f.code, f.path, f.span, f.message): f for f in [*kept, *remarks] if options.wants(f)}
+    return sorted(unique.values(), key=Finding.sort_key)

@@ -1,0 +1,196 @@
+"""From findings to new file contents: choose fixes that do not overlap, make them, prove that the file still parses.
+
+A file is read and fixed again until nothing more can be fixed, so a second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import subprocess
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from mmldlm.diagnostics.doctor.engine import Report, examine, judge
+from mmldlm.diagnostics.doctor.options import Options
+from mmldlm.diagnostics.doctor.source import Source, UnreadableError, read_source
+from mmldlm.diagnostics.doctor.types import Finding, Kind, TextEdit
+
+_MAX_PASSES = 12
+
+
+@dataclass
+class FileChange:
+    """One file before and after."""
+
+    path: str
+    kind: Kind
+    before: bytes
+    after: bytes
+    fixed: list[Finding] = field(default_factory=list)
+    refused: list[tuple[Finding, str]] = field(default_factory=list)
+
+    def diff(self) -> str:
+        """A unified diff, as `patch -p1` reads it."""
+        source = read_source(self.path, self.kind, self.before)
+        old = self.before[len(source.mark) :].decode(source.encoding)
+        new = self.after[len(source.mark) :].decode(source.encoding)
+        lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{self.path}", f"b/{self.path}")
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+        )
+
+
+def _lines(text: str) -> list[str]:
+    return [part + "\n" for part in text.split("\n")[:-1]] + (
+        [text.rsplit("\n", 1)[-1]] if not text.endswith("\n") else []
+    )
+
+
+def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
+    """The changes that would remove the fixable findings of a report; nothing is written."""
+    fixable = {f.path for f in report.findings if f.fix is not None and (f.fix.safe or unsafe)}
+    changes = []
+    for found in report.files:
+        if found.relative not in fixable:
+            continue
+        before = found.absolute.read_bytes()
+        change = FileChange(found.relative, found.kind, before, before)
+        _fix_file(change, report, options, unsafe)
+        if change.after != change.before or change.refused:
+            changes.append(change)
+    return changes
+
+
+def _fix_file(change: FileChange, report: Report, options: Options, unsafe: bool) -> None:
+    given_up: set[tuple[str, str]] = set()
+    for _ in range(_MAX_PASSES):
+        result = examine(change.path, change.kind, change.after, options.codes)
+        standing = judge(result.findings, {change.path: result.ignores}, report.facts, options)
+        wanted = [
+            f
+            for f in standing
+            if f.fix is not None and (f.fix.safe or unsafe) and (f.code, f.message) not in given_up
+        ]
+        if not wanted:
+            return
+        source = read_source(change.path, change.kind, change.after)
+        chosen = _without_overlap(wanted, source)
+        text, problem = _attempt(source, chosen)
+        if text is None and len(chosen) > 1:
+            chosen, text = _one_by_one(source, chosen, given_up, change)
+        elif text is None:
+            given_up.add((chosen[0].code, chosen[0].message))
+            change.refused.append((chosen[0], problem))
+            continue
+        if text is not None and text != source.text:
+            change.after = source.encode(text)
+            change.fixed += chosen
+        else:
+            given_up |= {(f.code, f.message) for f in chosen}
+
+
+def _one_by_one(
+    source: Source, chosen: list[Finding], given_up: set[tuple[str, str]], change: FileChange
+) -> tuple[list[Finding], str | None]:
+    """The first fix that works alone; those that do not are given up."""
+    for finding in chosen:
+        text, problem = _attempt(source, [finding])
+        if text is not None:
+            return [finding], text
+        given_up.add((finding.code, finding.message))
+        change.refused.append((finding, problem))
+    return [], None
+
+
+def _attempt(source: Source, findings: Sequence[Finding]) -> tuple[str | None, str]:
+    """The text with these fixes made, or None and the reason."""
+    text_edits = sorted(
+        {edit for f in findings if f.fix for edit in f.fix.text_edits},
+        key=lambda edit: (edit.start, edit.end),
+    )
+    node_edits = [edit for f in findings if f.fix for edit in f.fix.node_edits]
+    text = _apply_text(source.text, text_edits)
+    if node_edits:
+        from mmldlm.diagnostics.doctor.python_edit import EditRefusedError, apply_node_edits
+
+        try:
+            text, missed = apply_node_edits(text, node_edits)
+        except EditRefusedError as error:
+            return None, str(error)
+        if missed:
+            return None, "the place was not found again in the syntax tree"
+    problem = verify(source, text)
+    return (None, problem) if problem else (text, "")
+
+
+def _apply_text(text: str, edits: Sequence[TextEdit]) -> str:
+    for edit in reversed(edits):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def _without_overlap(findings: list[Finding], source: Source) -> list[Finding]:
+    """Fixes that can be made together; the others have their turn in the next pass."""
+    chosen: list[Finding] = []
+    taken: list[tuple[int, int, bool]] = []
+    for finding in findings:
+        assert finding.fix is not None
+        ranges = [(edit.start, edit.end, True) for edit in finding.fix.text_edits]
+        for edit in finding.fix.node_edits:
+            start = source.offset(edit.span.line, edit.span.column)
+            end = source.offset(edit.span.end_line, edit.span.end_column)
+            # Keyword edits of one call combine; a replacement swallows whatever is inside it.
+            ranges.append((start, end, edit.action.startswith("replace")))
+        if not any(_collide(mine, other) for mine in ranges for other in taken):
+            chosen.append(finding)
+            taken += ranges
+    return chosen
+
+
+def _collide(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> bool:
+    if not (first[2] or second[2]):
+        return False
+    if first[:2] == second[:2] and first[0] == first[1]:
+        return False  # the same insertion, made once
+    return (first[0] < second[1] and second[0] < first[1]) or first[:2] == second[:2]
+
+
+def verify(source: Source, text: str) -> str:
+    """'' if the changed text is still what it was: valid Python, shell or YAML in the same encoding."""
+    try:
+        read_source(source.path, source.kind, source.encode(text))
+    except (UnreadableError, UnicodeEncodeError) as error:
+        return f"the result cannot be encoded as {source.encoding}: {error}"
+    if source.kind is Kind.PYTHON:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(text, source.path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            return f"the result would not parse: {error}"
+    elif source.kind is Kind.YAML:
+        try:
+            list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        except yaml.YAMLError as error:
+            return f"the result would not parse: {str(error).splitlines()[0]}"
+    elif source.kind is Kind.SHELL and _shell_problem(text) and not _shell_problem(source.text):
+        return f"bash -n refuses the result: {_shell_problem(text)}"
+    return ""
+
+
+def _shell_problem(text: str) -> str:
+    bash = shutil.which("bash")
+    if bash is None:
+        return ""
+    done = subprocess.run(
+        [bash, "-n"],
+        input=text.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    return done.stderr.decode(errors="replace").strip().split("\n")[0] if done.returncode else ""

@@ -1,0 +1,395 @@
+"""Checkpoints: loading pickles, overwriting, pruning, resuming."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from mmldlm.diagnostics.doctor.names import dotted
+from mmldlm.diagnostics.doctor.python_file import (
+    PythonFile,
+    argument,
+    has_spread,
+    is_constant,
+    is_method,
+    mentions_rank,
+    words_of,
+)
+from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.edits import set_keyword
+from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
+
+SAVE_DOCS = "PyTorch docs, torch.save / torch.load"
+_CKPT = re.compile(r"ckpt|checkpoint|latest|last|model|weights|state|best|resume", re.IGNORECASE)
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP001",
+    name="load-without-weights-only",
+    severity=Severity.WARNING,
+    summary="torch.load without weights_only",
+    why="Before PyTorch 2.6 the default runs any code that a pickle contains. Since 2.6 it is True; saying "
+    "so protects users of "
+    "older versions and shows the intent.",
+    effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
+    source=f"{SAVE_DOCS} (warning); PyTorch 2.6 release notes",
+    fix="unsafe",
+    remedy="Unsafe because a checkpoint that holds pickled objects then fails to load on older PyTorch too.",
+    bad="torch.load(path, map_location='cpu')",
+    good="torch.load(path, map_location='cpu', weights_only=True)",
+)
+def without_weights_only(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.load"):
+        if (
+            not has_spread(call)
+            and argument(call, "weights_only") is None
+            and argument(call, "pickle_module", 2) is None
+        ):
+            fix = set_keyword(file, call, "weights_only", "True", safe=False)
+            yield about.at(
+                file.path,
+                file.span(call),
+                "torch.load without weights_only runs code from the file before 2.6",
+                fix,
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP002",
+    name="load-runs-pickled-code",
+    severity=Severity.WARNING,
+    summary="torch.load(weights_only=False)",
+    why="The file may run any code on loading. Fine for one's own files, not for downloads.",
+    effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
+    source=f"{SAVE_DOCS} (warning)",
+    remedy="Save plain tensors and numbers (or safetensors) and load with weights_only=True; "
+    "add_safe_globals for known types.",
+    bad="torch.load(path, weights_only=False)",
+    good="torch.load(path, weights_only=True)",
+)
+def runs_pickled_code(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.load"):
+        if is_constant(argument(call, "weights_only"), False):
+            yield about.at(
+                file.path, file.span(call), "weights_only=False runs any code that the file contains"
+            )
+
+
+def _file_name(file: PythonFile, node: ast.expr) -> str | None:
+    """The last part of a path when it is a literal without placeholders."""
+    node = file.value_of(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.rsplit("/", 1)[-1]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
+        return _file_name(file, node.right)
+    if isinstance(node, ast.Call) and file.resolve(node.func) == "os.path.join" and node.args:
+        return _file_name(file, node.args[-1])
+    if isinstance(node, ast.Call) and dotted(node.func) in ("str", "Path") and len(node.args) >= 1:
+        return _file_name(file, node.args[-1])
+    if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[-1], ast.Constant):
+        tail = str(node.values[-1].value)
+        return tail.rsplit("/", 1)[-1] if "/" in tail else None
+    return None
+
+
+_STEPPED = re.compile(r"step|epoch|iter|timestamp|stamp", re.IGNORECASE)
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP003",
+    name="checkpoint-overwritten-in-place",
+    severity=Severity.WARNING,
+    summary="A checkpoint is written under its final, fixed name",
+    why="torch.save truncates the file first. A kill, a full disk or a time limit in the middle leaves a "
+    "torn file where the "
+    "only good checkpoint was.",
+    effect="Measured for DCP (this project): SIGKILL while saving into an existing folder tore it 4 of 4 times.",
+    source=f"{SAVE_DOCS}; POSIX rename(2) is atomic",
+    remedy="Write to a temporary name in the same folder, then os.replace it over the old one.",
+    bad="torch.save(state, out_dir / 'latest.pt')",
+    good="torch.save(state, out_dir / 'latest.pt.tmp')\nos.replace(out_dir / 'latest.pt.tmp', out_dir / 'latest.pt')",
+)
+def overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.save"):
+        target = argument(call, "f", 1)
+        if target is None or has_spread(call):
+            continue
+        name = _file_name(file, target)
+        function = file.function_of(call)
+        if name is None or not _CKPT.search(name) or re.search(r"tmp|temp|\.part", name) or "{" in name:
+            continue
+        if any(_STEPPED.search(word) for word in words_of(target) if len(word) < 80):
+            continue
+        whole = isinstance(function, ast.Module)
+        recurring = file.loop_of(call) is not None or (
+            not whole and re.search(r"save|checkpoint|ckpt", function.name.lower())
+            if isinstance(function, ast.FunctionDef)
+            else False
+        )
+        holds_state = "optimizer" in " ".join(words_of(file.value_of(call.args[0]))) if call.args else False
+        renames = {"replace", "rename", "move", "renames"}
+        moved = any(is_method(n, *renames) for n in ast.walk(function)) or _is_export(function)
+        if (
+            recurring
+            and (holds_state or re.search(r"ckpt|checkpoint|latest|last", name, re.IGNORECASE))
+            and not moved
+        ):
+            message = f"'{name}' is overwritten in place; a kill while saving destroys the only copy"
+            yield about.at(file.path, file.span(call), message)
+
+
+def _is_export(function: ast.AST) -> bool:
+    return isinstance(function, ast.FunctionDef) and "export" in function.name.lower()
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP004",
+    name="pruned-before-saved",
+    severity=Severity.ERROR,
+    summary="Old checkpoints are deleted before the new one is written",
+    why="If saving fails or the job is killed in between, neither the old nor the new one exists.",
+    effect="The whole run is lost.",
+    source="This project's rule: a checkpoint is removed only when a newer one is durable",
+    remedy="Save and flush first, delete afterwards.",
+    bad="shutil.rmtree(ckpt_dir)\ntorch.save(state, ckpt_dir / 'state.pt')",
+    good="save_new(ckpt_dir)\nshutil.rmtree(old_dir)",
+)
+def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for save in file.calls_of("torch.save"):
+        function = file.function_of(save)
+        line = file.span(save).line
+        target = words_of(save.args[1]) if len(save.args) > 1 else set()
+        for node in file.inside(function):
+            if not isinstance(node, ast.Call) or file.span(node).line >= line:
+                continue
+            removal = file.resolve(node.func) in ("shutil.rmtree", "os.remove", "os.unlink")
+            if not removal or not node.args or not _same_block_before(file, node, save):
+                continue
+            removed = dotted(node.args[0])
+            about_checkpoints = removed is not None and (removed.lower() in target or _is_old(removed))
+            if about_checkpoints:
+                yield about.at(
+                    file.path,
+                    file.span(node),
+                    f"{file.text(node)[:60]} runs before the new checkpoint is written",
+                )
+
+
+def _is_old(name: str) -> bool:
+    lowered = name.lower()
+    return bool(re.search(r"ckpt|checkpoint", lowered)) and bool(
+        re.search(r"old|prev|last|oldest|stale", lowered)
+    )
+
+
+def _same_block_before(file: PythonFile, first: ast.AST, second: ast.AST) -> bool:
+    """Whether `first` always runs before `second` in one pass: some block holds both, in this order."""
+    chain = {parent: child for child, parent in _steps(file, first)}
+    for child, parent in _steps(file, second):
+        if parent in chain:
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(parent, name, None)
+                if isinstance(block, list) and chain[parent] in block and child in block:
+                    return block.index(chain[parent]) < block.index(child)
+            return False
+    return False
+
+
+def _steps(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    while node in file.parents:
+        yield node, file.parents[node]
+        node = file.parents[node]
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP005",
+    name="random-state-not-saved",
+    severity=Severity.INFO,
+    summary="A training checkpoint without the random state, in a project that saves it nowhere",
+    why="After a resume, dropout, noise and shuffling start over: the resumed run is not the run that was "
+    "interrupted.",
+    effect="Qualitative: results are not reproducible across a resume.",
+    source="PyTorch notes, reproducibility",
+    remedy="Save torch.get_rng_state(), torch.cuda.get_rng_state_all(), numpy's and random's state.",
+    bad="torch.save({'model': m, 'optimizer': o, 'step': step}, path)",
+    good="torch.save({'model': m, 'optimizer': o, 'step': step, 'rng': torch.get_rng_state()}, path)",
+)
+def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.save"):
+        saved = file.value_of(call.args[0]) if call.args else None
+        if not isinstance(saved, ast.Dict) or any(key is None for key in saved.keys):
+            continue
+        keys = {str(key.value).lower() for key in saved.keys if isinstance(key, ast.Constant)}
+        resumable = any("optim" in key for key in keys) and any(
+            re.search(r"step|epoch|iter", key) for key in keys
+        )
+        if resumable and not any("rng" in key or "random" in key for key in keys):
+            message = "the checkpoint holds no random state; a resumed run is another run"
+            yield about.at(file.path, file.span(call), message, unless=["rng_saved"])
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP006",
+    name="missing-weights-ignored",
+    severity=Severity.WARNING,
+    summary="load_state_dict(strict=False) and its answer is thrown away",
+    why="strict=False accepts a file in which nothing matches: training goes on from random weights without a word.",
+    effect="Checked with torch 2.13: loading an empty dict with strict=False raises nothing.",
+    source="PyTorch docs, torch.nn.Module.load_state_dict",
+    remedy="Look at missing_keys and unexpected_keys, and fail on what was not expected.",
+    bad="model.load_state_dict(state, strict=False)",
+    good="missing, unexpected = model.load_state_dict(state, strict=False)\nassert not unexpected",
+)
+def missing_ignored(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call, _ in file.calls:
+        if (
+            is_method(call, "load_state_dict")
+            and is_constant(argument(call, "strict", 1), False)
+            and (
+                isinstance(file.parents[call], ast.Expr)
+                and call.args
+                and _is_loaded_state(file, call.args[0])
+            )
+        ):
+            yield about.at(
+                file.path, file.span(call), "strict=False, and missing keys are not even looked at"
+            )
+
+
+def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:
+    """Whether a state comes from a file; a copy from another module in memory is partial on purpose."""
+    if any(is_method(part, "state_dict") for part in ast.walk(node)) or file.loop_of(node) is not None:
+        return False  # or one shard after another, each of them partial
+    made = ast.walk(file.value_of(node))
+    if any(isinstance(part, ast.Call) and file.resolve(part.func) == "torch.load" for part in made):
+        return True
+    if isinstance(node, ast.Call):
+        return False
+    return any(re.search(r"ckpt|checkpoint|state|weights", word) for word in words_of(node) if len(word) < 60)
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP007",
+    name="resume-truncates-its-log",
+    severity=Severity.WARNING,
+    summary="A run that can resume opens its log for writing from the start",
+    why="Mode 'w' and write_text empty the file: after a resume the history of the run is gone.",
+    effect="The curve before the resume is lost.",
+    source="Python docs, open()",
+    remedy="Open with 'a'.",
+    bad="log = open(run / 'training_log.jsonl', 'w')",
+    good="log = open(run / 'training_log.jsonl', 'a')",
+)
+def truncates_log(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not any("resume" in name.lower() for name in file.identifiers):
+        return
+    for call, _ in file.calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
+            target, truncating = call.args[0], is_constant(argument(call, "mode", 1), "w", "wt", "w+")
+        elif (
+            is_method(call, "open", "write_text")
+            and isinstance(call.func, ast.Attribute)
+            and file.resolve(call.func) is None
+        ):
+            target = call.func.value
+            empty = is_method(call, "write_text") and bool(call.args) and is_constant(call.args[0], "")
+            truncating = empty or (
+                is_method(call, "open") and is_constant(argument(call, "mode", 0), "w", "wt")
+            )
+        else:
+            continue
+        if not truncating or not _is_log(file, target):
+            continue
+        function = file.function_of(call)
+        resumes = any("resume" in word for word in words_of(function) if len(word) < 40)
+        guarded = any("resume" in " ".join(words_of(test)) for test in file.conditions(call, function))
+        if resumes and not guarded:
+            yield about.at(
+                file.path, file.span(call), "empties the log although this run can resume; append instead"
+            )
+
+
+def _is_log(file: PythonFile, node: ast.expr) -> bool:
+    values = [node, *file.values_of(node)]
+    name = next((found for value in values if (found := _file_name(file, value))), "")
+    return bool(re.search(r"log", name, re.IGNORECASE)) and name.endswith(
+        (".jsonl", ".log", ".txt", ".csv", ".json")
+    )
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP008",
+    name="every-rank-saves",
+    severity=Severity.ERROR,
+    summary="All ranks write the same checkpoint file",
+    why="torch.save without a condition on the rank runs on every process; they write into one file at the "
+    "same time.",
+    effect="A torn checkpoint, or N times the I/O.",
+    source="PyTorch DDP tutorial, save and load checkpoints",
+    remedy="if dist.get_rank() == 0: torch.save(...), then a barrier.",
+    bad="model = DDP(model)\ntorch.save(model.module.state_dict(), 'model.pt')",
+    good="if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), 'model.pt')",
+)
+def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    wrapped = {file.function_of(call) for call in file.calls_of("torch.nn.parallel.DistributedDataParallel")}
+    for call in file.calls_of("torch.save"):
+        function = file.function_of(call)
+        if function not in wrapped or len(call.args) < 2:
+            continue
+        guarded = any(mentions_rank(test) for test in file.conditions(call, file.tree)) or mentions_rank(
+            call.args[1]
+        )
+        returns = any(
+            isinstance(n, ast.If)
+            and mentions_rank(n.test)
+            and any(isinstance(b, ast.Return | ast.Continue) for b in n.body)
+            for n in file.inside(function)
+        )
+        if not guarded and not returns and not any(file.conditions(call, function)):
+            yield about.at(
+                file.path, file.span(call), "every rank writes this file at the same time; save on one rank"
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="CKP009",
+    name="state-dict-of-ddp-wrapper",
+    severity=Severity.WARNING,
+    summary="The state dict of the DDP wrapper is saved",
+    why="All its keys begin with `module.`; the plain model cannot load them.",
+    effect="Checked with torch 2.13: every key carries the prefix.",
+    source="PyTorch DDP tutorial",
+    remedy="model.module.state_dict().",
+    bad="model = DDP(model)\ntorch.save(model.state_dict(), path)",
+    good="model = DDP(model)\ntorch.save(model.module.state_dict(), path)",
+)
+def ddp_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for save in file.calls_of("torch.save"):
+        for call in ast.walk(save):
+            if (
+                not is_method(call, "state_dict")
+                or not isinstance(call, ast.Call)
+                or not isinstance(call.func, ast.Attribute)
+            ):
+                continue
+            values = file.values_of(call.func.value)
+            last = values[-1] if values else None
+            if (
+                isinstance(last, ast.Call)
+                and file.resolve(last.func) == "torch.nn.parallel.DistributedDataParallel"
+            ):
+                unconditional = not file.conditions(last, file.function_of(last))
+                if unconditional and file.span(last).line < file.span(call).line:
+                    name = dotted(call.func.value)
+                    message = f"keys of {name} begin with `module.`; save {name}.module"
+                    yield about.at(file.path, file.span(call), message)

@@ -1,0 +1,320 @@
+"""DataLoaders and datasets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from mmldlm.diagnostics.doctor.names import dotted
+from mmldlm.diagnostics.doctor.python_file import (
+    PythonFile,
+    argument,
+    has_spread,
+    is_constant,
+    is_method,
+    number,
+)
+from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.edits import set_keyword
+from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile
+
+LOADER = "torch.utils.data.DataLoader"
+LOADER_DOCS = "PyTorch docs, torch.utils.data"
+MAX_WORKERS = 32
+_WORKERS = 5  # position of num_workers in DataLoader's signature
+_MEASURED = "Measured on two CPU cores; table and command in docs/doctor.md."
+
+
+def _loaders(file: PythonFile) -> list[ast.Call]:
+    return [call for call in file.calls_of(LOADER) if not has_spread(call) and (call.args or call.keywords)]
+
+
+def _is_training(file: PythonFile, call: ast.Call) -> bool:
+    """Evidence that a loader feeds training: it shuffles, or its name says so."""
+    shuffle = argument(call, "shuffle", 2)
+    if is_constant(shuffle, True):
+        return True
+    parent = file.parents.get(call)
+    targets = parent.targets if isinstance(parent, ast.Assign) else []
+    texts = [dotted(target) or "" for target in targets] + [
+        dotted(argument(call, "dataset", 0) or call) or ""
+    ]
+    words = {word for text in texts for word in re.split(r"[._]", text.lower())}
+    return bool(words & {"train", "training", "trainloader", "trainset"})
+
+
+def _workers(call: ast.Call) -> ast.expr | None:
+    return argument(call, "num_workers", _WORKERS)
+
+
+def _moves_to_gpu(file: PythonFile) -> bool:
+    strings = {n.value for n in file.of(ast.Constant) if isinstance(n.value, str) and len(n.value) < 20}
+    return "cuda" in file.attributes or any(value.startswith("cuda") for value in strings)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT001",
+    name="loader-without-workers",
+    severity=Severity.WARNING,
+    summary="A training DataLoader loads in the main process",
+    why="Without workers every batch is read, decoded and collated by the process that should be feeding the "
+    "GPU; the GPU "
+    "waits for each one.",
+    effect="The step time becomes load time plus compute time instead of the larger of the two. " + _MEASURED,
+    source=f"{LOADER_DOCS}, single- and multi-process data loading; PyTorch performance tuning guide",
+    fix="unsafe",
+    remedy="min(8, CPUs per process) is a good start; an IterableDataset must split its work by get_worker_info().",
+    bad="train_loader = DataLoader(train_set, batch_size=64, shuffle=True)",
+    good="train_loader = DataLoader(train_set, batch_size=64, shuffle=True, num_workers=4)",
+)
+def without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _loaders(file):
+        workers = _workers(call)
+        if (workers is None or is_constant(workers, 0)) and _is_training(file, call):
+            if (
+                argument(call, "prefetch_factor") is not None
+                or argument(call, "persistent_workers") is not None
+            ):
+                continue  # DAT004 speaks of these
+            what = "num_workers=0" if workers is not None else "no num_workers"
+            fix = (
+                set_keyword(file, call, "num_workers", "4", safe=False)
+                if len(call.args) <= _WORKERS
+                else None
+            )
+            message = f"training DataLoader with {what}: batches are loaded by the process that feeds the GPU"
+            yield about.at(file.path, file.span(call), message, fix)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT002",
+    name="loader-without-pinned-memory",
+    severity=Severity.INFO,
+    summary="A DataLoader with workers does not pin its memory, in a file that copies to a GPU",
+    why="Only copies from page-locked memory run asynchronously; from pageable memory `non_blocking=True` "
+    "does nothing.",
+    effect="Qualitative here (needs a GPU): the copy of a batch cannot overlap with compute.",
+    source=f"{LOADER_DOCS}, memory pinning; PyTorch tutorial on pin_memory and non_blocking",
+    fix="safe",
+    bad="DataLoader(dataset, batch_size=64, num_workers=4)",
+    good="DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
+)
+def without_pinning(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not _moves_to_gpu(file):
+        return
+    for call in _loaders(file):
+        workers, pinned = _workers(call), argument(call, "pin_memory", 7)
+        if workers is None or is_constant(workers, 0):
+            continue
+        if pinned is None or is_constant(pinned, False):
+            # A collate function may return GPU tensors, which cannot be pinned.
+            safe = pinned is None and argument(call, "collate_fn", 6) is None
+            fix = set_keyword(file, call, "pin_memory", "True", safe=safe) if len(call.args) <= 7 else None
+            yield about.at(
+                file.path, file.span(call), "DataLoader does not pin memory: copies to the GPU block", fix
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT003",
+    name="workers-not-persistent",
+    severity=Severity.INFO,
+    summary="Workers are started anew in every epoch",
+    why="Without persistent_workers the processes are stopped after each pass and the dataset is pickled and "
+    "imported "
+    "again for the next one; with short epochs that is most of the time.",
+    effect=_MEASURED,
+    source=f"{LOADER_DOCS}, DataLoader(persistent_workers=...)",
+    fix="unsafe",
+    remedy="Unsafe because a dataset that is changed between epochs (a curriculum) stays as it was inside "
+    "living workers.",
+    bad="DataLoader(dataset, num_workers=8, shuffle=True)",
+    good="DataLoader(dataset, num_workers=8, shuffle=True, persistent_workers=True)",
+)
+def not_persistent(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _loaders(file):
+        workers = _workers(call)
+        if (
+            argument(call, "persistent_workers") is not None
+            or not _is_training(file, call)
+            or workers is None
+        ):
+            continue
+        count = number(workers)
+        if count == 0 or (count is None and dotted(workers) is None):
+            continue
+        value = "True" if count else f"{file.text(workers)} > 0"
+        fix = set_keyword(file, call, "persistent_workers", value, safe=False)
+        yield about.at(file.path, file.span(call), "DataLoader restarts its workers in every epoch", fix)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT004",
+    name="worker-option-without-workers",
+    severity=Severity.ERROR,
+    summary="prefetch_factor or persistent_workers with num_workers=0",
+    why="DataLoader raises ValueError for both when there are no workers; the program stops here.",
+    effect="ValueError at construction (checked with torch 2.13).",
+    source=f"{LOADER_DOCS}, torch/utils/data/dataloader.py",
+    bad="DataLoader(dataset, num_workers=0, prefetch_factor=2)",
+    good="DataLoader(dataset, num_workers=4, prefetch_factor=2)",
+)
+def option_without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _loaders(file):
+        workers = _workers(call)
+        if workers is not None and not is_constant(workers, 0):
+            continue
+        prefetch, persistent = argument(call, "prefetch_factor"), argument(call, "persistent_workers")
+        given = (
+            "prefetch_factor"
+            if number(prefetch)
+            else "persistent_workers"
+            if is_constant(persistent, True)
+            else ""
+        )
+        if given:
+            message = f"{given} without workers raises ValueError; set num_workers above 0"
+            yield about.at(file.path, file.span(call), message)
+
+
+@rule(
+    Kind.PYTHON,
+    Kind.YAML,
+    code="DAT005",
+    name="too-many-workers",
+    severity=Severity.WARNING,
+    summary=f"More than {MAX_WORKERS} loader workers per process",
+    why="num_workers counts per rank: 8 ranks with 128 workers start 1,024 processes, each with a copy of "
+    "the dataset. "
+    "They compete for the same cores and often exhaust memory or file handles.",
+    effect="torch warns when workers exceed the CPUs it sees. " + _MEASURED,
+    source="PyTorch, torch/utils/data/dataloader.py, _check_worker_number_rationality",
+    remedy="min(8, CPUs // ranks on the machine).",
+    bad="num_workers: 128",
+    good="num_workers: 8",
+)
+def too_many_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        for entry in file.entries:
+            if (
+                entry.name in ("num_workers", "dataloader_num_workers")
+                and isinstance(entry.value, yaml.ScalarNode)
+                and entry.value.value.isdigit()
+                and int(entry.value.value) > MAX_WORKERS
+            ):
+                message = (
+                    f"{entry.key}: {entry.value.value} workers for each rank; min(8, CPUs // ranks) is enough"
+                )
+                yield about.at(file.path, file.span(entry.value), message)
+        return
+    for call in _loaders(file):
+        count = number(_workers(call))
+        if count is not None and count > MAX_WORKERS:
+            message = f"{count:.0f} workers for each rank; min(8, CPUs // ranks) is enough"
+            yield about.at(file.path, file.span(call), message)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT007",
+    name="sampler-never-told-the-epoch",
+    severity=Severity.WARNING,
+    summary="A DistributedSampler is used but set_epoch is called nowhere in the project",
+    why="The sampler seeds its shuffle with (seed + epoch); without set_epoch every epoch has the same order.",
+    effect="Documented: 'the same ordering will be always used'.",
+    source=f"{LOADER_DOCS}, DistributedSampler.set_epoch",
+    remedy="Call sampler.set_epoch(epoch) at the start of every epoch.",
+    bad="sampler = DistributedSampler(dataset)",
+    good="sampler = DistributedSampler(dataset)\nfor epoch in range(epochs):\n    sampler.set_epoch(epoch)",
+)
+def epoch_unknown(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.utils.data.DistributedSampler"):
+        if has_spread(call) or is_constant(argument(call, "shuffle", 3), False):
+            continue
+        if _looks_like_evaluation(file, call):
+            continue
+        message = "DistributedSampler shuffles, but no code calls set_epoch: every epoch has the same order"
+        yield about.at(file.path, file.span(call), message, needs=["training"], unless=["set_epoch"])
+
+
+def _looks_like_evaluation(file: PythonFile, call: ast.Call) -> bool:
+    parent = file.parents.get(call)
+    names = [dotted(t) or "" for t in parent.targets] if isinstance(parent, ast.Assign) else []
+    names += [dotted(a) or "" for a in call.args]
+    return any(re.search(r"val|test|eval", name.lower()) for name in names)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT008",
+    name="shuffle-with-sampler",
+    severity=Severity.ERROR,
+    summary="shuffle=True together with a sampler",
+    why="DataLoader raises ValueError: the sampler decides the order.",
+    effect="ValueError at construction (checked with torch 2.13).",
+    source=f"{LOADER_DOCS}, DataLoader",
+    bad="DataLoader(dataset, sampler=sampler, shuffle=True)",
+    good="DataLoader(dataset, sampler=sampler)",
+)
+def shuffle_with_sampler(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _loaders(file):
+        sampler = argument(call, "sampler", 3) or argument(call, "batch_sampler", 4)
+        certain = (
+            sampler is not None and not is_constant(sampler, None) and not isinstance(sampler, ast.IfExp)
+        )
+        made = isinstance(file.value_of(sampler), ast.Call) if sampler is not None and certain else False
+        if made and is_constant(argument(call, "shuffle", 2), True):
+            yield about.at(
+                file.path, file.span(call), "shuffle=True with a sampler raises ValueError; drop shuffle"
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="DAT010",
+    name="blocking-copy-from-pinned-memory",
+    severity=Severity.INFO,
+    summary="A batch from a pinning loader is copied with .cuda() or .to(device) without non_blocking",
+    why="Pinning pays only when the copy is asynchronous; without non_blocking=True the host waits for each tensor.",
+    effect="Qualitative here (needs a GPU): one host wait per tensor and step.",
+    source="PyTorch tutorial, A guide on good usage of non_blocking and pin_memory",
+    fix="safe",
+    bad="x = x.cuda()",
+    good="x = x.cuda(non_blocking=True)",
+)
+def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    pinning = any(is_constant(argument(call, "pin_memory", 7), True) for call in file.calls_of(LOADER))
+    if not pinning:
+        return
+    for loop in file.training_loops:
+        names = (
+            {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+            if isinstance(loop, ast.For)
+            else set()
+        )
+        for node in file.inside(loop):
+            if not is_method(node, "cuda", "to") or not isinstance(node, ast.Call) or has_spread(node):
+                continue
+            assert isinstance(node.func, ast.Attribute)
+            if not isinstance(node.func.value, ast.Name) or node.func.value.id not in names:
+                continue
+            device = node.args[0] if node.args else None
+            copies = node.func.attr == "cuda" or (
+                isinstance(device, ast.Name) and "device" in device.id.lower()
+            )
+            if copies and argument(node, "non_blocking") is None and len(node.args) < 2:
+                fix = set_keyword(file, node, "non_blocking", "True", safe=True)
+                yield about.at(
+                    file.path,
+                    file.span(node),
+                    f"{file.text(node)} waits although the loader pins memory",
+                    fix,
+                )

@@ -1,0 +1,275 @@
+"""Optimizers: fused kernels, weight decay, clearing of gradients, order of calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from mmldlm.diagnostics.doctor.names import dotted
+from mmldlm.diagnostics.doctor.python_file import (
+    PythonFile,
+    argument,
+    has_spread,
+    is_constant,
+    is_method,
+    number,
+)
+from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.edits import set_keyword
+from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
+
+FUSABLE = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
+OPTIM_DOCS = "PyTorch docs, torch.optim"
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT001",
+    name="unfused-optimizer",
+    severity=Severity.WARNING,
+    summary="Adam, AdamW or SGD without its fused kernel",
+    why="fused=True updates all parameters in a few kernels; the default starts several per group of tensors "
+    "and keeps "
+    "temporaries of the size of the gradients.",
+    effect="Measured on the CPU (command in docs/doctor.md); PyTorch documents fused as the fastest implementation.",
+    source=f"{OPTIM_DOCS}, AdamW(fused=...)",
+    fix="safe",
+    remedy="Needs PyTorch 2.4 for SGD and for parameters on the CPU; sparse gradients are not supported.",
+    bad="torch.optim.AdamW(model.parameters(), lr=1e-4)",
+    good="torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
+)
+def unfused(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    sparse = any(
+        is_constant(keyword.value, True)
+        for n in file.of(ast.Call)
+        for keyword in n.keywords
+        if keyword.arg == "sparse"
+    )
+    for call in file.calls_of(*FUSABLE):
+        given = {keyword.arg for keyword in call.keywords}
+        if (
+            has_spread(call)
+            or not (call.args or "params" in given)
+            or given & {"fused", "foreach", "capturable", "differentiable"}
+        ):
+            continue
+        name = file.text(call.func)
+        message = f"{name} without fused=True starts many small kernels per step"
+        yield about.at(
+            file.path,
+            file.span(call),
+            message,
+            None if sparse else set_keyword(file, call, "fused", "True", safe=True),
+        )
+
+
+def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
+    """Whether an expression is `something.parameters()`, perhaps through one name."""
+    value = file.value_of(node)
+    return is_method(value, "parameters") and not getattr(value, "args", [1])
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT002",
+    name="decay-on-norms-and-biases",
+    severity=Severity.INFO,
+    summary="Weight decay applies to every parameter, norms and biases included",
+    why="Decay pulls gains of norms towards 0 and has no use on biases; common practice gives "
+    "one-dimensional parameters "
+    "their own group without decay.",
+    effect="Qualitative: a matter of quality, not speed.",
+    source="nanoGPT's and BERT's optimizer groups; Loshchilov and Hutter, Decoupled Weight Decay Regularization",
+    remedy="Two groups: parameters with at least two dimensions decay, the others have weight_decay=0.",
+    bad="AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)",
+    good='AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-4, weight_decay=0.1)',
+)
+def decays_everything(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.optim.AdamW", "torch.optim.Adam"):
+        decay = argument(call, "weight_decay")
+        if decay is None or number(decay) == 0 or not call.args or has_spread(call):
+            continue
+        if _all_parameters(file, call.args[0]):
+            yield about.at(
+                file.path,
+                file.span(call),
+                "weight decay also pulls norms and biases; give them their own group",
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT003",
+    name="gradients-set-to-zero",
+    severity=Severity.INFO,
+    summary="zero_grad(set_to_none=False) keeps and fills all gradients",
+    why="Setting gradients to None (the default since PyTorch 2.0) frees their memory between steps and "
+    "saves a pass over it.",
+    effect="Memory of one gradient set during the forward; documented in torch.optim.",
+    source=f"{OPTIM_DOCS}, Optimizer.zero_grad",
+    fix="unsafe",
+    remedy="Unsafe because code that reads p.grad after zero_grad sees None instead of zeros.",
+    bad="optimizer.zero_grad(set_to_none=False)",
+    good="optimizer.zero_grad()",
+)
+def set_to_zero(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call, _ in file.calls:
+        if is_method(call, "zero_grad") and is_constant(argument(call, "set_to_none", 0), False):
+            edits = (NodeEdit(file.span(call), "remove_keyword", ("set_to_none",)),)
+            fix = Fix("use the default", False, node_edits=edits) if call.keywords else None
+            yield about.at(
+                file.path,
+                file.span(call),
+                "zero_grad fills all gradients with zeros instead of freeing them",
+                fix,
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT004",
+    name="gradients-never-cleared",
+    severity=Severity.ERROR,
+    summary="A loop steps the optimizer but nothing ever clears the gradients",
+    why="backward() adds to .grad. Without zero_grad every step uses the sum of all gradients since the start.",
+    effect="The run trains something else than was asked for.",
+    source=f"{OPTIM_DOCS}, taking an optimization step",
+    remedy="Call optimizer.zero_grad() once per step.",
+    bad="loss.backward()\noptimizer.step()",
+    good="loss.backward()\noptimizer.step()\noptimizer.zero_grad()",
+)
+def never_cleared(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if {"zero_grad", "zero_", "zero_grad_"} & file.identifiers or _assigns_grad(file):
+        return
+    for loop in file.training_loops:
+        if "backward" not in _method_names(file, loop):
+            continue
+        for node in file.inside(loop):
+            if (
+                is_method(node, "step")
+                and isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+            ):
+                made = file.value_of(node.func.value)
+                if isinstance(made, ast.Call) and file.loop_of(made) is loop:
+                    continue  # a new optimizer in every round
+                origin = (file.resolve(made.func) or "") if isinstance(made, ast.Call) else ""
+                if origin.startswith("torch.optim.") and ".lr_scheduler" not in origin:
+                    message = "nothing in this file clears the gradients: they add up for ever"
+                    yield about.at(file.path, file.span(node), message)
+
+
+def _method_names(file: PythonFile, scope: ast.AST) -> set[str]:
+    return {
+        n.func.attr
+        for n in file.inside(scope)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
+
+
+def _assigns_grad(file: PythonFile) -> bool:
+    return any(n.attr == "grad" and isinstance(n.ctx, ast.Store) for n in file.of(ast.Attribute))
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT005",
+    name="scheduler-before-optimizer",
+    severity=Severity.WARNING,
+    summary="The learning-rate scheduler steps before the optimizer",
+    why="Since PyTorch 1.1 optimizer.step() comes first; the other way round skips the first value of the schedule.",
+    effect="The schedule is shifted by one step; torch prints a warning.",
+    source="PyTorch docs, torch.optim, how to adjust learning rate",
+    remedy="Swap the two calls.",
+    bad="scheduler.step()\noptimizer.step()",
+    good="optimizer.step()\nscheduler.step()",
+)
+def scheduler_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for loop in file.training_loops:
+        seen: list[tuple[ast.Call, str]] = []
+        for statement in loop.body:
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in ("step", "backward")
+            ):
+                made = file.value_of(call.func.value)
+                origin = (file.resolve(made.func) or "") if isinstance(made, ast.Call) else ""
+                seen.append((call, "backward" if call.func.attr == "backward" else origin))
+        kinds = [origin for _, origin in seen]
+        schedule = next(
+            (i for i, kind in enumerate(kinds) if kind.startswith("torch.optim.lr_scheduler.")), None
+        )
+        update = next(
+            (i for i, k in enumerate(kinds) if k.startswith("torch.optim.") and ".lr_scheduler." not in k),
+            None,
+        )
+        if schedule is not None and update is not None and schedule < update:
+            yield about.at(
+                file.path, file.span(seen[schedule][0]), "the scheduler steps before the optimizer; swap them"
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT006",
+    name="adam-with-coupled-decay",
+    severity=Severity.INFO,
+    summary="Adam with weight_decay adds decay to the gradient",
+    why="In Adam the decay term passes through the second moment, so parameters with large gradients are "
+    "decayed less. "
+    "AdamW decouples it.",
+    effect="A matter of quality; see the paper.",
+    source="Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv 1711.05101)",
+    remedy="torch.optim.AdamW, with the decay chosen anew.",
+    bad="torch.optim.Adam(params, lr=1e-4, weight_decay=0.01)",
+    good="torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)",
+)
+def coupled_decay(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.optim.Adam"):
+        decay = number(argument(call, "weight_decay"))
+        if decay and not has_spread(call) and argument(call, "decoupled_weight_decay") is None:
+            yield about.at(
+                file.path,
+                file.span(call),
+                "Adam couples weight decay with the gradient's scale; AdamW does not",
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT007",
+    name="clipping-after-the-step",
+    severity=Severity.ERROR,
+    summary="Gradients are clipped after the optimizer has used them",
+    why="clip_grad_norm_ changes gradients in place; behind optimizer.step() it changes nothing that matters.",
+    effect="No clipping at all.",
+    source="PyTorch docs, torch.nn.utils.clip_grad_norm_",
+    remedy="Clip between backward() and step().",
+    bad="loss.backward()\noptimizer.step()\nclip_grad_norm_(model.parameters(), 1.0)",
+    good="loss.backward()\nclip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()",
+)
+def clipping_too_late(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    names = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
+    for clip in file.calls_of(*names):
+        loop = file.loop_of(clip)
+        if loop is None or loop not in file.training_loops:
+            continue
+        block = list(loop.body)
+        order = {}
+        for index, statement in enumerate(block):
+            for part in ast.walk(statement):
+                if part is clip and file.statement_of(clip) is statement:
+                    order["clip"] = index
+                if (
+                    isinstance(statement, ast.Expr)
+                    and part is statement.value
+                    and is_method(part, "step", "backward")
+                ):
+                    assert isinstance(part, ast.Call)
+                    assert isinstance(part.func, ast.Attribute)
+                    if part.func.attr == "backward" or "optim" in (dotted(part.func.value) or "").lower():
+                        order.setdefault(part.func.attr, index)
+        if {"clip", "step", "backward"} <= set(order) and order["backward"] < order["step"] < order["clip"]:
+            yield about.at(file.path, file.span(clip), "clips gradients after optimizer.step() has used them")

@@ -1,0 +1,218 @@
+"""What makes the host wait for the GPU in every step of a training loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from mmldlm.diagnostics.doctor.names import dotted
+from mmldlm.diagnostics.doctor.python_file import PythonFile, is_constant, is_method, words_of
+from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
+
+SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchronization"
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN001",
+    name="item-in-every-step",
+    severity=Severity.WARNING,
+    summary=".item() runs in every step",
+    why="It waits until the GPU has finished everything queued so far; the host cannot prepare the next step "
+    "meanwhile.",
+    effect="Qualitative here (needs a GPU): the launch queue runs empty once per call. Calls behind any `if` "
+    "are not reported.",
+    source=SYNC_DOCS,
+    remedy="Add up tensors on the device and call .item() every n steps.",
+    bad="running += loss.item()",
+    good="running += loss.detach()",
+)
+def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not file.uses("torch"):
+        return
+    for call, _ in file.calls:
+        if is_method(call, "item") and not call.args and file.in_training_loop(call) is not None:
+            yield about.at(
+                file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN002",
+    name="print-in-every-step",
+    severity=Severity.INFO,
+    summary="print() of a tensor in every step",
+    why="Printing a tensor copies it to the host, and a line per step on every rank fills the log.",
+    effect="Qualitative: one host wait per printed tensor.",
+    source=SYNC_DOCS,
+    remedy="Print every n steps, on one rank.",
+    bad="print(loss)",
+    good="if step % 100 == 0 and rank == 0:\n    print(loss.item())",
+)
+def print_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not file.uses("torch"):
+        return
+    for call, _ in file.calls:
+        if (
+            isinstance(call.func, ast.Name)
+            and call.func.id == "print"
+            and file.in_training_loop(call) is not None
+        ) and any("loss" in word for argument in call.args for word in words_of(argument)):
+            yield about.at(
+                file.path, file.span(call), "prints in every step; print every n steps on one rank"
+            )
+
+
+_CHECKS = ("torch.isnan", "torch.isinf", "torch.isfinite")
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN003",
+    name="finite-check-in-every-step",
+    severity=Severity.INFO,
+    summary="A branch on torch.isnan or isfinite in every step",
+    why="`if torch.isnan(loss)` needs the value on the host: a wait per step, for every tensor asked.",
+    effect="Qualitative here (needs a GPU). A fused optimizer can skip the update on the device through found_inf.",
+    source=SYNC_DOCS,
+    remedy="Check one scalar (the gradient norm) late in the step, or every n steps.",
+    bad="if torch.isnan(loss):",
+    good="if step % 50 == 0 and not torch.isfinite(grad_norm):",
+)
+def finite_check(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of(*_CHECKS):
+        owner = _branch_of(file, call)
+        if owner is None:
+            continue
+        loop = file.loop_of(owner)
+        if loop is None or loop not in file.training_loops or file.conditions(owner, loop):
+            continue
+        if not any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(owner.test)):
+            message = f"{file.text(call)[:60]} in an `if` waits for the GPU in every step"
+            yield about.at(file.path, file.span(call), message)
+
+
+def _branch_of(file: PythonFile, node: ast.AST) -> ast.If | None:
+    child: ast.AST = node
+    for parent in file.ancestors(node):
+        if isinstance(parent, ast.If) and child is parent.test:
+            return parent
+        if isinstance(parent, ast.stmt):
+            return None
+        child = parent
+    return None
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN004",
+    name="synchronize-in-every-step",
+    severity=Severity.WARNING,
+    summary="torch.cuda.synchronize() in every step",
+    why="It stops the host until the GPU is idle, so the GPU is idle until the host has launched again.",
+    effect="Qualitative here (needs a GPU).",
+    source=SYNC_DOCS,
+    remedy="Time with CUDA events, or synchronise every n steps.",
+    bad="loss.backward()\ntorch.cuda.synchronize()",
+    good="loss.backward()",
+)
+def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.cuda.synchronize"):
+        if file.in_training_loop(call) is not None:
+            yield about.at(file.path, file.span(call), "stops host and GPU in every step")
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN005",
+    name="anomaly-detection-left-on",
+    severity=Severity.WARNING,
+    summary="Autograd anomaly detection is on",
+    why="It records a traceback for every operation and checks every gradient for NaN.",
+    effect="Documented: 'will slow down your program execution'; measured on the CPU (command in docs/doctor.md).",
+    source="PyTorch docs, torch.autograd.set_detect_anomaly",
+    remedy="Behind a debug switch.",
+    bad="torch.autograd.set_detect_anomaly(True)",
+    good="torch.autograd.set_detect_anomaly(args.debug)",
+)
+def anomaly_left_on(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.autograd.set_detect_anomaly", "torch.autograd.detect_anomaly"):
+        switched = file.resolve(call.func) == "torch.autograd.detect_anomaly" or (
+            call.args and is_constant(call.args[0], True)
+        )
+        in_test = "test" in file.path.rsplit("/", 1)[-1]
+        if switched and not file.conditions(call, file.tree) and not in_test:
+            yield about.at(
+                file.path, file.span(call), "anomaly detection slows every step; put it behind a debug switch"
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN006",
+    name="sync-per-parameter",
+    severity=Severity.WARNING,
+    summary="One .item() for every parameter",
+    why="A loop over parameters that calls .item() waits for the GPU hundreds of times; norms can be added "
+    "on the device.",
+    effect="Qualitative here (needs a GPU): as many waits as there are parameter tensors.",
+    source=f"{SYNC_DOCS}; torch.nn.utils.get_total_norm",
+    remedy="torch.nn.utils.get_total_norm([p.grad for p in parameters]) and one .item().",
+    bad="for p in model.parameters():\n    total += p.grad.norm().item() ** 2",
+    good="total = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())",
+)
+def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for node in file.of(ast.For):
+        if not is_method(node.iter, "parameters", "named_parameters"):
+            continue
+        names = {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
+        for part in file.inside(node):
+            if (
+                (
+                    is_method(part, "item")
+                    and isinstance(part, ast.Call)
+                    and isinstance(part.func, ast.Attribute)
+                )
+                and "grad" in words_of(part.func.value)
+                and names & set(_names(part.func.value))
+            ):
+                yield about.at(
+                    file.path,
+                    file.span(part),
+                    "waits for the GPU once per parameter; add norms on the device",
+                )
+                break
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+@rule(
+    Kind.PYTHON,
+    code="SYN007",
+    name="copy-to-host-in-every-step",
+    severity=Severity.WARNING,
+    summary="A result of the step is copied to the host in every step",
+    why=".cpu() waits for the GPU like .item(), and copies the whole tensor.",
+    effect="Qualitative here (needs a GPU).",
+    source=SYNC_DOCS,
+    remedy="Keep it on the device, copy every n steps.",
+    bad="history.append(loss.detach().cpu().numpy())",
+    good="history.append(loss.detach())",
+)
+def copy_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not file.uses("torch"):
+        return
+    for call, _ in file.calls:
+        if is_method(call, "cpu") and not call.args and file.in_training_loop(call) is not None:
+            assert isinstance(call.func, ast.Attribute)
+            holder = call.func.value
+            while isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute):
+                holder = holder.func.value
+            if "loss" in (dotted(holder) or "").lower():
+                yield about.at(
+                    file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
+                )

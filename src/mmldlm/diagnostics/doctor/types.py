@@ -1,0 +1,145 @@
+"""The words of the doctor: where something is, what was found, how it would be fixed.
+
+Everything here is a frozen dataclass of plain values, so that findings travel between processes and into JSON.
+Lines and columns count from 1, columns in characters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Severity(StrEnum):
+    """How much a finding costs when it is ignored."""
+
+    ERROR = "error"
+    """Crashes, hangs, loses work or trains something else than was asked for."""
+    WARNING = "warning"
+    """Costs speed, memory or safety."""
+    INFO = "info"
+    """Worth knowing; often a matter of taste or scale."""
+
+
+class Kind(StrEnum):
+    """The kinds of file that are read."""
+
+    PYTHON = "python"
+    SHELL = "shell"
+    YAML = "yaml"
+    DOCKERFILE = "dockerfile"
+    ENV = "env"
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A stretch of a file; the end is exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True)
+class TextEdit:
+    """Replace the characters `[start, end)` of the decoded text."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeEdit:
+    """Change the Python expression or import at exactly this span; carried out by LibCST.
+
+    `action` is one of the names in `python_edit.ACTIONS`, `values` are its arguments.
+    """
+
+    span: Span
+    action: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change that removes the finding. Safe: the program does the same, only better."""
+
+    title: str
+    safe: bool
+    text_edits: tuple[TextEdit, ...] = ()
+    node_edits: tuple[NodeEdit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the rest of the project must hold for a finding to stand; decided when every file was read."""
+
+    needs: frozenset[str] = frozenset()
+    """All of these features occur somewhere in the project."""
+    unless: frozenset[str] = frozenset()
+    """None of these features occurs anywhere in the project."""
+
+    def holds(self, features: frozenset[str] | set[str]) -> bool:
+        """Whether a project with these features satisfies the condition."""
+        return self.needs <= features and not (self.unless & features)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule, one place, one sentence."""
+
+    code: str
+    severity: Severity
+    path: str
+    """Relative to the audited root, with forward slashes."""
+    span: Span
+    message: str
+    fix: Fix | None = None
+    condition: Condition = field(default_factory=Condition)
+    origin: str = "doctor"
+    """The tool that found it: doctor, shellcheck or torchfix."""
+
+    def sort_key(self) -> tuple[Any, ...]:
+        """Order by place, then code."""
+        return (self.path, self.span, self.code, self.message)
+
+
+@dataclass
+class Facts:
+    """What one file tells about the project; merged over all files."""
+
+    features: set[str] = field(default_factory=set)
+    """Named properties such as `distributed` or `no_sync`."""
+    words: set[str] = field(default_factory=set)
+    """Names, attributes, keywords and short strings that occur in Python code or shell text."""
+    spread: set[str] = field(default_factory=set)
+    """Last names of objects that are passed on whole (`**cfg.optim`, `instantiate(cfg.model)`)."""
+    settings: list[Setting] = field(default_factory=list)
+    """Keys of YAML settings."""
+    options: list[Setting] = field(default_factory=list)
+    """Command-line options declared with argparse."""
+    overrides: list[Setting] = field(default_factory=list)
+    """`a.b=c` words on command lines in shell scripts."""
+
+    def merge(self, other: Facts) -> None:
+        """Add what another file tells."""
+        self.features |= other.features
+        self.words |= other.words
+        self.spread |= other.spread
+        self.settings += other.settings
+        self.options += other.options
+        self.overrides += other.overrides
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared or given setting and its place."""
+
+    path: str
+    key: str
+    """Dotted."""
+    value: str
+    span: Span

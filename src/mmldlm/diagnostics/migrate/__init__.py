@@ -1,0 +1,1 @@
+"""Bringing users of the MM-LDLM research code over: settings, data, command lines, environment."""
