@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit format clean
+.PHONY: help demo test lint types unit soak gpu format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ types: $(STAMP)  ## static types
 
 unit: $(STAMP)  ## the tests
 	$(BIN)/python -m pytest -n 2 -m 'not soak'
+
+soak: $(STAMP)  ## the long-running tests
+	$(BIN)/python -m pytest -m soak
+
+gpu: $(STAMP)  ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
 
 format: $(STAMP)  ## rewrite the code in our style
 	$(BIN)/ruff check --fix src tests

@@ -170,3 +170,26 @@ def test_a_damaged_shard_is_named_and_nothing_is_lost(tmp_path):
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     code, _, err = run(tmp_path)
     assert_one_clear_line(code, err, str(shard.name))
+
+
+def test_a_full_disk_is_told_and_the_weights_are_kept(place, tmp_path):
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)], check=False
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        code, _, err = run(place, "--run", str(tmp_path / "run"), "train.valid_samples=0", "model.width=96")
+        assert_one_clear_line(
+            code, err, "the checkpoint of step 12 was not saved", "no space left", "free some space"
+        )
+        assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+        last = [
+            json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()
+        ][-1]
+        assert last["step"] == 12
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=False)

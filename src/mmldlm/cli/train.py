@@ -37,6 +37,7 @@ def train(
 
 def train_run(config: Config, path: Path) -> RunFolder:
     """Train, resume or find finished the run in a folder; returns the folder, with an export inside."""
+    from mmldlm.errors import UserError
     from mmldlm.metrics import rich_console, text_log
     from mmldlm.run_folder import RunFolder, lock_run
     from mmldlm.runtime import start_runtime
@@ -55,6 +56,10 @@ def train_run(config: Config, path: Path) -> RunFolder:
         trainer = Trainer(setup, run, _hooks(setup, progress))
         trainer.fit()
         _write_export(trainer, run)
+    if trainer.unsaved:
+        raise UserError(
+            f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
+        )
     progress.console.print(
         f"run {path}: {config.train.steps} steps done; weights for use are in {run.export}"
     )

@@ -73,6 +73,8 @@ class Trainer:
     tokens: int = 0
     documents: int = 0
     skipped_in_a_row: int = 0
+    unsaved: str | None = None
+    """Why the newest checkpoint could not be saved, if so."""
     stop: StopFlag = field(default_factory=StopFlag)
 
     def __post_init__(self) -> None:
@@ -254,9 +256,11 @@ class Trainer:
 
     def _save_failed(self, error: Exception) -> None:
         log.error("%s", error)
+        self.unsaved = str(error)
         self.events.record("save_failed", step=getattr(error, "step", self.step), reason=str(error))
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
+        self.unsaved = None
         log.info("step %d: checkpoint %s written in %.1f s", step, path.name, seconds)
 
 
