@@ -47,9 +47,10 @@ class BatchConfig:
     tokens_per_step: int = _number(8192, 1)
     """Documents are taken in order until their tokens would exceed this."""
     documents_per_step: int | None = _number(None, 1)
-    """At most this many documents a step; null: no such limit."""
+    """At most this many documents a step; null: a quarter more than fit on average."""
     micro_tokens: int | None = _number(None, 1)
-    """Most tokens of a micro-batch on one rank; null: the whole step at once. More micro-batches, same loss."""
+    """Most tokens of a micro-batch on one rank, at least the longest document; null: the whole step at once. More
+    micro-batches, same loss."""
     slack: float = _number(0.01, 0, 0.5)
     """Room left in a micro-batch, as a share, so that whole documents always fit."""
 
@@ -310,6 +311,12 @@ def _joint_problems(config: Config) -> list[str]:
         found.append(f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times")
     if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
         found.append("corruption.mode_weights: at least one mode needs a weight above 0")
+    modes, objective = config.corruption.mode_weights, config.objective
+    text = modes.l2t + modes.joint > 0 and (objective.text_weight > 0 or objective.length_weight > 0)
+    if not text and not (modes.t2l + modes.joint > 0 and objective.latent_weight > 0):
+        found.append(
+            "objective: no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
+        )
     if config.speed.layout == "padded" and config.speed.attention == "varlen":
         found.append(
             "speed.attention=varlen: needs speed.layout=packed; a padded batch is attended to by rows"

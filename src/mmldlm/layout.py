@@ -40,8 +40,8 @@ class Layout:
     """(R, W) stream place in each cell, L in empty cells."""
     row_cell: Tensor
     """(L,) cell of rows.flatten() that holds each stream place, R*W for filler."""
-    row_real: Tensor
-    """(R, W) cells that may be attended to."""
+    row_segment: Tensor
+    """(R, W) which cells of a row attend to each other; -1 for cells that no one may attend to."""
     num_slots: int
     max_segment: int
     """No segment is longer than this."""
@@ -96,12 +96,12 @@ def padded_layout(lengths: np.ndarray, num_slots: int, max_length: int) -> Layou
     slots = num_tokens + np.arange(num_documents * num_slots).reshape(num_documents, num_slots)
     tokens = np.arange(num_tokens).reshape(num_documents, max_length)
     to_stream = np.concatenate([slots, tokens], axis=1).reshape(-1)
-    row_real = np.arange(width)[None, :] < num_slots + lengths[:, None]
-    segment = np.where(row_real, np.arange(num_documents)[:, None], -1).reshape(-1)
+    real = np.arange(width)[None, :] < num_slots + lengths[:, None]
+    segment = np.where(real, np.arange(num_documents)[:, None], -1)
     return _to_layout(
         document=document, position=position, real=position < lengths[document], lengths=lengths,
-        to_stream=to_stream, segment=segment, bounds=np.arange(num_documents + 1) * width,
-        rows=cells, row_cell=np.arange(size), row_real=row_real,
+        to_stream=to_stream, segment=segment.reshape(-1), bounds=np.arange(num_documents + 1) * width,
+        rows=cells, row_cell=np.arange(size), row_segment=segment,
         num_slots=num_slots, max_segment=width,
     )  # fmt: skip
 
@@ -131,15 +131,31 @@ def _assemble(
     owner = np.repeat(np.arange(num_documents), spans)
     column = np.arange(end) - starts[owner]
     filler_segment = num_documents + (np.arange(end, size) - end) // width
-    rows = np.full((num_documents, width), size, dtype=np.int64)
-    rows[owner, column] = np.arange(end)
+    row, offset = _place_in_rows(spans, width)
+    most_rows = min(num_documents, 2 * -(-size // width) + 1)
+    rows = np.full((most_rows, width), size, dtype=np.int64)
+    rows[row[owner], offset[owner] + column] = np.arange(end)
+    row_segment = np.full((most_rows, width), -1, dtype=np.int64)
+    row_segment[row[owner], offset[owner] + column] = owner
     row_cell = np.full(size, rows.size, dtype=np.int64)
-    row_cell[:end] = owner * width + column
+    row_cell[:end] = row[owner] * width + offset[owner] + column
     return _to_layout(
         document=document, position=position, real=np.arange(num_tokens) < used, lengths=lengths, to_stream=to_stream,
         segment=np.concatenate([owner, filler_segment]), bounds=bounds, rows=rows, row_cell=row_cell,
-        row_real=rows < size, num_slots=num_slots, max_segment=width,
+        row_segment=row_segment, num_slots=num_slots, max_segment=width,
     )  # fmt: skip
+
+
+def _place_in_rows(spans: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and first column of each document, in order, as many in a row as fit: at most twice the rows needed."""
+    row, offset = np.zeros(len(spans), dtype=np.int64), np.zeros(len(spans), dtype=np.int64)
+    current, used = 0, 0
+    for document, span in enumerate(spans.tolist()):
+        if used + span > width:
+            current, used = current + 1, 0
+        row[document], offset[document] = current, used
+        used += span
+    return row, offset
 
 
 def _to_layout(

@@ -21,7 +21,7 @@ FIELDS = (
     "step",  # updates so far
     "time",  # seconds since 1970 when the line was written
     "loss",  # the weighted sum that is minimised
-    "text_loss",  # nats per scored token
+    "text_loss",  # nats per token of the documents whose text is a target
     "latent_loss",  # per scored latent
     "length_loss",  # per scored document
     "text_accuracy",  # share of scored tokens whose most probable token is right

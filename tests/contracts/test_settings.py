@@ -65,6 +65,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     ([f"corruption.mode_weights.{mode}=0" for mode in ("l2t", "t2l", "joint")], "at least one mode"),
     (["speed.layout=padded", "speed.attention=varlen"], "needs speed.layout=packed"),
     (["name=../x"], "a plain folder name is needed"),
+    ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),
 ])  # fmt: skip
 def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
     with pytest.raises(UserError) as error:

@@ -59,3 +59,23 @@ def test_latent_corruption_is_the_identity_at_time_0_and_pure_noise_at_time_1(sc
     clean, noise = torch.randn(4, 1, 8), torch.randn(4, 1, 8)
     assert torch.equal(process.corrupt(clean, noise, torch.zeros(4)), clean)
     assert torch.equal(process.corrupt(clean, noise, torch.ones(4)), noise)
+
+
+@pytest.mark.parametrize("name", TEXT_SCHEDULES)
+def test_mean_probability_is_the_mean(name):
+    times = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    mean = TEXT_SCHEDULES[name].mask_probability(times).mean().item()
+    assert TEXT_SCHEDULES[name].mean_probability == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", LATENT_SCHEDULES)
+@pytest.mark.parametrize("prediction_type", ["clean", "noise", "velocity"])
+def test_an_error_of_the_output_is_not_magnified(schedule, prediction_type):
+    """At every time of the grid, an error of 0.1 in the network's output moves the clean latent by no more."""
+    process = LatentProcess(LATENT_SCHEDULES[schedule], prediction_type)
+    time = torch.linspace(0.01, process.latest_time, 40, dtype=torch.float64)
+    noisy, output = torch.randn(40, 1, 6, dtype=torch.float64), torch.randn(40, 1, 6, dtype=torch.float64)
+    clean = [
+        process.to_clean(process.prediction(out, noisy, time), noisy, time) for out in (output, output + 0.1)
+    ]
+    assert (clean[1] - clean[0]).abs().max() <= 0.1 + 1e-9

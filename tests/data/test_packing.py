@@ -52,9 +52,21 @@ def test_long_documents_that_do_not_fit_open_another_micro_batch():
 
 def test_equal_documents_are_spread_evenly():
     bins = pack(np.full(12, 10), shape_of(tokens=120, micro=40, mean=10.0, longest=10))
-    assert [len(members) for members in bins] == [4, 4, 4]
+    assert [len(members) for members in bins] == [3, 3, 3, 3]
 
 
 def test_a_step_too_small_for_the_longest_document_is_refused():
     with pytest.raises(UserError, match=r"batch.tokens_per_step=50: the longest document has 64"):
         shape_of(tokens=50)
+
+
+def test_a_micro_batch_never_exceeds_what_was_asked_for():
+    for micro in (64, 100, 1000, 4096, 5000):
+        assert shape_of(micro=micro).caps.num_tokens <= micro
+    with pytest.raises(UserError, match=r"batch.micro_tokens=50: the longest document has 64"):
+        shape_of(micro=50)
+
+
+def test_a_number_of_documents_that_was_asked_for_is_kept():
+    batch = BatchConfig(tokens_per_step=4096, documents_per_step=3000)
+    assert plan_shape(batch, mean_length=16.0, max_length=64, num_slots=1).documents_per_step == 3000

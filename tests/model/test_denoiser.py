@@ -56,6 +56,13 @@ def test_every_layout_and_backend_gives_the_same_output_and_gradient(backend, la
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
+def test_one_long_document_does_not_widen_the_rows_of_all():
+    from mmldlm.layout import packed_layout
+
+    layout = packed_layout(np.array([200, *[4] * 99]), 1, Caps(620, 120, 200))
+    assert layout.rows.numel() < 3 * (620 + 120)
+
+
 def test_a_document_alone_gives_what_it_gives_among_others():
     denoiser = small_denoiser()
     together, _ = run(denoiser, batch_of(DOCUMENTS))

@@ -117,6 +117,14 @@ def test_switches_leave_the_curve_where_it_is(store, whole, tmp_path, change):
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-4), (ours["step"], key)
 
 
+def test_bf16_stays_near(store, whole, tmp_path):
+    trainer = make_trainer(tmp_path, store, "speed.precision=bf16")
+    trainer.fit()
+    for ours, theirs in zip(curve(trainer), curve(whole), strict=True):
+        if "loss" in theirs:
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.01)
+
+
 def test_micro_batches_may_change_on_resume(store, whole, tmp_path):
     first = make_trainer(tmp_path, store)
     first.hooks.reporter = StopAt(first, 5)
@@ -169,7 +177,7 @@ def test_a_run_that_never_has_a_finite_gradient_stops_and_says_what_to_try(store
     trainer = make_trainer(tmp_path, store, "train.steps=200")
     with torch.no_grad():
         trainer.setup.denoiser.token_head.weight.fill_(float("nan"))
-    with pytest.raises(UserError, match=r"gradient was not finite in 5\d steps.*optim.lr=0.001"):
+    with pytest.raises(UserError, match=r"gradient was not finite in 5\d steps in a row.*optim.lr=0.001"):
         trainer.fit()
 
 
@@ -184,9 +192,128 @@ def test_a_head_without_a_loss_keeps_its_weights_to_the_bit(store, tmp_path, mod
             assert torch.equal(tensor, before[name]), name
 
 
+def test_now_and_then_a_bad_step_does_not_end_a_run(store, tmp_path):
+    trainer = make_trainer(
+        tmp_path, store, "train.steps=130", "train.log_every=10", "train.checkpoint_every=1000"
+    )
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if trainer.step % 2:
+            batch.micro_batches[0].noisy_latents[0] = float("nan")
+        run(batch, waited)
+
+    trainer._one_step = one_step
+    trainer.fit()
+    assert sum(line.get("skipped_steps", 0) for line in read_log(trainer.run.training_log)) == 65
+
+
+def test_settings_of_the_optimizer_reach_it(store, tmp_path):
+    words = [
+        "optim.beta1=0.8",
+        "optim.beta2=0.9",
+        "optim.eps=1e-6",
+        "optim.weight_decay=0.3",
+        "optim.clip_norm=0.01",
+    ]
+    trainer = make_trainer(tmp_path, store, *words)
+    names = {parameter: name for name, parameter in trainer.setup.denoiser.named_parameters()}
+    for group in trainer.stepper.optimizer.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
+        for parameter in group["params"]:
+            decays = parameter.ndim == 2 and names[parameter] not in ("token_embed.weight", "slot_embed")
+            assert group["weight_decay"] == (0.3 if decays else 0.0), names[parameter]
+    clipped = []
+    update = trainer.stepper._clip
+
+    def clip():
+        norm = update()
+        grads = [
+            p.grad
+            for group in trainer.stepper.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        clipped.append((norm.item(), torch.nn.utils.get_total_norm(grads).item()))
+        return norm
+
+    trainer.stepper._clip = clip
+    trainer._one_step(next(trainer._batches()), 0.0)
+    assert clipped[0][0] > 0.1
+    assert clipped[0][1] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_validation_sees_the_averaged_weights_and_the_schedule_the_optimizer(store, tmp_path):
+    trainer = make_trainer(tmp_path, store)
+    seen = []
+
+    def validate(denoiser):
+        weight = denoiser.token_embed.weight.detach().clone()
+        seen.append((weight, trainer.stepper.optimizer.param_groups[0]["lr"]))
+        return {"valid_loss": 0.0}
+
+    trainer.hooks.validate = validate
+    trainer.fit()
+    assert torch.equal(seen[-1][0], trainer.stepper.ema.average["token_embed.weight"])
+    assert not torch.equal(seen[-1][0], trainer.setup.denoiser.token_embed.weight)
+    logged = [line["lr"] for line in curve(trainer) if "lr" in line]
+    assert seen[-1][1] == pytest.approx(logged[-1])
+    assert len(set(logged)) == len(logged)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bad_data_is_one_clear_line_from_a_worker_too(store, tmp_path, num_workers):
+    trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}")
+
+    def broken(indices):
+        raise UserError("shard-00000.arrow: is damaged")
+
+    trainer.setup.train_split.read = broken
+    with pytest.raises(UserError, match=r"^shard-00000.arrow: is damaged$"):
+        trainer.fit()
+
+
+def test_a_setting_younger_than_the_run_must_keep_its_default(store, tmp_path):
+    from mmldlm.recipe import config_to_dict
+    from mmldlm.train.resume import check_resume
+
+    trainer = make_trainer(tmp_path, store)
+    meta = trainer.snapshot().meta
+    del meta["settings"]["corruption"]["latent_time_power"]
+    check_resume(trainer.config, trainer.setup.store, meta, "run")
+    trainer.config.corruption.latent_time_power = 0.5
+    with pytest.raises(UserError, match=r"latent_time_power: 1.0 -> 0.5"):
+        check_resume(trainer.config, trainer.setup.store, meta, "run")
+    assert config_to_dict(trainer.config)["corruption"]["latent_time_power"] == 0.5
+
+
 def test_training_learns_text_and_latent(store, tmp_path):
     trainer = make_trainer(tmp_path, store, "train.steps=120", "train.checkpoint_every=120")
     trainer.fit()
     lines = [line for line in curve(trainer) if "latent_loss" in line]
     assert lines[-1]["latent_loss"] < 0.75 * lines[0]["latent_loss"]
     assert lines[-1]["length_loss"] < lines[0]["length_loss"]
+
+
+def test_training_learns_text_that_can_be_learned(tmp_path):
+    """Every document repeats one token, so the visible ones tell the masked ones."""
+    import numpy as np
+
+    from mmldlm.data.writer import StoreWriter
+
+    rng = np.random.default_rng(0)
+    writer = StoreWriter(
+        tmp_path / "repeats", vocab_size=20, num_slots=1, num_channels=4, latent_dtype="float32", encoder=None
+    )
+    for split, count in (("train", 200), ("validation", 20)):
+        tokens = [np.full(rng.integers(6, 12), rng.integers(0, 20)) for _ in range(count)]
+        latents = rng.normal(size=(count, 1, 4)).astype(np.float32)
+        writer.add(
+            split, tokens, latents, [f"{split} {i}" for i in range(count)], rng.integers(0, 2**62, count)
+        )
+    writer.finish()
+    trainer = make_trainer(tmp_path, tmp_path / "repeats", "train.steps=150", "train.checkpoint_every=150")
+    trainer.fit()
+    lines = [line for line in curve(trainer) if "text_loss" in line]
+    assert lines[-1]["text_loss"] < 0.6 * lines[0]["text_loss"]
+    assert lines[-1]["text_accuracy"] > 0.5

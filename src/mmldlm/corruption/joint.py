@@ -93,6 +93,8 @@ class Corruption:
         return torch.nn.functional.pad(rows, (0, missing)), torch.nn.functional.pad(weight, (0, missing))
 
     def _weight(self, time: Tensor) -> Tensor:
-        return (
-            self.text.schedule.bound_weight(time) if self.text_weighting == "bound" else torch.ones_like(time)
-        )
+        schedule = self.text.schedule
+        if self.text_weighting == "bound":
+            return schedule.bound_weight(time)
+        # the same for every masked token, and on average one in all for every token
+        return torch.full_like(time, 1.0 / schedule.mean_probability)

@@ -38,6 +38,18 @@ class LatentProcess:
         signal, sigma = self.levels(time)
         return signal * clean + sigma * noise
 
+    def prediction(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """What the network's output means. Noise is predicted as a correction of the noisy latent,
+
+            noise = sigma * noisy + signal * output,
+
+        so that an error of the output is not magnified where little signal is left.
+        """
+        if self.prediction_type != "noise":
+            return output
+        signal, sigma = self.levels(time)
+        return sigma * noisy + signal * output
+
     def target(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """What the network should predict."""
         if self.prediction_type == "clean":

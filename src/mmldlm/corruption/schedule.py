@@ -30,6 +30,11 @@ class TextSchedule(Protocol):
         """p'(t) / p(t), which makes the weighted loss a bound on the likelihood."""
         ...
 
+    @property
+    def mean_probability(self) -> float:
+        """Mean of p over all times: the share of tokens that is masked in the long run."""
+        ...
+
 
 @dataclass(frozen=True)
 class LinearText:
@@ -43,6 +48,10 @@ class LinearText:
 
     def bound_weight(self, time: Tensor) -> Tensor:
         return 1.0 / time
+
+    @property
+    def mean_probability(self) -> float:
+        return 0.5
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,10 @@ class CosineText:
     def bound_weight(self, time: Tensor) -> Tensor:
         # p'/p = (pi/2) sin x / (1 - cos x) = (pi/2) / tan(x/2)
         return _HALF_PI / torch.tan(0.5 * _HALF_PI * time)
+
+    @property
+    def mean_probability(self) -> float:
+        return 1.0 - 1.0 / _HALF_PI
 
 
 class LatentSchedule(Protocol):

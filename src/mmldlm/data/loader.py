@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mmldlm.data.order import Order, document_keys
 from mmldlm.data.packing import StepShape, pack
 from mmldlm.data.store import Documents, PairStore, Split
+from mmldlm.errors import UserError
 from mmldlm.layout import Caps, packed_layout, padded_layout
 from mmldlm.types import Batch, Counts, NoisyBatch, map_tensors
 
@@ -79,25 +80,43 @@ class StepReader(Dataset[StepBatch]):
     rank: int = 0
     world_size: int = 1
 
-    def __getitem__(self, where: Any) -> StepBatch:
+    def __getitem__(self, where: Any) -> Any:
+        """The step, or the `UserError` that its data gave: a worker cannot raise one without a long traceback."""
+        try:
+            return self.make(where)
+        except UserError as error:
+            return error
+
+    def make(self, where: StepRange) -> StepBatch:
+        """The step at a range of positions."""
         positions = np.arange(where.start, where.end)
         indices = self.order.documents(positions)
         lengths = np.asarray(self.split.lengths[indices], dtype=np.int64)
         bins = pack(lengths, self.shape, padded=self.layout == "padded")
         extra = len(bins) - self.shape.num_micro
         bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
+        caps = self._caps(bins)
         mine = [
-            self._micro_batch(positions[part], indices[part]) for part in bins[self.rank :: self.world_size]
+            self._micro_batch(positions[part], indices[part], caps)
+            for part in bins[self.rank :: self.world_size]
         ]
-        places = self.shape.caps.num_tokens * len(bins)
+        places = caps.num_tokens * len(bins)
         counts = self.count(positions, lengths)
         return StepBatch(where, mine, counts, len(indices), int(lengths.sum()), places, extra)
 
-    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray) -> NoisyBatch:
+    def _caps(self, bins: list[np.ndarray]) -> Caps:
+        """Packed shapes are constant; a padded batch has as many rows as it has documents."""
+        caps = self.shape.caps
+        if self.layout == "packed":
+            return caps
+        rows = max(1, *(len(part) for part in bins), 1)
+        return Caps(rows * caps.max_length, rows, caps.max_length)
+
+    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray, caps: Caps) -> NoisyBatch:
         documents = self.split.read(indices)
         keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
         latents = self.store.normalize(documents.latents)
-        return self.corrupt(make_batch(documents, latents, positions, keys, self.shape.caps, self.layout))
+        return self.corrupt(make_batch(documents, latents, positions, keys, caps, self.layout))
 
 
 def make_batch(

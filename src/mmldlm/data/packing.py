@@ -41,19 +41,23 @@ def plan_shape(
             f"batch.tokens_per_step={batch.tokens_per_step}: the longest document has {max_length} tokens; "
             f"allowed is at least that, or prepare the store with a smaller --max-tokens"
         )
-    most_documents = int(batch.tokens_per_step / mean_length * 1.25) + 16
-    documents = min(batch.documents_per_step or most_documents, most_documents)
-    largest = min(batch.micro_tokens or batch.tokens_per_step, batch.tokens_per_step)
-    num_micro = -(-batch.tokens_per_step // largest)
+    if batch.micro_tokens is not None and batch.micro_tokens < max_length:
+        raise UserError(
+            f"batch.micro_tokens={batch.micro_tokens}: the longest document has {max_length} tokens; "
+            f"allowed is at least that, or prepare the store with a smaller --max-tokens"
+        )
+    documents = batch.documents_per_step or int(batch.tokens_per_step / mean_length * 1.25) + 16
+    wanted = batch.tokens_per_step * (1.0 + batch.slack)
+    largest = batch.micro_tokens or int(np.ceil(wanted / _ROUND)) * _ROUND
+    num_micro = int(np.ceil(wanted / largest))
     num_micro = -(-num_micro // world_size) * world_size
-    room = max(batch.tokens_per_step / num_micro * (1.0 + batch.slack), max_length)
     if layout == "padded":
         # every document takes a row of the full width, however short it is
         rows = max(1, -(-documents // num_micro))
         caps = Caps(rows * max_length, rows, max_length)
     else:
-        tokens = -(-int(np.ceil(room)) // _ROUND) * _ROUND
-        caps = Caps(tokens, min(documents, int(documents / num_micro * 1.1) + 8), max_length)
+        room = int(np.ceil(max(wanted / num_micro, max_length) / _ROUND)) * _ROUND
+        caps = Caps(min(room, largest), min(documents, int(documents / num_micro * 1.1) + 8), max_length)
     return StepShape(batch.tokens_per_step, documents, num_micro, caps)
 
 

@@ -90,13 +90,16 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Each document becomes one padded row, inside attention only."""
+    """Documents side by side in padded rows, inside attention only; each attends to itself."""
     (num_rows, width), (num_heads, head_width) = layout.rows.shape, q.shape[1:]
     cells = layout.rows.flatten()
     stacked = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
     grid = regroup_rows(stacked, cells, layout.row_cell).view(num_rows, width, 3, num_heads, head_width)
     query, key, value = grid.permute(2, 0, 3, 1, 4)
-    result = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.row_real[:, None, None, :])
+    segment = layout.row_segment
+    allowed = (segment[:, :, None] == segment[:, None, :]) & (segment >= 0)[:, None, :]
+    allowed = allowed | torch.eye(width, dtype=torch.bool, device=segment.device)  # an empty cell sees itself
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed[:, None])
     flat = result.transpose(1, 2).reshape(num_rows * width, num_heads * head_width)
     return regroup_rows(flat, layout.row_cell, cells).view(-1, num_heads, head_width)
 

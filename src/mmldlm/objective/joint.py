@@ -81,9 +81,10 @@ class Objective:
             correct, scored = result.correct, result.rows
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
-            latent = latent_loss(output.latent_prediction, target, batch.latent_target) / max(
-                counts.slots, 1.0
+            prediction = self.latent.prediction(
+                output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
+            latent = latent_loss(prediction, target, batch.latent_target) / max(counts.slots, 1.0)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / max(counts.documents, 1.0)
         weights = self.config

@@ -115,6 +115,10 @@ class _Sampling:
         logits = self.predictor.length_logits(latents, torch.full((len(latents),), latent_time))
         uniform = randomness.uniform(self.keys, randomness.LENGTH, np.zeros_like(self.keys))
         numbers = torch.from_numpy(uniform).to(logits.device)
+        if (
+            latent_time == 1.0
+        ):  # from nothing there is no best length: it is drawn as the texts' lengths are spread
+            return draw(logits, numbers, 1.0, 1.0).cpu().numpy() + 1
         return draw(logits, numbers, self.options.temperature, self.options.top_p).cpu().numpy() + 1
 
     def sample(

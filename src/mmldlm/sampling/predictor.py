@@ -70,8 +70,9 @@ class ModelPredictor:
             output = denoiser(*inputs, to_device(layout, device))
             hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
             token_logits = denoiser.token_logits(hidden)
-        prediction = output.latent_prediction.float().cpu()
-        clean_latents = self.model.corruption.latent.to_clean(prediction, noisy_latents, latent_time)
+        process = self.model.corruption.latent
+        prediction = process.prediction(output.latent_prediction.float().cpu(), noisy_latents, latent_time)
+        clean_latents = process.to_clean(prediction, noisy_latents, latent_time)
         return Prediction(token_logits.float(), clean_latents)
 
     @torch.no_grad()

@@ -10,7 +10,19 @@ from torch import Tensor
 from mmldlm.data.loader import StepBatch
 from mmldlm.train.step import StepResult
 
-_SUMS = ("loss", "text", "latent", "length", "correct", "scored", "grad_norm", "skipped", "steps")
+_SUMS = (
+    "loss",
+    "text",
+    "latent",
+    "length",
+    "correct",
+    "scored",
+    "grad_norm",
+    "skipped",
+    "steps",
+    "streak",
+    "longest",
+)
 
 
 _COUNTS = ("all_steps", "documents", "tokens", "places", "extra")
@@ -25,8 +37,9 @@ class Interval:
         self._restart()
 
     def _restart(self) -> None:
-        for tensor in self.sums.values():
-            tensor.zero_()
+        for name, tensor in self.sums.items():
+            if name != "streak":  # goes on from line to line
+                tensor.zero_()
         self.counts = dict.fromkeys(_COUNTS, 0)
         # a rate covers what this process did, also when the line began before a resume
         self._began, self._waited, self._documents, self._tokens = time.perf_counter(), 0.0, 0, 0
@@ -39,6 +52,8 @@ class Interval:
         for name, value in values.items():
             self.sums[name] += torch.where(updated > 0, value, torch.zeros_like(value))
         self.sums["skipped"] += result.skipped
+        self.sums["streak"].add_(1.0).mul_(result.skipped)
+        self.sums["longest"].copy_(torch.maximum(self.sums["longest"], self.sums["streak"]))
         self.sums["steps"] += updated
         added = (1, batch.num_documents, batch.num_tokens, batch.num_places, batch.num_extra)
         self.counts = {name: self.counts[name] + more for name, more in zip(_COUNTS, added, strict=True)}
@@ -69,6 +84,7 @@ class Interval:
             "text_accuracy": values["correct"] / values["scored"] if values["scored"] else float("nan"),
             "grad_norm": values["grad_norm"] / steps,
             "skipped_steps": int(values["skipped"]),
+            "longest_skip": int(values["longest"]),
             "batch_size": counts["documents"] // max(1, counts["all_steps"]),
             "documents_per_second": self._documents / seconds,
             "tokens_per_second": self._tokens / seconds,

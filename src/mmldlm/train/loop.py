@@ -72,7 +72,6 @@ class Trainer:
     position: int = 0
     tokens: int = 0
     documents: int = 0
-    skipped_in_a_row: int = 0
     unsaved: str | None = None
     """Why the newest checkpoint could not be saved, if so."""
     stop: StopFlag = field(default_factory=StopFlag)
@@ -116,6 +115,8 @@ class Trainer:
         while self.step < self.config.train.steps:
             began = time.perf_counter()
             batch = next(batches)
+            if isinstance(batch, UserError):  # met in a worker, told here
+                raise batch
             self._one_step(batch, waited=time.perf_counter() - began)
             due, last = self.config.train, self.step == self.config.train.steps
             if self.step % due.log_every == 0 or last:
@@ -170,20 +171,18 @@ class Trainer:
         }
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
-        self._watch_skipped(int(fields["skipped_steps"]))
+        self._watch_skipped(int(fields["skipped_steps"]), int(fields["longest_skip"]))
 
-    def _watch_skipped(self, skipped: int) -> None:
+    def _watch_skipped(self, skipped: int, longest: int) -> None:
         if not skipped:
-            self.skipped_in_a_row = 0
             return
-        self.skipped_in_a_row += skipped
         log.warning("step %d: %d updates skipped, their gradient was not finite", self.step, skipped)
         self.events.record("skipped", step=self.step, count=skipped)
-        if self.skipped_in_a_row >= MOST_SKIPPED:
+        if longest >= MOST_SKIPPED:
             raise UserError(
-                f"the gradient was not finite in {self.skipped_in_a_row} steps up to step {self.step}, and nothing was "
-                f"learned; try optim.lr={self.config.optim.lr / 3:.2g}, or speed.precision=fp32; "
-                f"the last checkpoint is kept in {self.run.path}"
+                f"the gradient was not finite in {longest} steps in a row up to step {self.step}, and nothing was "
+                f"learned; try optim.lr={self.config.optim.lr / 3:.2g} in a new --run folder, or "
+                f"speed.precision=fp32; the last checkpoint is kept in {self.run.path}"
             )
 
     def _validate(self) -> None:
@@ -224,7 +223,6 @@ class Trainer:
             "position": self.position,
             "tokens": self.tokens,
             "documents": self.documents,
-            "skipped_in_a_row": self.skipped_in_a_row,
             "scaler": stepper.scaler.state_dict(),
             "settings": config_to_dict(self.config),
             "fingerprint": self.setup.store.fingerprint,
@@ -247,11 +245,15 @@ class Trainer:
         if self.stepper.ema is not None:
             self.stepper.ema.load(snapshot.tensors["ema"])
         self.interval.load(snapshot.tensors["log"])
-        self.stepper.scaler.load_state_dict(meta["scaler"])
+        if meta["scaler"] and self.stepper.scaler.is_enabled():
+            self.stepper.scaler.load_state_dict(meta["scaler"])
         self.step, self.position = snapshot.step, meta["position"]
         self.tokens, self.documents = meta["tokens"], meta["documents"]
-        self.skipped_in_a_row = meta["skipped_in_a_row"]
         log.info("going on from step %d of %d", self.step, self.config.train.steps)
+        before, now = meta["settings"]["train"]["steps"], self.config.train.steps
+        if now != before:
+            rates = [lr_at(self.step, steps, self.config.optim) for steps in (before, now)]
+            log.warning("train.steps %d -> %d: the learning rate goes from %.2g to %.2g", before, now, *rates)
         return True
 
     def _save_failed(self, error: Exception) -> None:
@@ -267,7 +269,9 @@ class Trainer:
 def _gpu_memory(device: torch.device) -> Fields:
     if device.type != "cuda":
         return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
-    return {
+    peaks = {
         "gpu_memory_allocated": torch.cuda.max_memory_allocated(device),
         "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
     }
+    torch.cuda.reset_peak_memory_stats(device)
+    return peaks

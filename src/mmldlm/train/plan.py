@@ -63,9 +63,15 @@ def estimate_memory(setup: Setup) -> int:
 
     blocks = 1 if setup.denoiser.recompute_blocks else model.depth
     activations = blocks * (kept(caps.num_tokens, model.width) + kept(slots, model.latent_width))
-    rows = (
-        min(setup.config.speed.chunk_rows, caps.num_tokens)
-        if setup.config.speed.scored_rows
-        else caps.num_tokens
-    )
-    return int(weights + activations + 3 * rows * setup.data_shape.vocab_size * 4)
+    if setup.runtime.attention == "rows":
+        width = caps.max_length + setup.data_shape.num_slots
+        cells = width * min(caps.num_documents, 2 * -(-(caps.num_tokens + slots) // width) + 1)
+        activations += blocks * 4 * cells * inner * size
+    return int(weights + activations + _logits_memory(setup))
+
+
+def _logits_memory(setup: Setup) -> int:
+    """A chunk of logits and two temporary copies; without chunks, all logits and what their gradient needs."""
+    rows, tokens = setup.config.speed.chunk_rows, setup.shape.caps.num_tokens
+    copies = 3 * min(rows, tokens) if setup.config.speed.scored_rows else 5 * tokens
+    return copies * setup.data_shape.vocab_size * 4

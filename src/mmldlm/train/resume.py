@@ -36,7 +36,9 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
             f"data.store={config.data.store}: the run in {run} was trained on another pair store "
             f"(this one has {other}); give the old store, or a new --run folder"
         )
-    old, new = _flatten(meta["settings"]), _flatten(config_to_dict(config))
+    # a setting younger than the run had its default, which means what was done before
+    old = _flatten(config_to_dict(Config())) | _flatten(meta["settings"])
+    new = _flatten(config_to_dict(config))
     changed = [
         f"{key}: {old.get(key)} -> {new[key]}"
         for key in new
@@ -54,8 +56,6 @@ def _is_fixed(key: str) -> bool:
 
 
 def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
-    if key not in old:  # a setting younger than the run
-        return True
     return old[key] == new[key] or (key in LONGER and new[key] > old[key])
 
 
