@@ -77,11 +77,10 @@ def _build(values: dict[str, Any], overrides: list[str], *, source: str) -> Conf
             problems.append(f"{word!r}: settings are written section.key=value")
             continue
         problems += _set(config, key, _parse(value), "command line")
+    built = cast(Config, OmegaConf.to_object(config))
+    problems += find_problems(built)
     if not problems:
-        built = cast(Config, OmegaConf.to_object(config))
-        problems = find_problems(built)
-        if not problems:
-            return built
+        return built
     raise UserError("; ".join(dict.fromkeys(problems)))
 
 
@@ -124,6 +123,7 @@ def _unknown(key: str) -> str:
     if any(name.startswith(f"{key}.") for name in setting_names()):
         return f"{key} is a section; set its keys, such as {key}.{_first_key(key)}=..."
     names = setting_names()
+    sections = dict.fromkeys(name.split(".")[0] for name in names if "." in name)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     last = key.rsplit(".", 1)[-1]
     same = [name for name in names if name.rsplit(".", 1)[-1] == last]

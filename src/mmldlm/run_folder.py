@@ -86,6 +86,11 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folder and try to write into it, so that a mistake shows before the first step."""
+        known = (self.config, self.training_log, self.train_log, self.checkpoints, self.lock_file)
+        if self.path.is_dir() and any(self.path.iterdir()) and not any(path.exists() for path in known):
+            raise UserError(
+                f"run folder {self.path}: holds something else than a run; choose another folder with --run"
+            )
         try:
             for folder in (self.path, self.checkpoints, self.reports):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,8 @@ class OracleDenoiser:
             return clean
         signal, sigma = (level.double() for level in self.corruption.latent.levels(time))
         noise = (noisy - signal * clean) / sigma.clamp(min=1e-12)
-        return noise if kind == "noise" else signal * noise - sigma * clean
+        # the velocity; a network of noise corrects the noisy latent by it (see LatentProcess.prediction)
+        return signal * noise - sigma * clean
 
 
 def oracle_model(

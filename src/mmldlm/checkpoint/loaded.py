@@ -86,6 +86,10 @@ def load_model(path: str | Path, device: torch.device) -> LoadedModel:
         raise UserError(
             f"{folder}: there is no such run or export; give the folder that 'mmldlm train' wrote"
         )
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(
+            f"{folder}: is neither a run nor an export; give the folder that 'mmldlm train' wrote"
+        )
     raise UserError(
         f"{folder}: holds no export yet; it is written when training ends or by 'mmldlm export {folder}'"
     )

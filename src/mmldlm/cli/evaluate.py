@@ -51,9 +51,12 @@ def evaluate(
     from dataclasses import replace
 
     from mmldlm.checkpoint.loaded import load_model
+    from mmldlm.errors import UserError
     from mmldlm.evaluation.report import write_report
     from mmldlm.run_folder import RunFolder
 
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a folder for the report")
     model = load_model(run, _device(device))
     config = model.config.evaluation
     config = replace(config, num_documents=config.num_documents if num_documents is None else num_documents)

@@ -57,14 +57,18 @@ def main() -> None:
         _fail(str(error), 2)
     except Interrupted as stop:
         _fail(str(stop), stop.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted; run the same command to go on", 130)
+    except SystemExit as leaving:
+        if leaving.code == 130:
+            _fail("interrupted; run the same command to go on", 130)
+        raise
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" while writing {error.filename}" if error.filename else ""
             _fail(f"no space left on the disk{where}; free some space and run the same command again", 2)
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             _fail(f"{error.filename}: {error.strerror}; choose a folder you may write to", 2)
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            _fail(f"{error.filename}: {error.strerror}; choose another file or folder", 2)
         raise
 
 

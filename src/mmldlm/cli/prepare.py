@@ -67,7 +67,9 @@ def prepare(
         int | None, typer.Option(help="Keep the first N channels (Matryoshka encoders).")
     ] = None,
     latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
-    batch_size: Annotated[int | None, typer.Option(help="Most texts that the encoder gets at once.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Most texts that the encoder gets at once.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")] = "auto",
     shard_documents: Annotated[
         int, typer.Option(help="Documents per file; a stopped run loses at most one file.")
@@ -119,7 +121,7 @@ def _tell(store: Any) -> None:
         if manifest.settings.get(share) and share not in manifest.splits:
             typer.echo(
                 f"note: nothing fell into {share}; give more source documents, a larger --{share}, "
-                "or --text-unit part or line",
+                "or --text-unit line",
                 err=True,
             )
     typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {store.path}")

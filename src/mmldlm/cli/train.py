@@ -43,19 +43,21 @@ def train_run(config: Config, path: Path) -> RunFolder:
     from mmldlm.runtime import start_runtime
     from mmldlm.train.loop import Trainer
     from mmldlm.train.setup import set_up
+    from mmldlm.train.signals import StopFlag
 
-    runtime = start_runtime(config)
-    setup = set_up(config, runtime)
     run = RunFolder(path)
-    run.create()
-    with (
-        lock_run(run),
-        TrainProgress() as progress,
-        text_log(run.train_log, console=rich_console(progress.console)),
-    ):
-        trainer = Trainer(setup, run, _hooks(setup, progress))
-        trainer.fit()
-        _write_export(trainer, run)
+    config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
+    with StopFlag() as stop:  # libraries that are still loading may swallow a Ctrl-C
+        setup = set_up(config, start_runtime(config))
+        run.create()
+        with (
+            lock_run(run),
+            TrainProgress() as progress,
+            text_log(run.train_log, console=rich_console(progress.console)),
+        ):
+            trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
+            trainer.fit()
+            _write_export(trainer, run)
     if trainer.unsaved:
         raise UserError(
             f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"

@@ -51,7 +51,8 @@ class PairStore:
         """One split by name."""
         if name not in self.manifest.splits:
             raise UserError(
-                f"{self.path}: no split {name!r}; this store has {', '.join(sorted(self.manifest.splits))}"
+                f"{self.path}: no split {name!r}; this store has {', '.join(sorted(self.manifest.splits))}; "
+                f"choose one of them, or prepare more text with a larger --validation"
             )
         return Split(self, name, self.manifest.splits[name])
 

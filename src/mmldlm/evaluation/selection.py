@@ -48,7 +48,7 @@ def select_documents(model: LoadedModel, store: PairStore, split: str, count: in
     if len(fitting) < 2:
         raise UserError(
             f"{store.path}: split {split!r} has {len(fitting)} documents that this model can take; "
-            "an evaluation needs at least 2"
+            "an evaluation needs at least 2; prepare more text, or choose another --split"
         )
     positions = fitting[choose(max(count, 2) if count else 0, len(fitting), seed)]
     return Selection(held_out, positions, held_out.read(positions), len(held_out) - len(fitting))
@@ -63,7 +63,7 @@ def take_first(documents: Documents, count: int) -> Documents:
 
 
 def check_fingerprint(model: LoadedModel, store: PairStore) -> None:
-    """Refuse a store whose tokenizer, encoder, shape or normaliser is not that of the model."""
+    """Refuse a store whose tokenizer, encoder or shape is not that of the model."""
     if model.fingerprint != store.fingerprint:
         raise UserError(
             f"{store.path}: this pair store has the fingerprint {store.fingerprint[:12]}, but the model was "

@@ -98,6 +98,8 @@ def resolve(inputs: Sequence[str], options: SourceOptions) -> Sources:
     files: list[Path] = []
     datasets: list[str] = []
     for name in inputs:
+        if not name.strip():
+            raise UserError("--input: a source is empty; give a file, a folder, a dataset or builtin:sotu")
         found = _find_files(name)
         if found is None:
             datasets.append(name)

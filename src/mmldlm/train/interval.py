@@ -68,7 +68,8 @@ class Interval:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint kept."""
         for name, tensor in self.sums.items():
-            tensor.copy_(tensors[name])
+            if name in tensors:  # a sum younger than the checkpoint starts at 0
+                tensor.copy_(tensors[name])
         self.counts = {name: int(tensors[name]) for name in _COUNTS}
 
     def fields(self) -> dict[str, float | int]:

@@ -111,6 +111,10 @@ class Trainer:
                 part.close()
 
     def _train(self) -> None:
+        if self.stop.received:
+            raise Interrupted(
+                "stopped before the first step; run the same command to go on", 128 + self.stop.received
+            )
         batches = self._batches()
         while self.step < self.config.train.steps:
             began = time.perf_counter()

@@ -44,6 +44,26 @@ def test_exit_codes(project: Path) -> None:
         _run("check", project, "--output-format", "xml")
 
 
+@pytest.mark.parametrize("command", ["check", "fix", "undo", "history"])
+def test_missing_path_is_wrong_usage(command: str, project: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        _run(command, project / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.mmldlm]\ndoctor = 3\n", "a table"),
+        ('[tool.mmldlm.doctr]\nignore = ["CKP"]\n', "did you mean"),
+        ('[tool.mmldlm.doctor]\nignor = ["CKP"]\n', "did you mean 'ignore'"),
+    ],
+)
+def test_misspelt_section_is_wrong_usage(text: str, message: str, project: Path) -> None:
+    (project / "pyproject.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        _run("check", project)
+
+
 def test_choices(project: Path) -> None:
     assert "OPT001" not in _run("check", project, "--select", "CKP")
     assert "OPT001" not in _run("check", project, "--ignore", "OPT")

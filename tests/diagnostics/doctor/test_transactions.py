@@ -268,3 +268,55 @@ def test_two_doctors_do_not_write_at_once(tmp_path: Path) -> None:
     with transactions._locked(root), pytest.raises(UserError, match="another doctor is writing"):
         transactions.apply(root, changes)
     transactions.apply(root, changes)
+
+
+def test_interrupt_right_after_a_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = _project(tmp_path)
+    before = {p: p.read_bytes() for p in (root / "a" / "train.py", root / "run.sh")}
+    write = transactions.write_atomically
+
+    def interrupted(target: Path, data: bytes) -> None:
+        write(target, data)
+        if target.name == "run.sh" and data not in before.values():
+            raise KeyboardInterrupt  # the file is replaced, but the caller never hears of it
+
+    changes = _fix(root)
+    monkeypatch.setattr(transactions, "write_atomically", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        transactions.apply(root, changes)
+    assert {p: p.read_bytes() for p in before} == before
+    assert transactions.history(root) == []
+
+
+def test_failed_roll_back_keeps_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = _project(tmp_path)
+    before = {p: p.read_bytes() for p in (root / "a" / "train.py", root / "run.sh")}
+    write = transactions.write_atomically
+
+    def full(target: Path, data: bytes) -> None:
+        if target == root / "run.sh" or (target in before and data == before[target]):
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        write(target, data)
+
+    changes = _fix(root)
+    monkeypatch.setattr(transactions, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        transactions.apply(root, changes)
+    monkeypatch.undo()
+    assert "fused=True" in (root / "a" / "train.py").read_text()
+    assert transactions.undo(root).refused == []
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_recovery_removes_temporary_files_and_a_lost_copy_is_refused(tmp_path: Path) -> None:
+    root = _project(tmp_path)
+    done = transactions.apply(root, _fix(root))
+    manifest = root / ".mmldlm-doctor" / "transactions" / done.id / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"applied"', '"prepared"'))
+    leftover = root / ".run.sh.abc123.mmldlm-doctor"
+    leftover.write_bytes(b"half")
+    (manifest.parent / "before" / "a" / "train.py").unlink()
+    result = transactions.undo(root)
+    assert not leftover.exists()
+    assert result.restored == ["run.sh"]
+    assert [path for path, _ in result.refused] == ["a/train.py"]

@@ -22,6 +22,7 @@ from mmldlm.diagnostics.doctor.python_file import CannotParseError, PythonFile
 from mmldlm.diagnostics.doctor.registry import all_rules, checks_for, project_checks
 from mmldlm.diagnostics.doctor.shell_file import ShellError, ShellFile
 from mmldlm.diagnostics.doctor.source import MAX_BYTES, Source, UnreadableError, read_source
+from mmldlm.diagnostics.doctor.torch_pin import read_pin, remember, within
 from mmldlm.diagnostics.doctor.types import Facts, Finding, Kind, Span
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile, YamlSyntaxError
 
@@ -140,6 +141,7 @@ def audit(path: Path, options: Options) -> Report:
     facts = Facts()
     for result in results:
         facts.merge(result.facts)
+    remember(facts, read_pin(root))
     found = [finding for result in results for finding in result.findings]
     for declared, check in project_checks():
         if declared.code in options.codes:
@@ -157,6 +159,7 @@ def judge(
 ) -> list[Finding]:
     """Drop what the project contradicts, what is ignored and what was not asked for."""
     standing = [finding for finding in found if finding.condition.holds(facts.features)]
+    standing = within(standing, facts.features)
     kept, remarks = apply_ignores(standing, ignores, options.codes)
     unique = {(f.code, f.path, f.span, f.message): f for f in [*kept, *remarks] if options.wants(f)}
     return sorted(unique.values(), key=Finding.sort_key)

@@ -89,11 +89,15 @@ def _python(file: PythonFile) -> Facts:
 
 def _python_calls(file: PythonFile, facts: Facts) -> None:
     for call, name in file.calls:
+        if is_method(call, "detach_") and isinstance(call.func, ast.Attribute):
+            held = dotted(call.func.value) or ""
+            if "grad" in held.rsplit(".", 1)[-1]:
+                facts.features.add("grad_detached")
         if name in DISTRIBUTED_CALLS:
             facts.features.add("distributed")
         if name == "torch.nn.parallel.DistributedDataParallel":
             facts.features.add("ddp")
-        if name == "torch.compile" or (name is None and is_method(call, "compile")):
+        if name == "torch.compile" or (name is None and _is_module_compile(file, call)):
             facts.features.add("compile")
         if name in ("os.getenv", "os.environ.get", "os.environ.setdefault", "os.environ.pop") and call.args:
             _add_env_read(facts, call.args[0])
@@ -137,6 +141,13 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
     for attribute in file.of(ast.Attribute):
         if attribute.attr == "__dict__":
             _add_spread(facts, attribute.value)
+
+
+def _is_module_compile(file: PythonFile, call: ast.Call) -> bool:
+    """`block.compile()` of a torch module; Keras has a method of the same name that takes a loss."""
+    given = {keyword.arg for keyword in call.keywords}
+    keras = file.uses("tensorflow") or file.uses("keras") or given & {"loss", "optimizer", "metrics"}
+    return is_method(call, "compile") and file.uses("torch") and not keras
 
 
 def _add_spread(facts: Facts, value: ast.expr, indexed: bool = False) -> None:

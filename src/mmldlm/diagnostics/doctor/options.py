@@ -40,7 +40,13 @@ class Options:
             return False
         if finding.origin != "doctor":
             named = not self.selected or any(finding.code.startswith(code) for code in self.selected)
-            return named and not any(finding.code.startswith(code) for code in self.ignored)
+            here = {
+                code
+                for pattern, codes in self.per_file
+                for code in codes
+                if fnmatch.fnmatch(finding.path, pattern)
+            }
+            return named and not any(finding.code.startswith(code) for code in self.ignored | here)
         if finding.code not in self.codes:
             return False
         return not any(
@@ -89,17 +95,29 @@ def _read_section(root: Path) -> tuple[dict[str, Any], str]:
         file = folder / "pyproject.toml"
         if file.is_file():
             try:
-                section = (
-                    tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("mmldlm", {}).get("doctor", {})
-                )
+                ours = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("mmldlm", {})
+                section = ours.get("doctor", {})
             except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError) as error:
                 raise UserError(f"{file}: not valid TOML ({error}); correct it or remove it") from error
+            except OSError as error:
+                raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+            _check_name(ours, str(file))
             _check_section(section, str(file))
             return section, str(file)
     return {}, "pyproject.toml"
 
 
+def _check_name(ours: dict[str, Any], origin: str) -> None:
+    for key in ours:
+        if key != "doctor" and difflib.get_close_matches(key, ["doctor"], 1):
+            raise UserError(
+                f"{origin}: [tool.mmldlm.{key}] is read by nothing; did you mean [tool.mmldlm.doctor]?"
+            )
+
+
 def _check_section(section: dict[str, Any], origin: str) -> None:
+    if not isinstance(section, dict):
+        raise UserError(f"{origin}: tool.mmldlm.doctor={section!r}: a table [tool.mmldlm.doctor] is needed")
     for key, value in section.items():
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, 1)

@@ -354,4 +354,5 @@ _RANK = re.compile(
 
 def mentions_rank(test: ast.AST) -> bool:
     """Whether a condition asks which process this is."""
-    return any(_RANK.search(word) for word in words_of(test) if len(word) < 60)
+    words = words_of(test) - {"zero_grad", "zero_"}
+    return any(_RANK.search(word) for word in words if len(word) < 60)

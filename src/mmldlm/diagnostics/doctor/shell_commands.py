@@ -55,18 +55,32 @@ class Command:
 
     def is_training(self) -> bool:
         """Whether it starts a program that trains: a launcher, or python with a script or module."""
-        name, rest = self.name, self.arguments
-        if name == "srun" or name in ("torchrun", "deepspeed", "mpirun"):
-            return bool(rest)
-        if name == "accelerate":
-            return rest[:1] == ["launch"]
-        if name in ("uv", "poetry", "pipenv"):
-            return (
-                rest[:1] == ["run"]
-                and len(rest) > 1
-                and _runs_script(rest[2:] if "python" in rest[1] else rest[1:])
-            )
-        return bool(re.fullmatch(r"python[\d.]*", name)) and _runs_script(rest)
+        return _trains(self.name, self.arguments)
+
+
+_WRAPPERS = frozenset(
+    ["env", "nohup", "nice", "ionice", "stdbuf", "timeout", "exec", "command", "time", "numactl", "setsid"]
+)
+_STARTERS = re.compile(r"(?:.*/)?(python[\d.]*|torchrun|deepspeed|mpirun|srun|accelerate|uv|poetry|pipenv)")
+
+
+def _trains(name: str, rest: list[str]) -> bool:
+    if name in _WRAPPERS:
+        for index, word in enumerate(rest):
+            if match := _STARTERS.fullmatch(word):
+                return _trains(match[1], rest[index + 1 :])
+        return False
+    if name == "srun" or name in ("torchrun", "deepspeed", "mpirun"):
+        return bool(rest)
+    if name == "accelerate":
+        return rest[:1] == ["launch"]
+    if name in ("uv", "poetry", "pipenv"):
+        return (
+            rest[:1] == ["run"]
+            and len(rest) > 1
+            and _runs_script(rest[2:] if "python" in rest[1] else rest[1:])
+        )
+    return bool(re.fullmatch(r"python[\d.]*", name)) and _runs_script(rest)
 
 
 def _runs_script(rest: list[str]) -> bool:

@@ -69,6 +69,8 @@ def home_of(path: Path) -> Path:
 
 def history(path: Path) -> list[Transaction]:
     """All transactions of a root, oldest first."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; give the file or folder that was fixed")
     folder = home_of(path) / TRANSACTION_FOLDER / "transactions"
     found = []
     for manifest in sorted(folder.glob("*/manifest.json")) if folder.is_dir() else []:
@@ -91,14 +93,12 @@ def apply(path: Path, changes: Sequence[FileChange]) -> Transaction:
         _recover(root)
         targets = {change.path: _check_target(root, change) for change in changes}
         transaction = _prepare(root, changes, targets)
-        written: list[FileChange] = []
         try:
             for change in changes:
                 write_atomically(targets[change.path], change.after)
-                written.append(change)
             _write_manifest(root, transaction, "applied")
         except BaseException as error:
-            _roll_back(root, transaction, written, targets)
+            _roll_back(root, transaction, changes, targets)
             if isinstance(error, OSError):
                 raise UserError(_explain(error, "nothing was changed")) from error
             raise
@@ -176,10 +176,13 @@ def _write_manifest(root: Path, transaction: Transaction, state: str) -> None:
 
 
 def _roll_back(
-    root: Path, transaction: Transaction, written: Sequence[FileChange], targets: dict[str, Path]
+    root: Path, transaction: Transaction, changes: Sequence[FileChange], targets: dict[str, Path]
 ) -> None:
-    for change in written:
-        write_atomically(targets[change.path], change.before)
+    """Put back what was written. The journal goes last: if this fails too, the next `undo` still has it."""
+    transaction.state = "prepared"
+    for change in changes:
+        if targets[change.path].read_bytes() == change.after:
+            write_atomically(targets[change.path], change.before)
     _remove_tree(root / TRANSACTION_FOLDER / "transactions" / transaction.id)
 
 
@@ -224,6 +227,8 @@ def _restore(root: Path, transaction: Transaction) -> Undone:
     folder = root / TRANSACTION_FOLDER / "transactions" / transaction.id
     for record in transaction.files:
         target = (root / record.path).resolve()
+        if transaction.state == "prepared":
+            _remove_leftovers(target)
         try:
             current = checksum(target.read_bytes())
         except OSError as error:
@@ -241,7 +246,11 @@ def _restore(root: Path, transaction: Transaction) -> Undone:
             hint = f"undo {later[-1]} first" if later else "somebody changed it since; it is left alone"
             result.refused.append((record.path, hint))
             continue
-        data = (folder / "before" / record.path).read_bytes()
+        try:
+            data = (folder / "before" / record.path).read_bytes()
+        except OSError as error:
+            result.refused.append((record.path, f"the kept copy cannot be read ({error.strerror})"))
+            continue
         if checksum(data) != record.before:
             result.refused.append((record.path, "the kept copy is damaged"))
             continue
@@ -256,12 +265,27 @@ def _restore(root: Path, transaction: Transaction) -> Undone:
     return result
 
 
+_TEMPORARY = ".mmldlm-doctor"
+
+
+def _temporary_prefix(target: Path) -> str:
+    return f".{target.name[:40]}."
+
+
+def _remove_leftovers(target: Path) -> None:
+    """A process killed while writing leaves its temporary file next to the target."""
+    if not target.parent.is_dir():
+        return
+    for entry in target.parent.iterdir():
+        if entry.name.startswith(_temporary_prefix(target)) and entry.name.endswith(_TEMPORARY):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
 def write_atomically(target: Path, data: bytes) -> None:
     """Replace a file's content in one step, keeping its mode: a crash leaves the old content or the new."""
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
-    handle, name = tempfile.mkstemp(
-        prefix=f".{target.name[:40]}.", suffix=".mmldlm-doctor", dir=target.parent
-    )
+    handle, name = tempfile.mkstemp(prefix=_temporary_prefix(target), suffix=_TEMPORARY, dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)

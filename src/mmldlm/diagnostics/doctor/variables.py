@@ -172,6 +172,11 @@ def _from_python(file: PythonFile) -> Iterator[Variable]:
             and file.resolve(target.value) == "os.environ"
         ):
             yield from _python_variable(file, target.slice, node.value, node)
+    for merged in file.of(ast.AugAssign):
+        if file.resolve(merged.target) == "os.environ" and isinstance(merged.value, ast.Dict):
+            for key, value in zip(merged.value.keys, merged.value.values, strict=True):
+                if key is not None:
+                    yield from _python_variable(file, key, value, merged)
     for call in file.calls_of("os.environ.setdefault", "os.putenv"):
         if len(call.args) == 2:
             yield from _python_variable(file, call.args[0], call.args[1], call)

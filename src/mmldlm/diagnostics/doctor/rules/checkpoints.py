@@ -171,7 +171,9 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
             if not removal or not node.args or not _same_block_before(file, node, save):
                 continue
             removed = dotted(node.args[0])
-            about_checkpoints = removed is not None and (removed.lower() in target or _is_old(removed))
+            about_checkpoints = removed is not None and (
+                removed.lower() in target or _is_old(removed) or _is_each_checkpoint(file, node.args[0])
+            )
             if about_checkpoints:
                 yield about.at(
                     file.path,
@@ -185,6 +187,19 @@ def _is_old(name: str) -> bool:
     return bool(re.search(r"ckpt|checkpoint", lowered)) and bool(
         re.search(r"old|prev|last|oldest|stale", lowered)
     )
+
+
+def _is_each_checkpoint(file: PythonFile, node: ast.expr) -> bool:
+    """Whether a name runs over all checkpoints: `for old in glob.glob("ckpt/*.pt")`, without a slice or a condition."""
+    name = dotted(node)
+    for loop in file.ancestors(node):
+        if isinstance(loop, ast.For) and dotted(loop.target) == name:
+            listed = file.value_of(loop.iter)
+            if not isinstance(listed, ast.Call) or file.conditions(node, loop):
+                return False
+            globs = file.resolve(listed.func) == "glob.glob" or is_method(listed, "glob")
+            return globs and any(re.search(r"ckpt|checkpoint|\.pth?$", word) for word in words_of(listed))
+    return False
 
 
 def _same_block_before(file: PythonFile, first: ast.AST, second: ast.AST) -> bool:
@@ -267,7 +282,10 @@ def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:
     """Whether a state comes from a file; a copy from another module in memory is partial on purpose."""
     if any(is_method(part, "state_dict") for part in ast.walk(node)) or file.loop_of(node) is not None:
         return False  # or one shard after another, each of them partial
-    made = ast.walk(file.value_of(node))
+    held: ast.expr = node
+    while isinstance(held, ast.Subscript):  # state["model"]
+        held = held.value
+    made = [*ast.walk(file.value_of(node)), *ast.walk(file.value_of(held))]
     if any(isinstance(part, ast.Call) and file.resolve(part.func) == "torch.load" for part in made):
         return True
     if isinstance(node, ast.Call):
@@ -354,7 +372,15 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
             and any(isinstance(b, ast.Return | ast.Continue) for b in n.body)
             for n in file.inside(function)
         )
-        if not guarded and not returns and not any(file.conditions(call, function)):
+        # Behind a condition only where it is periodic (`if step % 1000 == 0`) and the function never asks for a rank.
+        tests = list(file.conditions(call, function))
+        periodic = all(
+            isinstance(test, ast.Compare)
+            and isinstance(test.left, ast.BinOp)
+            and isinstance(test.left.op, ast.Mod)
+            for test in tests
+        )
+        if not guarded and not returns and (not tests or (periodic and not mentions_rank(function))):
             yield about.at(
                 file.path, file.span(call), "every rank writes this file at the same time; save on one rank"
             )
@@ -367,7 +393,7 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
     severity=Severity.WARNING,
     summary="The state dict of the DDP wrapper is saved",
     why="All its keys begin with `module.`; the plain model cannot load them.",
-    effect="Checked with torch 2.13: every key carries the prefix.",
+    effect="Qualitative: the plain model refuses the file, or under strict=False loads nothing from it.",
     source="PyTorch DDP tutorial",
     remedy="model.module.state_dict().",
     bad="model = DDP(model)\ntorch.save(model.state_dict(), path)",

@@ -122,7 +122,7 @@ def unpinned_torch(file: DockerFile, about: Rule) -> Iterator[Finding]:
             and re.search(r"\bpip3?\s+install\b", body)
             and not re.search(r"\s-c\s|--constraint", body)
         ):
-            match = re.search(r"(?<=\s)(torch)(?=\s|$)", body)
+            match = re.search(r"\bpip3?\s+install\b[^;&|]*?(?<=\s)(torch)(?=\s|$)", body)
             if match:
                 start = instruction.body_start + match.start(1)
                 yield about.at(

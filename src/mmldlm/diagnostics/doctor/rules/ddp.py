@@ -85,21 +85,21 @@ def unused_parameters(file: PythonFile, about: Rule) -> Iterator[Finding]:
     "the memory of "
     "one gradient set less.",
     effect="Documented: peak memory falls by about the size of the gradients (4 bytes a parameter in fp32). "
-    "Not offered as safe where the file calls detach_() or sets gradients in place.",
+    "No fix is offered where any file of the project calls grad.detach_(), which raises on a view.",
     source=f"{DDP_DOCS}, gradient_as_bucket_view",
-    fix="safe or unsafe",
+    fix="safe",
     bad="DDP(model, device_ids=[rank])",
     good="DDP(model, device_ids=[rank], gradient_as_bucket_view=True)",
 )
 def no_bucket_view(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in _wraps(file):
         if argument(call, "gradient_as_bucket_view") is None:
-            fix = set_keyword(
-                file, call, "gradient_as_bucket_view", "True", safe="detach_" not in file.attributes
-            )
-            yield about.at(
-                file.path, file.span(call), "DDP copies gradients into buckets; views save one copy", fix
-            )
+            message = "DDP copies gradients into buckets; views save one copy"
+            fix = set_keyword(file, call, "gradient_as_bucket_view", "True", safe=True)
+            yield about.at(file.path, file.span(call), message, fix, unless=["grad_detached"])
+            # detach_() on a view raises: the fix would stop the first zero_grad written that way, in whichever file.
+            message = "DDP copies gradients into buckets; views would save one, but this project calls grad.detach_()"
+            yield about.at(file.path, file.span(call), message, needs=["grad_detached"])
 
 
 @rule(
@@ -182,7 +182,8 @@ def data_parallel(file: PythonFile, about: Rule) -> Iterator[Finding]:
     why="init_process_group(timeout=...) is the time after which a collective that never completes ends the job.",
     effect="A hang costs that long on all GPUs.",
     source="PyTorch docs, torch.distributed.init_process_group",
-    fix="safe",
+    fix="unsafe",
+    remedy="Unsafe because ranks that wait for hours on purpose (rank 0 prepares data) would be ended.",
     bad='init_process_group("nccl", timeout=timedelta(days=7))',
     good='init_process_group("nccl", timeout=timedelta(minutes=30))',
 )
@@ -193,7 +194,7 @@ def timeout_in_days(file: PythonFile, about: Rule) -> Iterator[Finding]:
         seconds = _timedelta_seconds(file, value)
         if seconds is not None and seconds > DAY and isinstance(value, ast.Call):
             text = f"{file.text(value.func)}(minutes=30)"
-            fix = replace_node(file, value, text, "wait 30 minutes", safe=True)
+            fix = replace_node(file, value, text, "wait 30 minutes", safe=False)
             message = f"the process group waits {seconds / DAY:,.1f} days for a lost rank"
             yield about.at(file.path, file.span(value), message, fix)
 
@@ -340,7 +341,8 @@ def never_destroyed(file: PythonFile, about: Rule) -> Iterator[Finding]:
     "meet on the same port.",
     effect="'Address already in use', or two jobs talking to each other's store.",
     source="PyTorch docs, torchrun and environment-variable initialisation",
-    fix="safe",
+    fix="unsafe",
+    remedy="Unsafe because a program that starts its own ranks (mp.spawn) then obeys a variable left by the scheduler.",
     bad="os.environ['MASTER_PORT'] = '29500'",
     good="os.environ.setdefault('MASTER_PORT', '29500')",
 )
@@ -359,6 +361,6 @@ def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
             continue
         text = f"{file.text(target.value)}.setdefault({file.text(target.slice)}, {file.text(node.value)})"
         edit = NodeEdit(file.span(node), "replace_statement", (text,))
-        fix = Fix("use setdefault, so that the launcher wins", True, node_edits=(edit,))
+        fix = Fix("use setdefault, so that the launcher wins", False, node_edits=(edit,))
         message = f"{file.text(target)} overwrites what the launcher chose; two jobs on one machine collide"
         yield about.at(file.path, file.span(node), message, fix)

@@ -36,15 +36,16 @@ def _loaders(file: PythonFile) -> list[ast.Call]:
 def _is_training(file: PythonFile, call: ast.Call) -> bool:
     """Evidence that a loader feeds training: it shuffles, or its name says so."""
     shuffle = argument(call, "shuffle", 2)
-    if is_constant(shuffle, True):
-        return True
     parent = file.parents.get(call)
     targets = parent.targets if isinstance(parent, ast.Assign) else []
     texts = [dotted(target) or "" for target in targets] + [
         dotted(argument(call, "dataset", 0) or call) or ""
     ]
     words = {word for text in texts for word in re.split(r"[._]", text.lower())}
-    return bool(words & {"train", "training", "trainloader", "trainset"})
+    if words & {"train", "training", "trainloader", "trainset"}:
+        return True
+    evaluates = {"eval", "evaluation", "val", "valid", "validation", "test", "dev", "testloader", "valloader"}
+    return is_constant(shuffle, True) and not words & evaluates
 
 
 def _workers(call: ast.Call) -> ast.expr | None:

@@ -41,15 +41,22 @@ def _is_loss(node: ast.AST | None) -> bool:
 )
 def local_skip(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for node in file.of(ast.If):
-        if not node.body or not isinstance(node.body[-1], ast.Continue):
+        if not node.body or not isinstance(node.body[-1], ast.Continue | ast.Return):
             continue
         asked = [
             n for n in ast.walk(node.test) if isinstance(n, ast.Call) and file.resolve(n.func) in _FINITE
         ]
-        loop = file.loop_of(node)
-        if not asked or loop not in file.training_loops or loop is None:
-            continue
         function = file.function_of(node)
+        loop = file.loop_of(node)
+        if not asked:
+            continue
+        if isinstance(node.body[-1], ast.Return):
+            # A training step in a function of its own: the backward that is skipped comes later in it.
+            ends = file.span(node).end_line
+            if not any(is_method(n, "backward") and file.span(n).line > ends for n in file.inside(function)):
+                continue
+        elif loop is None or loop not in file.training_loops:
+            continue
         agreed = any(
             is_method(n, "all_reduce", "all_gather", "gather", "reduce") for n in file.inside(function)
         )
@@ -115,6 +122,8 @@ def clamped(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="loss = (losses * mask).sum() * world_size / global_count",
 )
 def local_count(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if any(file.uses(other) for other in ("jax", "flax", "tensorflow")):
+        return
     for node in file.of(ast.Assign):
         if not _is_loss(node.targets[0]):
             continue

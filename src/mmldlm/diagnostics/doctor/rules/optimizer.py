@@ -20,6 +20,7 @@ from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severi
 
 FUSABLE = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
 OPTIM_DOCS = "PyTorch docs, torch.optim"
+_CHOOSES = {"fused", "foreach", "capturable", "differentiable"}
 
 
 @rule(
@@ -33,7 +34,7 @@ OPTIM_DOCS = "PyTorch docs, torch.optim"
     "temporaries of the size of the gradients.",
     effect="Measured on the CPU (command in docs/doctor.md); PyTorch documents fused as the fastest implementation.",
     source=f"{OPTIM_DOCS}, AdamW(fused=...)",
-    fix="safe",
+    fix="safe or unsafe",
     remedy="Needs PyTorch 2.4 for SGD and for parameters on the CPU; sparse gradients are not supported.",
     bad="torch.optim.AdamW(model.parameters(), lr=1e-4)",
     good="torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
@@ -47,11 +48,7 @@ def unfused(file: PythonFile, about: Rule) -> Iterator[Finding]:
     )
     for call in file.calls_of(*FUSABLE):
         given = {keyword.arg for keyword in call.keywords}
-        if (
-            has_spread(call)
-            or not (call.args or "params" in given)
-            or given & {"fused", "foreach", "capturable", "differentiable"}
-        ):
+        if has_spread(call) or not (call.args or "params" in given) or given & _CHOOSES:
             continue
         name = file.text(call.func)
         message = f"{name} without fused=True starts many small kernels per step"
@@ -61,6 +58,13 @@ def unfused(file: PythonFile, about: Rule) -> Iterator[Finding]:
             message,
             None if sparse else set_keyword(file, call, "fused", "True", safe=True),
         )
+    if any(keyword.arg in _CHOOSES for n in file.of(ast.Call) for keyword in n.keywords):
+        return  # whoever calls the partial may choose the kernel
+    for call in file.calls_of("functools.partial"):
+        if call.args and file.resolve(call.args[0]) in FUSABLE and not has_spread(call):
+            message = f"{file.text(call.args[0])} without fused=True starts many small kernels per step"
+            fix = None if sparse else set_keyword(file, call, "fused", "True", safe=False)
+            yield about.at(file.path, file.span(call), message, fix)
 
 
 def _all_parameters(file: PythonFile, node: ast.expr) -> bool:

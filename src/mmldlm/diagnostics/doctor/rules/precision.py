@@ -223,13 +223,20 @@ def _is_scaled(node: ast.AST) -> bool:
     good='model = Model().to(device)\nwith torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = model(batch)',
 )
 def half_weights(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    if not file.training_loops:
-        return
     trained = _trained_names(file)
+    if not file.training_loops:
+        # The loop may live in another file; an optimizer over these very weights is evidence enough.
+        trained = {
+            part.id
+            for call in file.calls_of(*_ADAMS)
+            for value in call.args[:1]
+            for part in ast.walk(value)
+            if isinstance(part, ast.Name)
+        }
     low_default = [
         c for c in file.calls_of("torch.set_default_dtype") if c.args and file.resolve(c.args[0]) in _HALF
     ]
-    for call in low_default:
+    for call in low_default if file.training_loops else []:
         yield about.at(
             file.path,
             file.span(call),

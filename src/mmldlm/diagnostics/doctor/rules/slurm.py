@@ -38,7 +38,8 @@ def no_signal(file: ShellFile, about: Rule) -> Iterator[Finding]:
         return
     given = {option for option, _, _, _ in file.sbatch}
     for option, value, start, end in file.sbatch:
-        if option in ("--time", "-t") and not given & {"--signal", "--requeue"}:
+        is_time = any(sign.isdigit() for sign in value) or "$" in value  # templates say HOURS here
+        if option in ("--time", "-t") and is_time and not given & {"--signal", "--requeue"}:
             yield about.at(
                 file.path, file.span(start, end), f"the job is killed after {value} without a signal to save"
             )

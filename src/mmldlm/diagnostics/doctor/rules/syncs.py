@@ -18,7 +18,7 @@ SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchro
     code="SYN001",
     name="item-in-every-step",
     severity=Severity.WARNING,
-    summary=".item() runs in every step",
+    summary=".item() or float(loss) runs in every step",
     why="It waits until the GPU has finished everything queued so far; the host cannot prepare the next step "
     "meanwhile.",
     effect="Qualitative here (needs a GPU): the launch queue runs empty once per call. Calls behind any `if` "
@@ -32,7 +32,10 @@ def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     if not file.uses("torch"):
         return
     for call, _ in file.calls:
-        if is_method(call, "item") and not call.args and file.in_training_loop(call) is not None:
+        reads = is_method(call, "item") and not call.args
+        if not reads and isinstance(call.func, ast.Name) and call.func.id == "float" and len(call.args) == 1:
+            reads = dotted(call.args[0]) in ("loss", "total_loss", "train_loss")  # float(loss) calls .item()
+        if reads and file.in_training_loop(call) is not None:
             yield about.at(
                 file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
             )
