@@ -128,9 +128,8 @@ def _unknown(key: str) -> str:
     last = key.rsplit(".", 1)[-1]
     same = [name for name in names if name.rsplit(".", 1)[-1] == last]
     hint = same[0] if same else (near[0] if near else None)
-    return f"unknown setting {key}" + (
-        f"; did you mean {hint}?" if hint else "; 'mmldlm train --dry-run' prints them all"
-    )
+    remedy = f"did you mean {hint}?" if hint else f"sections are {', '.join(sections)}"
+    return f"unknown setting {key}; {remedy}"
 
 
 def _first_key(section: str) -> str:
