@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-STORE, NUM_SENTENCES = Path("data/demo"), 8000
+STORE, NUM_SENTENCES = Path("data/demo"), 7000
 
 
 def demo(
