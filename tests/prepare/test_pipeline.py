@@ -271,9 +271,11 @@ def test_help_needs_nothing_heavy() -> None:
         "import sys; import mmldlm.cli.prepare, mmldlm.cli.data\n"
         "assert not {'torch', 'pyarrow', 'numpy', 'transformers', 'datasets'} & set(sys.modules)"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
 
 
 def _bad_inputs(folder: Path) -> dict[str, str]:

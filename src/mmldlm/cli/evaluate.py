@@ -51,13 +51,14 @@ def evaluate(
     from dataclasses import replace
 
     from mmldlm.checkpoint.loaded import load_model
+    from mmldlm.cli.device import device_of
     from mmldlm.errors import UserError
     from mmldlm.evaluation.report import write_report
     from mmldlm.run_folder import RunFolder
 
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a folder for the report")
-    model = load_model(run, _device(device))
+    model = load_model(run, device_of(device))
     config = model.config.evaluation
     config = replace(config, num_documents=config.num_documents if num_documents is None else num_documents)
     config = replace(config, num_decoded=config.num_decoded if num_decoded is None else num_decoded)
@@ -111,15 +112,6 @@ def _measure(
             seed=seed,
             progress=progress.update,
         )
-
-
-def _device(name: str) -> Any:
-    from mmldlm.errors import UserError
-    from mmldlm.runtime import choose_device
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {name}: allowed are auto, cpu and cuda")
-    return choose_device(name)
 
 
 def _step_counts(words: str) -> list[int]:

@@ -12,7 +12,6 @@ from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from mmldlm.checkpoint.loaded import LoadedModel
     from mmldlm.sampling.options import SamplingOptions
@@ -83,10 +82,11 @@ def sample(
     _check_usage(mode, [name for name, value in sources.items() if value is not None], words, num, data, out)
 
     from mmldlm.checkpoint.loaded import load_model
+    from mmldlm.cli.device import device_of
     from mmldlm.sampling.options import SamplingOptions
     from mmldlm.sampling.records import write_samples
 
-    model = load_model(run, _device(device))
+    model = load_model(run, device_of(device))
     options = SamplingOptions.from_config(model.config.sampling, **changes, seed=seed)
     count = DEFAULT_COUNT if num is None else num
     given = _given(model, text, latents, from_split, data, count)
@@ -131,17 +131,6 @@ def _check_out(mode: str, out: Path) -> None:
     if out.is_dir() or not out.parent.is_dir():
         problem = "is a folder" if out.is_dir() else f"the folder {out.parent} does not exist"
         raise UserError(f"--out {out}: {problem}; name a file in a folder that exists")
-
-
-def _device(name: str) -> torch.device:
-    from mmldlm.runtime import choose_device
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {name}: allowed are auto, cpu, cuda")
-    try:
-        return choose_device(name)
-    except UserError as error:
-        raise UserError(f"--device {name}: no usable GPU was found; use cpu, or check the driver") from error
 
 
 def _given(

@@ -109,7 +109,7 @@ class StepReader(Dataset[StepBatch]):
         caps = self.shape.caps
         if self.layout == "packed":
             return caps
-        rows = max(1, *(len(part) for part in bins), 1)
+        rows = max(1, *map(len, bins))
         return Caps(rows * caps.max_length, rows, caps.max_length)
 
     def _micro_batch(self, positions: np.ndarray, indices: np.ndarray, caps: Caps) -> NoisyBatch:

@@ -96,18 +96,22 @@ def _attend_rows(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     stacked = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
     grid = regroup_rows(stacked, cells, layout.row_cell).view(num_rows, width, 3, num_heads, head_width)
     query, key, value = grid.permute(2, 0, 3, 1, 4)
-    segment = layout.row_segment
-    allowed = (segment[:, :, None] == segment[:, None, :]) & (segment >= 0)[:, None, :]
-    allowed = allowed | torch.eye(width, dtype=torch.bool, device=segment.device)  # an empty cell sees itself
-    result = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed[:, None])
+    result = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=_allowed(layout.row_segment)[:, None]
+    )
     flat = result.transpose(1, 2).reshape(num_rows * width, num_heads * head_width)
     return regroup_rows(flat, layout.row_cell, cells).view(-1, num_heads, head_width)
 
 
 def _attend_reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """One dense mask over the whole stream: slow, and obviously right."""
-    segment = layout.segment
-    allowed = (segment[:, None] == segment[None, :]) & (segment >= 0)[None, :]
-    allowed = allowed | torch.eye(len(segment), dtype=torch.bool, device=segment.device)
     query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=_allowed(layout.segment))[0].transpose(
+        0, 1
+    )
+
+
+def _allowed(segment: Tensor) -> Tensor:
+    """(..., n) segments -> (..., n, n): who attends to whom. A place of no segment sees itself: no row is empty."""
+    same = (segment[..., :, None] == segment[..., None, :]) & (segment >= 0)[..., None, :]
+    return same | torch.eye(segment.shape[-1], dtype=torch.bool, device=segment.device)

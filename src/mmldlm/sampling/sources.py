@@ -59,7 +59,7 @@ def given_latents(model: LoadedModel, path: Path) -> Given:
         raise UserError(f"--latents {path}: cannot be read as an array; save it with numpy.save") from error
     if not isinstance(array, np.ndarray):
         raise UserError(f"--latents {path}: holds several arrays; save one with numpy.save")
-    if len(array) == 0 if array.ndim else True:
+    if array.ndim == 0 or len(array) == 0:
         raise UserError(f"--latents {path}: holds no latent; give an array of shape (n, slots, channels)")
     if array.ndim == 2 and model.denoiser.shape.num_slots == 1:
         array = array[:, None, :]
