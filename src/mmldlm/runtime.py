@@ -94,6 +94,34 @@ def best_precision(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 
+_PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "GH200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""Dense bf16 operations a second, from the makers' data sheets."""
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """What the device could do at best in this type; None where that is not known."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
 def versions() -> dict[str, str]:
     """What a result depends on besides the code."""
     from mmldlm import __version__

@@ -45,6 +45,10 @@ class StepBatch:
     num_tokens: int
     num_places: int
     """Tokens that the micro-batches have room for."""
+    num_squares: int
+    """Sum over documents of (tokens + slots)^2, what attention costs."""
+    num_scored: int
+    """Scored tokens of this rank."""
     num_extra: int
     """Micro-batches beyond the plan, because documents did not fit."""
 
@@ -100,9 +104,17 @@ class StepReader(Dataset[StepBatch]):
             self._micro_batch(positions[part], indices[part], caps)
             for part in bins[self.rank :: self.world_size]
         ]
-        places = caps.num_tokens * len(bins)
-        counts = self.count(positions, lengths)
-        return StepBatch(where, mine, counts, len(indices), int(lengths.sum()), places, extra)
+        return StepBatch(
+            where=where,
+            micro_batches=mine,
+            counts=self.count(positions, lengths),
+            num_documents=len(indices),
+            num_tokens=int(lengths.sum()),
+            num_places=caps.num_tokens * len(bins),
+            num_squares=int(np.square(lengths + self.store.manifest.num_slots).sum()),
+            num_scored=sum(int((part.scored_weight > 0).sum()) for part in mine),
+            num_extra=extra,
+        )
 
     def _caps(self, bins: list[np.ndarray]) -> Caps:
         """Packed shapes are constant; a padded batch has as many rows as it has documents."""
