@@ -23,7 +23,8 @@ TIERS = [
     },
     {"corruption", "model", "data"},
     {"objective", "checkpoint", "metrics", "sampling", "run_folder"},
-    {"train", "evaluation", "prepare", "diagnostics"},
+    {"train", "evaluation", "prepare"},
+    {"diagnostics"},
     {"cli"},
 ]
 TIER_OF = {part: number for number, tier in enumerate(TIERS) for part in tier}
@@ -63,7 +64,8 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["prepare"], ["data"], ["train"], ["sample"], ["eval"], ["export"], ["doctor"]]
+    "command",
+    [[], ["prepare"], ["data"], ["train"], ["sample"], ["eval"], ["export"], ["doctor"], ["benchmark"]],
 )
 def test_help_answers_without_torch(command):
     code = (

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from mmldlm import __version__
-from mmldlm.cli import data, demo, doctor, evaluate, export, migrate, prepare, sample, train
+from mmldlm.cli import benchmark, data, demo, doctor, evaluate, export, migrate, prepare, sample, train
 from mmldlm.errors import Interrupted, UserError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(doctor.app, name="doctor")
 app.command("migrate")(migrate.migrate)
+app.command("benchmark")(benchmark.benchmark)
 app.command("demo")(demo.demo)
 
 

@@ -1,0 +1,166 @@
+"""What is compared: the ladder of switches as data, arms of one's own, and the values of a sweep.
+
+An arm names the value of every switch, so it means the same under any recipe. The ladder begins as the old code
+was (padded, eager, every logit, fp32), turns on one switch after the other, and ends with everything; then each
+switch is left out once, and what trades speed for memory is tried on top of everything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from mmldlm.errors import UserError
+
+BASELINE, EVERYTHING, AGAIN = "baseline", "everything", "again"
+LADDERS = ("full", "short", "none")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Settings under a name."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+    change: str = ""
+    """What differs from the arm it builds on, for people."""
+    gpu_only: bool = False
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its losses must be those of the reference: only how the work is done differs, not what is done."""
+        same = ("speed.", "data.num_workers=", "data.prefetch=", "data.pin_memory=", "batch.micro_tokens=")
+        return all(word.startswith(same) for word in self.settings)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One speed-up: how it is turned off and on."""
+
+    name: str
+    off: str
+    on: str
+    gpu_only: bool = False
+
+
+SWITCHES = (
+    Switch("bf16", "speed.precision=fp32", "speed.precision=bf16", gpu_only=True),
+    Switch("packed", "speed.layout=padded", "speed.layout=packed"),
+    Switch("attention", "speed.attention=rows", "speed.attention=auto", gpu_only=True),
+    Switch("scored rows", "speed.scored_rows=false", "speed.scored_rows=true"),
+    Switch("compile", "speed.compile=false", "speed.compile=true"),
+    Switch("fused optimizer", "speed.fused_optimizer=false", "speed.fused_optimizer=true"),
+    Switch("fused modulation", "speed.fused_modulation=false", "speed.fused_modulation=true", gpu_only=True),
+    Switch("device prefetch", "speed.device_prefetch=false", "speed.device_prefetch=true", gpu_only=True),
+    Switch("cuda graphs", "speed.cuda_graphs=false", "speed.cuda_graphs=true", gpu_only=True),
+)
+PLAIN = ("speed.activation_checkpointing=off",)
+VARIANTS = (
+    Arm("checkpointing selective", ("speed.activation_checkpointing=selective",)),
+    Arm("checkpointing block", ("speed.activation_checkpointing=block",)),
+    Arm("checkpointing budget", ("speed.activation_checkpointing=budget",)),
+    Arm("attention varlen", ("speed.attention=varlen",), gpu_only=True),
+    Arm("attention flex", ("speed.attention=flex",), gpu_only=True),
+    Arm("attention sdpa", ("speed.attention=sdpa",)),
+)
+
+
+def reference_settings() -> tuple[str, ...]:
+    """Every switch off: the plain fp32 path that all losses are compared with."""
+    return (*(switch.off for switch in SWITCHES), *PLAIN)
+
+
+def ladder(kind: str, on_gpu: bool) -> list[Arm]:
+    """The arms of a ladder; those that need a GPU are marked, and on a CPU no other arm turns such a switch on."""
+    if kind == "none":
+        return []
+    climbed = _rungs(on_gpu)
+    if kind == "short":
+        return [climbed[0], *(arm for arm in climbed if arm.name in ("bf16", EVERYTHING))]
+    found = [*climbed, *_left_out(on_gpu), *_variants(on_gpu)]
+    return _without_twins(found)
+
+
+def _settings(on: set[str]) -> tuple[str, ...]:
+    return (*(switch.on if switch.name in on else switch.off for switch in SWITCHES), *PLAIN)
+
+
+def _usable(on_gpu: bool) -> list[Switch]:
+    return [switch for switch in SWITCHES if on_gpu or not switch.gpu_only]
+
+
+def _rungs(on_gpu: bool) -> list[Arm]:
+    found = [Arm(BASELINE, reference_settings(), "padded, eager, unfused, every logit, fp32")]
+    on: set[str] = set()
+    for switch in SWITCHES:
+        if switch.gpu_only and not on_gpu:
+            found.append(Arm(switch.name, _settings(on | {switch.name}), f"+ {switch.on}", gpu_only=True))
+            continue
+        on.add(switch.name)
+        name = EVERYTHING if switch == _usable(on_gpu)[-1] else switch.name
+        found.append(Arm(name, _settings(on), f"+ {switch.on}", switch.gpu_only))
+    return found
+
+
+def _left_out(on_gpu: bool) -> list[Arm]:
+    everything = {switch.name for switch in _usable(on_gpu)}
+    return [
+        Arm(f"without {switch.name}", _settings(everything - {switch.name}), f"everything, {switch.off}")
+        for switch in _usable(on_gpu)
+    ]
+
+
+def _variants(on_gpu: bool) -> list[Arm]:
+    everything = _settings({switch.name for switch in _usable(on_gpu)})
+    return [
+        replace(arm, settings=(*everything, *arm.settings), change=f"everything, {arm.settings[0]}")
+        for arm in VARIANTS
+    ]
+
+
+def _without_twins(arms: list[Arm]) -> list[Arm]:
+    """The last switch left out is the rung below the top: measured once."""
+    first: dict[tuple[str, ...], Arm] = {}
+    for arm in arms:
+        first.setdefault(arm.settings, arm)
+    return list(first.values())
+
+
+def parse_arm(text: str) -> Arm:
+    """`name: section.key=value ...` as an arm."""
+    name, colon, words = text.partition(":")
+    name = name.strip()
+    if not colon or not name or set(name) & set(",()"):
+        raise UserError(
+            f"--arm {text!r}: an arm is written 'name: section.key=value section.key=value', the name without ,()"
+        )
+    settings = tuple(shlex.split(words))
+    return Arm(name, settings, " ".join(settings) or "as the recipe says")
+
+
+def select(arms: list[Arm], only: list[str], baseline: str) -> list[Arm]:
+    """The arms of these names, and the baseline that they are compared with; all without names."""
+    names = [arm.name for arm in arms]
+    for name in [*only, baseline]:
+        if name not in names:
+            raise UserError(f"no arm is called {name!r}; the arms are {', '.join(names)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"--arm {twice[0]}: two arms have this name; choose another")
+    return [arm for arm in arms if not only or arm.name in only or arm.name == baseline]
+
+
+def again(arm: Arm) -> Arm:
+    """The same arm under another name: what differs between the two is noise."""
+    return replace(arm, name=f"{arm.name} {AGAIN}", change=f"the same as {arm.name}")
+
+
+def interleave(arms: list[Arm], repeat: int, repeats: int) -> list[Arm]:
+    """Order of a round. The first begins with the baseline against itself; later ones begin elsewhere, and the two
+    are then half a round apart, so that slow drift shows up between them."""
+    if repeat == 0 or len(arms) < 3:
+        return arms
+    middle = len(arms) // 2 + 1
+    spread = [arms[0], *arms[2:middle], arms[1], *arms[middle:]]
+    start = repeat * len(arms) // repeats
+    return spread[start:] + spread[:start]

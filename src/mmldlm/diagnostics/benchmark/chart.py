@@ -1,0 +1,142 @@
+"""The result as a picture: bars for arms, lines for sweeps and for the search of a batch; PNG and SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmldlm.diagnostics.benchmark.find_batch import KEY, Search
+from mmldlm.diagnostics.benchmark.ladder import Comparison, Row
+from mmldlm.diagnostics.benchmark.statistics import FASTER, SLOWER
+from mmldlm.diagnostics.benchmark.sweep import Sweep
+from mmldlm.durable import replace_file
+from mmldlm.evaluation.figure import BLUE, GREEN, GREY, GRID, INK, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.edgecolor": GRID, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "text.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "svg.hashsalt": "benchmark",
+}  # fmt: skip
+_COLOURS = {FASTER: GREEN, SLOWER: ORANGE}
+
+
+def draw_comparison(comparison: Comparison, folder: Path) -> None:
+    """Tokens per second and peak memory of each arm, side by side."""
+    rows = comparison.rows[::-1]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+        _rate_bars(left, rows)
+        _memory_bars(right, rows)
+
+    _save(folder, (9.0, 1.2 + 0.32 * len(rows)), draw)
+
+
+def _rate_bars(axes: Axes, rows: list[Row]) -> None:
+    for place, row in enumerate(rows):
+        found = row.tokens_per_second
+        if found is None:
+            axes.text(0.0, place, f" {(row.failure or '')[:58]}", va="center", color=ORANGE, fontsize=7.5)
+            continue
+        axes.barh(
+            place, found.median, color=_COLOURS.get(row.verdict, BLUE if row.verdict == "baseline" else GREY)
+        )
+        errors = [[found.median - found.low], [found.high - found.median]]
+        axes.errorbar(found.median, place, xerr=errors, color=INK, linewidth=1, capsize=2)
+        if row.speedup is not None:
+            axes.annotate(
+                f"{row.speedup.value:.2f}x", (found.high, place), (5, 0), textcoords="offset points", va="center",
+                fontsize=8,
+            )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_xlabel("tokens/s: median, quartiles, and ratio to the baseline")
+    axes.set_xlim(
+        0, 1.15 * max((row.tokens_per_second.high for row in rows if row.tokens_per_second), default=1)
+    )
+    axes.grid(axis="x")
+
+
+def _memory_bars(axes: Axes, rows: list[Row]) -> None:
+    for place, row in enumerate(rows):
+        if row.memory is not None:
+            axes.barh(place, row.memory / 2**30, color=BLUE if row.verdict == "baseline" else GREY)
+            axes.annotate(
+                f"{row.memory / 2**30:.2f}", (row.memory / 2**30, place), (4, 0), textcoords="offset points",
+                va="center", fontsize=8,
+            )  # fmt: skip
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("peak memory, GiB")
+    axes.margins(x=0.18)
+    axes.grid(axis="x")
+
+
+def draw_sweep(sweep: Sweep, folder: Path) -> None:
+    """Time and memory against the key, with the work as a thin line; logarithmic where the values are numbers."""
+    points = [point for point in sweep.points if point.row.tokens_per_second is not None]
+    numbers = [point.number for point in points]
+    numeric = all(number is not None and number > 0 for number in numbers)
+    xs: list[Any] = numbers if numeric else [point.value for point in points]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        times = [point.row.seconds_per_step for point in points]
+        _curve(left, xs, times, "seconds per step", numeric)
+        flops = [point.row.flops_per_step for point in points]
+        if times and times[0] and flops[0]:
+            work = [times[0] * value / flops[0] for value in flops if value]
+            left.plot(xs, work, color=GREY, linewidth=1, linestyle="--", label="as the work grows")
+            left.legend()
+        _curve(right, xs, [(point.row.memory or 0) / 2**30 for point in points], "peak memory, GiB", numeric)
+        for axes in (left, right):
+            axes.set_xlabel(sweep.key)
+
+    _save(folder, (8.0, 3.4), draw)
+
+
+def draw_search(search: Search, folder: Path) -> None:
+    """Tokens per second and memory against the batch."""
+    tries = [one for one in search.fitting if one.row.tokens_per_second is not None]
+    xs = [one.tokens for one in tries]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        rates = [one.row.tokens_per_second.median for one in tries if one.row.tokens_per_second]
+        _curve(left, xs, rates, "tokens/s", False)
+        _curve(right, xs, [(one.row.memory or 0) / 2**30 for one in tries], "peak memory, GiB", False)
+        for axes in (left, right):
+            axes.set_xlabel(KEY)
+            axes.set_ylim(bottom=0)
+
+    _save(folder, (8.0, 3.4), draw)
+
+
+def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str, logarithmic: bool) -> None:
+    axes.plot(xs, ys, color=BLUE, marker="o", markersize=4)
+    axes.set_ylabel(label)
+    axes.grid()
+    if logarithmic and xs:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+
+
+def _save(folder: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        for kind in ("png", "svg"):
+            buffer = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            figure.savefig(buffer, format=kind, dpi=150, facecolor="white", metadata=metadata)
+            replace_file(folder / f"chart.{kind}", buffer.getvalue())

@@ -1,0 +1,111 @@
+"""Where and with what a benchmark ran: enough for a reader to judge it and to run it again."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from mmldlm import __version__
+
+PACKAGES = ("numpy", "triton", "pyarrow", "omegaconf")
+
+
+def describe_environment(command: list[str]) -> dict[str, Any]:
+    """Machine, versions, load, commit and command line."""
+    import torch
+
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": command,
+        "versions": _versions(),
+        "gpus": _gpus() if torch.cuda.is_available() else [],
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": _usable_cores()},
+        "threads": {"torch": torch.get_num_threads(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "load_average": list(os.getloadavg()),
+        "commit": _commit(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    found = {"mmldlm": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each, from the driver's own tool: no context is opened on a device."""
+    lines = _output(
+        ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
+    )
+    keys = ("name", "driver", "memory", "clock")
+    return [
+        dict(zip(keys, (word.strip() for word in line.split(",")), strict=False))
+        for line in (lines or "").splitlines()
+    ]
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def _usable_cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _commit() -> dict[str, Any] | None:
+    """Of the checkout that this code runs from; null for an installed package."""
+    here = str(Path(__file__).parent)
+    commit = _output(["git", "-C", here, "rev-parse", "HEAD"])
+    if commit is None:
+        return None
+    changed = _output(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
+    return {"id": commit.strip(), "changed_files": len((changed or "").splitlines())}
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def summary_lines(environment: dict[str, Any]) -> list[str]:
+    """The block for people."""
+    found, cpu, commit = environment["versions"], environment["cpu"], environment["commit"]
+    gpus = [f"{gpu['name']} (driver {gpu['driver']}, {gpu['memory']})" for gpu in environment["gpus"]]
+    lines = [
+        f"date: {environment['date']}",
+        f"command: `{shlex.join(environment['command'])}`",
+        f"GPU: {', '.join(gpus) or 'none'}",
+        f"CPU: {cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable, "
+        f"{environment['threads']['torch']} threads, {environment['memory_bytes'] / 2**30:.0f} GiB",
+        f"load average: {', '.join(f'{load:.2f}' for load in environment['load_average'])}",
+        f"system: {environment['system']}",
+        f"versions: {', '.join(f'{name} {version}' for name, version in found.items())}",
+    ]
+    if commit:
+        changed = f", {commit['changed_files']} files changed" if commit["changed_files"] else ""
+        lines.append(f"commit: {commit['id'][:12]}{changed}")
+    return lines
