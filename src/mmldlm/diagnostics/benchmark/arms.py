@@ -54,7 +54,7 @@ SWITCHES = (
     Switch("device prefetch", "speed.device_prefetch=false", "speed.device_prefetch=true", gpu_only=True),
     Switch("cuda graphs", "speed.cuda_graphs=false", "speed.cuda_graphs=true", gpu_only=True),
 )
-PLAIN = ("speed.activation_checkpointing=off",)
+PLAIN = ("speed.activation_checkpointing='off'",)  # bare, YAML would read a truth value
 VARIANTS = (
     Arm("checkpointing selective", ("speed.activation_checkpointing=selective",)),
     Arm("checkpointing block", ("speed.activation_checkpointing=block",)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmldlm.diagnostics.benchmark.find_batch import KEY, Search
 from mmldlm.diagnostics.benchmark.ladder import Comparison, Row
-from mmldlm.diagnostics.benchmark.statistics import FASTER, SLOWER
+from mmldlm.diagnostics.benchmark.statistics import FASTER, SAME, SLOWER
 from mmldlm.diagnostics.benchmark.sweep import Sweep
 from mmldlm.durable import replace_file
 from mmldlm.evaluation.figure import BLUE, GREEN, GREY, GRID, INK, ORANGE
@@ -23,7 +23,7 @@ _STYLE: dict[Any, Any] = {
     "text.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "svg.hashsalt": "benchmark",
 }  # fmt: skip
-_COLOURS = {FASTER: GREEN, SLOWER: ORANGE}
+_COLOURS = {"baseline": BLUE, FASTER: GREEN, SLOWER: ORANGE, SAME: GREY}
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> None:
@@ -34,19 +34,20 @@ def draw_comparison(comparison: Comparison, folder: Path) -> None:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
         _rate_bars(left, rows)
         _memory_bars(right, rows)
+        _explain_colours(figure)
 
     _save(folder, (9.0, 1.2 + 0.32 * len(rows)), draw)
 
 
 def _rate_bars(axes: Axes, rows: list[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for place, row in enumerate(rows):
         found = row.tokens_per_second
         if found is None:
             axes.text(0.0, place, f" {(row.failure or '')[:58]}", va="center", color=ORANGE, fontsize=7.5)
             continue
-        axes.barh(
-            place, found.median, color=_COLOURS.get(row.verdict, BLUE if row.verdict == "baseline" else GREY)
-        )
+        axes.barh(place, found.median, color=_COLOURS.get(row.verdict, GREY))
         errors = [[found.median - found.low], [found.high - found.median]]
         axes.errorbar(found.median, place, xerr=errors, color=INK, linewidth=1, capsize=2)
         if row.speedup is not None:
@@ -55,6 +56,9 @@ def _rate_bars(axes: Axes, rows: list[Row]) -> None:
                 fontsize=8,
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("tokens/s: median, quartiles, and ratio to the baseline")
     axes.set_xlim(
         0, 1.15 * max((row.tokens_per_second.high for row in rows if row.tokens_per_second), default=1)
@@ -62,10 +66,17 @@ def _rate_bars(axes: Axes, rows: list[Row]) -> None:
     axes.grid(axis="x")
 
 
+def _explain_colours(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=colour, label=label) for label, colour in _COLOURS.items()]
+    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8)
+
+
 def _memory_bars(axes: Axes, rows: list[Row]) -> None:
     for place, row in enumerate(rows):
         if row.memory is not None:
-            axes.barh(place, row.memory / 2**30, color=BLUE if row.verdict == "baseline" else GREY)
+            axes.barh(place, row.memory / 2**30, color=_COLOURS.get(row.verdict, GREY), alpha=0.6)
             axes.annotate(
                 f"{row.memory / 2**30:.2f}", (row.memory / 2**30, place), (4, 0), textcoords="offset points",
                 va="center", fontsize=8,
