@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,9 @@ from mmldlm.cli.doctor import app
 from mmldlm.diagnostics.doctor.pages import all_pages
 from mmldlm.diagnostics.doctor.registry import all_rules
 from mmldlm.errors import UserError
+
+from .corpus_cases import load_cases
+from .sarif_schema import problems
 
 REPOSITORY = Path(__file__).parents[3]
 BAD = "import torch\nstate = torch.load(path)\nopt = torch.optim.AdamW(p())\n"
@@ -94,6 +98,41 @@ def test_machine_formats(project: Path) -> None:
     github = _run("check", project, "--output-format", "github").splitlines()
     assert github[0].startswith("::warning file=")
     assert ",line=2,col=9," in github[0]
+
+
+def test_sarif_keeps_to_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule once, below a folder and in files whose names need escaping."""
+    for case in load_cases():
+        if case.bad:
+            case.write(tmp_path / "a folder" / case.name)
+    (tmp_path / "c:1%20ü.py").write_text(BAD)
+    monkeypatch.chdir(tmp_path)
+    for root in (".", str(tmp_path)):
+        report = json.loads(_run("check", root, "--no-external", "--output-format", "sarif"))
+        assert problems(report) == []
+        run = report["runs"][0]
+        ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+        assert len(ids) == len(set(ids)) > 100
+        for result in run["results"]:
+            assert ids[result["ruleIndex"]] == result["ruleId"]
+            region = result["locations"][0]["physicalLocation"]["region"]
+            start, end = (
+                (region["startLine"], region["startColumn"]),
+                (region["endLine"], region["endColumn"]),
+            )
+            assert start <= end
+            place = urlsplit(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
+            assert (tmp_path / unquote(place.path)).is_file()
+
+
+def test_the_schema_refuses_what_sarif_forbids(project: Path) -> None:
+    good = json.loads(_run("check", project, "--output-format", "sarif"))
+    region = good["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"]
+    assert problems(good) == []
+    region["startColumn"] = 0
+    good["runs"][0]["tool"]["driver"].pop("name")
+    good["runs"][0]["results"][1]["severity"] = "high"
+    assert len(problems(good)) == 3
 
 
 def test_diff_writes_nothing_and_apply_can_be_undone(project: Path) -> None:

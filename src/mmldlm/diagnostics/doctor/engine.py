@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mmldlm.diagnostics.doctor.discovery import Found, discover
 from mmldlm.diagnostics.doctor.facts import gather
@@ -22,10 +23,12 @@ from mmldlm.diagnostics.doctor.python_file import CannotParseError, PythonFile
 from mmldlm.diagnostics.doctor.registry import all_rules, checks_for, project_checks
 from mmldlm.diagnostics.doctor.shell_file import ShellError, ShellFile
 from mmldlm.diagnostics.doctor.source import MAX_BYTES, Source, UnreadableError, read_source
-from mmldlm.diagnostics.doctor.torch_pin import read_pin, remember, within
+from mmldlm.diagnostics.doctor.torch_pin import read_pins, remember, within
 from mmldlm.diagnostics.doctor.types import Facts, Finding, Kind, Span
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile, YamlSyntaxError
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 PARALLEL_FROM = 96
 """Trees of at least this many files are read by several processes; below, starting them costs more than it saves."""
 
@@ -60,6 +63,8 @@ class FileResult:
     findings: list[Finding] = field(default_factory=list)
     ignores: list[Ignore] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+    digest: str = ""
+    """Of the bytes that were read."""
 
 
 @dataclass
@@ -71,6 +76,13 @@ class Report:
     findings: list[Finding]
     """What stands, sorted by place."""
     facts: Facts
+    digests: dict[str, str] = field(default_factory=dict)
+    """Path -> digest of the bytes that the findings speak of."""
+
+
+def digest(data: bytes) -> str:
+    """A short name for these bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def parse(source: Source) -> Any:
@@ -80,7 +92,7 @@ def parse(source: Source) -> Any:
 
 def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileResult:
     """Parse one file once and run every rule over it."""
-    result = FileResult(path)
+    result = FileResult(path, digest=digest(data))
     if len(data) > MAX_BYTES:
         return result
     unreadable = all_rules()["DOC001"]
@@ -121,27 +133,27 @@ def _examine_found(found: Found, codes: frozenset[str]) -> FileResult:
     return examine(found.relative, found.kind, data, codes)
 
 
-def _examine_all(files: Sequence[Found], codes: frozenset[str]) -> Iterable[FileResult]:
+def in_processes(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The results of a task for many items, in order; from `PARALLEL_FROM` items on, several processes work."""
     workers = min(os.cpu_count() or 1, 8)
-    task = partial(_examine_found, codes=codes)
-    if len(files) < PARALLEL_FROM or workers == 1:
-        return [task(found) for found in files]
+    if len(items) < PARALLEL_FROM or workers == 1:
+        return [task(item) for item in items]
     # Forking is fastest, but unsafe once other threads run.
     method = "fork" if os.name == "posix" and threading.active_count() == 1 else "spawn"
     context = multiprocessing.get_context(method)
     # Syntax trees hold no cycles: the collector would only walk them again and again.
     with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
-        return list(pool.map(task, files, chunksize=max(1, min(32, len(files) // (workers * 4)))))
+        return list(pool.map(task, items, chunksize=max(1, min(32, len(items) // (workers * 4)))))
 
 
 def audit(path: Path, options: Options) -> Report:
     """Read everything below a path and return what stands after conditions, ignores and options."""
     root, files = discover(path, options.exclude)
-    results = list(_examine_all(files, options.codes))
+    results = in_processes(partial(_examine_found, codes=options.codes), files)
     facts = Facts()
     for result in results:
         facts.merge(result.facts)
-    remember(facts, read_pin(root))
+    remember(facts, read_pins(root, below=path.is_dir()))
     found = [finding for result in results for finding in result.findings]
     for declared, check in project_checks():
         if declared.code in options.codes:
@@ -151,15 +163,16 @@ def audit(path: Path, options: Options) -> Report:
         from mmldlm.diagnostics.doctor.external import run_external
 
         found += run_external(root, files, found)
-    return Report(root, files, judge(found, ignores, facts, options), facts)
+    standing = judge(found, ignores, facts.features, options)
+    return Report(root, files, standing, facts, {result.path: result.digest for result in results})
 
 
 def judge(
-    found: list[Finding], ignores: dict[str, list[Ignore]], facts: Facts, options: Options
+    found: list[Finding], ignores: dict[str, list[Ignore]], features: set[str], options: Options
 ) -> list[Finding]:
     """Drop what the project contradicts, what is ignored and what was not asked for."""
-    standing = [finding for finding in found if finding.condition.holds(facts.features)]
-    standing = within(standing, facts.features)
+    standing = [finding for finding in found if finding.condition.holds(features)]
+    standing = within(standing, features)
     kept, remarks = apply_ignores(standing, ignores, options.codes)
     unique = {(f.code, f.path, f.span, f.message): f for f in [*kept, *remarks] if options.wants(f)}
     return sorted(unique.values(), key=Finding.sort_key)

@@ -11,10 +11,12 @@ import subprocess
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import yaml
 
-from mmldlm.diagnostics.doctor.engine import Report, examine, judge
+from mmldlm.diagnostics.doctor.discovery import Found
+from mmldlm.diagnostics.doctor.engine import Report, digest, examine, in_processes, judge
 from mmldlm.diagnostics.doctor.options import Options
 from mmldlm.diagnostics.doctor.source import Source, UnreadableError, read_source
 from mmldlm.diagnostics.doctor.types import Finding, Kind, TextEdit
@@ -50,33 +52,48 @@ def _lines(text: str) -> list[str]:
     )
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One file with something to fix, small enough to travel to another process."""
+
+    found: Found
+    digest: str
+    findings: tuple[Finding, ...]
+
+
 def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
     """The changes that would remove the fixable findings of a report; nothing is written."""
-    fixable = {f.path for f in report.findings if f.fix is not None and (f.fix.safe or unsafe)}
-    changes = []
-    for found in report.files:
-        if found.relative not in fixable:
-            continue
-        before = found.absolute.read_bytes()
-        change = FileChange(found.relative, found.kind, before, before)
-        _fix_file(change, report, options, unsafe)
-        if change.after != change.before or change.refused:
-            changes.append(change)
-    return changes
+    by_path: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if finding.fix is not None and (finding.fix.safe or unsafe):
+            by_path.setdefault(finding.path, []).append(finding)
+    jobs = [
+        _Job(found, report.digests.get(found.relative, ""), tuple(by_path[found.relative]))
+        for found in report.files
+        if found.relative in by_path
+    ]
+    task = partial(_fix_file, features=report.facts.features, options=options, unsafe=unsafe)
+    changes = in_processes(task, jobs)
+    return [change for change in changes if change.after != change.before or change.refused]
 
 
-def _fix_file(change: FileChange, report: Report, options: Options, unsafe: bool) -> None:
+def _fix_file(job: _Job, features: set[str], options: Options, unsafe: bool) -> FileChange:
+    before = job.found.absolute.read_bytes()
+    change = FileChange(job.found.relative, job.found.kind, before, before)
     given_up: set[tuple[str, str]] = set()
-    for _ in range(_MAX_PASSES):
-        result = examine(change.path, change.kind, change.after, options.codes)
-        standing = judge(result.findings, {change.path: result.ignores}, report.facts, options)
+    for number in range(_MAX_PASSES):
+        if number == 0 and digest(before) == job.digest:
+            standing = list(job.findings)  # the file is as it was audited
+        else:
+            result = examine(change.path, change.kind, change.after, options.codes)
+            standing = judge(result.findings, {change.path: result.ignores}, features, options)
         wanted = [
             f
             for f in standing
             if f.fix is not None and (f.fix.safe or unsafe) and (f.code, f.message) not in given_up
         ]
         if not wanted:
-            return
+            break
         source = read_source(change.path, change.kind, change.after)
         chosen = _without_overlap(wanted, source)
         text, problem = _attempt(source, chosen)
@@ -91,6 +108,7 @@ def _fix_file(change: FileChange, report: Report, options: Options, unsafe: bool
             change.fixed += chosen
         else:
             given_up |= {(f.code, f.message) for f in chosen}
+    return change
 
 
 def _one_by_one(

@@ -6,7 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mmldlm import __version__
 from mmldlm.diagnostics.doctor.engine import Report
@@ -147,6 +149,15 @@ def _descriptor(code: str) -> dict[str, Any]:
     }
 
 
+def _uri(path: str) -> str:
+    """A path as a URI reference: relative ones stay relative, so that they are found in any checkout."""
+    if os.path.isabs(path):
+        return Path(path).as_uri()
+    first, slash, rest = path.partition("/")
+    # A colon in the first part of a relative reference would make it a scheme.
+    return f"{quote(first, safe='')}{slash}{quote(rest, safe='/')}"
+
+
 def _sarif_result(report: Report, finding: Finding, index: dict[str, int]) -> dict[str, Any]:
     span = finding.span
     region = {
@@ -155,7 +166,7 @@ def _sarif_result(report: Report, finding: Finding, index: dict[str, int]) -> di
         "endLine": span.end_line,
         "endColumn": span.end_column,
     }
-    location = {"artifactLocation": {"uri": shown_path(report, finding.path)}, "region": region}
+    location = {"artifactLocation": {"uri": _uri(shown_path(report, finding.path))}, "region": region}
     return {
         "ruleId": finding.code,
         "ruleIndex": index[finding.code],

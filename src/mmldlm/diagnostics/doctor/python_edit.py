@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,59 @@ class EditRefusedError(Exception):
 
 
 def apply_node_edits(text: str, edits: Sequence[NodeEdit]) -> tuple[str, set[NodeEdit]]:
-    """The changed text, and the edits whose place was not found (they were not made)."""
+    """The changed text, and the edits whose place was not found (they were not made).
+
+    Only the outermost expressions or statements that edits name are given to LibCST, each as a small module of its
+    own: everything around them stays as it is, and a long file costs no more than a short one.
+    """
+    starts = _line_starts(text)
+    missed: set[NodeEdit] = set()
+    for outer, inner in sorted(_group(edits).items(), reverse=True):
+        begin = starts[outer.line - 1] + outer.column - 1
+        end = starts[outer.end_line - 1] + outer.end_column - 1
+        moved = {_relative(edit, outer): edit for edit in inner}
+        try:
+            piece, left = _edit_module(text[begin:end], list(moved))
+        except EditRefusedError:
+            # Part of a bracketed expression over several lines: no module by itself.
+            return _edit_module(text, edits)
+        text = text[:begin] + piece + text[end:]
+        missed |= {moved[edit] for edit in left}
+    return text, missed
+
+
+def _line_starts(text: str) -> list[int]:
+    """Where lines begin; a line ends with LF, CR LF or CR, as for Python's tokenizer."""
+    return [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", text))]
+
+
+def _group(edits: Sequence[NodeEdit]) -> dict[Span, list[NodeEdit]]:
+    """Outermost span -> the edits in it."""
+    groups: dict[Span, list[NodeEdit]] = {}
+    for edit in sorted(
+        edits, key=lambda e: (e.span.line, e.span.column, -e.span.end_line, -e.span.end_column)
+    ):
+        last = next(reversed(groups), None)
+        end = (edit.span.end_line, edit.span.end_column)
+        if last is not None and end <= (last.end_line, last.end_column):
+            groups[last].append(edit)
+        else:
+            groups[edit.span] = [edit]
+    return groups
+
+
+def _relative(edit: NodeEdit, outer: Span) -> NodeEdit:
+    """The same edit with a span that counts from the beginning of the outer one."""
+
+    def move(line: int, column: int) -> tuple[int, int]:
+        return line - outer.line + 1, column - outer.column + 1 if line == outer.line else column
+
+    span = edit.span
+    moved = Span(*move(span.line, span.column), *move(span.end_line, span.end_column))
+    return NodeEdit(moved, edit.action, edit.values)
+
+
+def _edit_module(text: str, edits: Sequence[NodeEdit]) -> tuple[str, set[NodeEdit]]:
     try:
         module = cst.parse_module(text)
     except (cst.ParserSyntaxError, RecursionError, ValueError) as error:

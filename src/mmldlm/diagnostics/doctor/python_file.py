@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TypeVar
 
+from mmldlm.diagnostics.doctor.effective_calls import alias_of, find_calls, find_changes
 from mmldlm.diagnostics.doctor.names import Names, dotted
 from mmldlm.diagnostics.doctor.source import Source
+from mmldlm.diagnostics.doctor.steps import is_certain, step_functions
 from mmldlm.diagnostics.doctor.types import Span
 
 Loop = ast.For | ast.While | ast.AsyncFor
@@ -103,9 +105,10 @@ class PythonFile:
             base = base.value
         if not isinstance(base, ast.Name) or base.id not in self.names.aliases:
             return None
-        return self.names.resolve(node, self._hidden(node))
+        return self.names.resolve(node, self.hidden(node))
 
-    def _hidden(self, node: ast.AST) -> frozenset[str]:
+    def hidden(self, node: ast.AST) -> frozenset[str]:
+        """Parameters of the functions around a node: such a name stands for whatever is passed."""
         hidden: set[str] = set()
         for parent in self.ancestors(node):
             if isinstance(parent, _FUNCTIONS):
@@ -118,19 +121,20 @@ class PythonFile:
 
     @cached_property
     def calls(self) -> list[tuple[ast.Call, str | None]]:
-        """Every call with the canonical name of what is called."""
-        return [(node, self.resolve(node.func)) for node in self.of(ast.Call)]
+        """Every call with the canonical name of what is called, also through a name that was given to it."""
+        return [(node, self.resolve(node.func) or alias_of(self, node.func)) for node in self.of(ast.Call)]
 
     @cached_property
     def _calls_by_name(self) -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = {}
-        for call, name in self.calls:
-            if name:
-                found.setdefault(name, []).append(call)
-        return found
+        return find_calls(self)
+
+    @cached_property
+    def dictionary_changes(self) -> dict[str, list[ast.AST]]:
+        """Dotted name -> what changes the dictionary of this name in place."""
+        return find_changes(self)
 
     def calls_of(self, *names: str) -> list[ast.Call]:
-        """Calls of these canonical names, in order of appearance."""
+        """Calls of these canonical names as they take effect: partials and known dictionaries spelled out."""
         return [call for name in names for call in self._calls_by_name.get(name, [])]
 
     def uses(self, prefix: str) -> bool:
@@ -229,6 +233,18 @@ class PythonFile:
             return None
         return loop
 
+    @cached_property
+    def step_functions(self) -> set[ast.AST]:
+        """Functions of this file whose body runs in every training step."""
+        return step_functions(self)
+
+    def runs_every_step(self, node: ast.AST) -> bool:
+        """Whether a node certainly runs in every training step, in a training loop or in a function of the step."""
+        if self.in_training_loop(node) is not None:
+            return True
+        function = self.function_of(node)
+        return function in self.step_functions and is_certain(self, node, function)
+
     # --- values -------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -246,6 +262,9 @@ class PythonFile:
                 name = dotted(target)
                 if name:
                     found.setdefault((self._scope_for(target, name), name), []).append(value)
+                owner = self.parents.get(node)
+                if name and isinstance(owner, ast.ClassDef):
+                    found.setdefault((owner, f"self.{name}"), []).append(value)
         return found
 
     def _scope_for(self, node: ast.AST, name: str) -> ast.AST:

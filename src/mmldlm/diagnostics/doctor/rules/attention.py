@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from mmldlm.diagnostics.doctor.names import dotted
@@ -53,7 +54,7 @@ def hand_written(file: PythonFile, about: Rule) -> Iterator[Finding]:
             scores = call.args[0] if call.args else None
         if scores is None or not _is_scores(file, scores, function, 0):
             continue
-        if any(_needs_scores(file, n) for n in file.inside(function)):
+        if any(_needs_scores(file, n) for n in file.inside(function)) or _stands_in(file, function):
             continue
         products = [n for n in file.inside(function) if _product(file, n) is not None]
         after = [n for n in products if file.span(n).line >= file.span(call).line and not _has_transpose(n)]
@@ -62,6 +63,19 @@ def hand_written(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 "attention written out keeps the whole score matrix; scaled_dot_product_attention does not"
             )
             yield about.at(file.path, file.span(call), message)
+
+
+def _stands_in(file: PythonFile, function: ast.FunctionDef) -> bool:
+    """Whether the written-out form is there on purpose: to count FLOPs, to emulate SDPA, as a compiler's pattern."""
+    if re.search(r"flops?\b|fvcore|\bthop\b", file.text(function), re.IGNORECASE):
+        return True
+    around = [
+        outer.name for outer in file.ancestors(function) if isinstance(outer, ast.FunctionDef | ast.ClassDef)
+    ]
+    names = [file.path.rsplit("/", 1)[-1], function.name, *around]
+    return any(
+        re.search(r"flops?|sdpa|scaled_dot_product|_pattern|_replacement", name.lower()) for name in names
+    )
 
 
 def _weights_kept(file: PythonFile, softmax: ast.Call, function: ast.AST) -> bool:

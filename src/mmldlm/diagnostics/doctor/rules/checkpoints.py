@@ -299,7 +299,8 @@ def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:
     name="resume-truncates-its-log",
     severity=Severity.WARNING,
     summary="A run that can resume opens its log for writing from the start",
-    why="Mode 'w' and write_text empty the file: after a resume the history of the run is gone.",
+    why="Mode 'w' and write_text empty the file: after a resume the history of the run is gone. The same holds for "
+    "logging.FileHandler(mode='w') and logging.basicConfig(filemode='w').",
     effect="The curve before the resume is lost.",
     source="Python docs, open()",
     remedy="Open with 'a'.",
@@ -309,38 +310,55 @@ def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:
 def truncates_log(file: PythonFile, about: Rule) -> Iterator[Finding]:
     if not any("resume" in name.lower() for name in file.identifiers):
         return
-    for call, _ in file.calls:
-        if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
-            target, truncating = call.args[0], is_constant(argument(call, "mode", 1), "w", "wt", "w+")
-        elif (
-            is_method(call, "open", "write_text")
-            and isinstance(call.func, ast.Attribute)
-            and file.resolve(call.func) is None
-        ):
-            target = call.func.value
-            empty = is_method(call, "write_text") and bool(call.args) and is_constant(call.args[0], "")
-            truncating = empty or (
-                is_method(call, "open") and is_constant(argument(call, "mode", 0), "w", "wt")
-            )
-        else:
-            continue
-        if not truncating or not _is_log(file, target):
+    for call, name in file.calls:
+        target = _truncated(file, call, name)
+        if target is None or not _is_log(file, target):
             continue
         function = file.function_of(call)
-        resumes = any("resume" in word for word in words_of(function) if len(word) < 40)
+        named = any("resume" in word for word in words_of(function) if len(word) < 40)
+        # Anywhere in a script that restores a state: the log is one of the run that goes on.
+        restores = "load_state_dict" in file.identifiers or "load_checkpoint" in file.identifiers
         guarded = any("resume" in " ".join(words_of(test)) for test in file.conditions(call, function))
-        if resumes and not guarded:
+        if (named or restores) and not guarded:
             yield about.at(
                 file.path, file.span(call), "empties the log although this run can resume; append instead"
             )
 
 
+def _truncated(file: PythonFile, call: ast.Call, name: str | None) -> ast.expr | None:
+    """The file that a call empties."""
+    modes = ("w", "wt", "w+")
+    if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
+        return call.args[0] if is_constant(argument(call, "mode", 1), *modes) else None
+    if name == "logging.FileHandler":
+        return argument(call, "filename", 0) if is_constant(argument(call, "mode", 1), *modes) else None
+    if name == "logging.basicConfig":
+        return argument(call, "filename") if is_constant(argument(call, "filemode"), *modes) else None
+    if name is not None or not isinstance(call.func, ast.Attribute):
+        return None
+    emptied = is_method(call, "write_text") and bool(call.args) and is_constant(call.args[0], "")
+    if emptied or (is_method(call, "open") and is_constant(argument(call, "mode", 0), *modes)):
+        return call.func.value
+    return None
+
+
+_LOG_NAME = re.compile(
+    r"(^|_)(train|training|metrics?|loss)?_?logs?(_?(file|path|filename|fn|name))?$", re.IGNORECASE
+)
+
+
 def _is_log(file: PythonFile, node: ast.expr) -> bool:
     values = [node, *file.values_of(node)]
     name = next((found for value in values if (found := _file_name(file, value))), "")
-    return bool(re.search(r"log", name, re.IGNORECASE)) and name.endswith(
-        (".jsonl", ".log", ".txt", ".csv", ".json")
+    if name:
+        suffixes = (".jsonl", ".log", ".txt", ".csv", ".json")
+        return bool(re.search(r"log", name, re.IGNORECASE)) and name.endswith(suffixes)
+    held = (
+        node.args[0]
+        if isinstance(node, ast.Call) and dotted(node.func) in ("str", "Path") and node.args
+        else node
     )
+    return bool(_LOG_NAME.search((dotted(held) or "").rsplit(".", 1)[-1]))
 
 
 @rule(

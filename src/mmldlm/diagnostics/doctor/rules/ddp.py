@@ -17,10 +17,16 @@ from mmldlm.diagnostics.doctor.python_file import (
     words_of,
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.blocks import (
+    DDP,
+    STRATEGY,
+    bucket_view_missing,
+    unused_parameters_searched,
+)
 from mmldlm.diagnostics.doctor.rules.edits import replace_node, set_keyword
-from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
+from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
-DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_DOCS = "PyTorch docs, torch.nn.parallel.DistributedDataParallel"
 DAY = 86_400
 COLLECTIVES = tuple(
@@ -45,12 +51,26 @@ COLLECTIVES = tuple(
 )
 
 
+# Other ways to the same argument: Lightning's strategy and Accelerate's handler pass it on to DDP.
+_PASSED_ON = (
+    "accelerate.DistributedDataParallelKwargs",
+    "accelerate.utils.DistributedDataParallelKwargs",
+    "accelerate.utils.dataclasses.DistributedDataParallelKwargs",
+    *(
+        f"{root}strategies{module}.DDPStrategy"
+        for root in ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
+        for module in ("", ".ddp")
+    ),
+)
+
+
 def _wraps(file: PythonFile) -> list[ast.Call]:
     return [call for call in file.calls_of(DDP) if not has_spread(call) and (call.args or call.keywords)]
 
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DDP001",
     name="searches-unused-parameters",
     severity=Severity.WARNING,
@@ -65,18 +85,26 @@ def _wraps(file: PythonFile) -> list[ast.Call]:
     bad="DDP(model, device_ids=[rank], find_unused_parameters=True)",
     good="DDP(model, device_ids=[rank], find_unused_parameters=False)",
 )
-def unused_parameters(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in _wraps(file):
+def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from unused_parameters_searched(file, about)
+        return
+    for call in file.calls_of(DDP, *_PASSED_ON):
         if is_constant(argument(call, "find_unused_parameters"), True):
             fix = set_keyword(file, call, "find_unused_parameters", "False", safe=False)
             message = (
                 "find_unused_parameters=True walks the graph in every step; freeze unused parameters instead"
             )
             yield about.at(file.path, file.span(call), message, fix)
+    for node in file.of(ast.Constant):
+        if node.value == STRATEGY and isinstance(file.parents.get(node), ast.keyword):
+            fix = replace_node(file, node, '"ddp"', "use the plain strategy", safe=False)
+            yield about.at(file.path, file.span(node), f"{STRATEGY} walks the graph in every step", fix)
 
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DDP002",
     name="gradients-copied-into-buckets",
     severity=Severity.INFO,
@@ -91,7 +119,10 @@ def unused_parameters(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad="DDP(model, device_ids=[rank])",
     good="DDP(model, device_ids=[rank], gradient_as_bucket_view=True)",
 )
-def no_bucket_view(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def no_bucket_view(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from bucket_view_missing(file, about)
+        return
     for call in _wraps(file):
         if argument(call, "gradient_as_bucket_view") is None:
             message = "DDP copies gradients into buckets; views save one copy"
@@ -347,8 +378,6 @@ def never_destroyed(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="os.environ.setdefault('MASTER_PORT', '29500')",
 )
 def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    from mmldlm.diagnostics.doctor.types import Fix, NodeEdit
-
     for node in file.of(ast.Assign):
         if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
             continue

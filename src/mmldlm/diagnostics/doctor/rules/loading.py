@@ -18,11 +18,21 @@ from mmldlm.diagnostics.doctor.python_file import (
     number,
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.blocks import (
+    EVALUATES,
+    LOADER,
+    TRAINS,
+    WORKER_KEYS,
+    loader_not_persistent,
+    loader_option_without_workers,
+    loader_without_pinning,
+    loader_without_workers,
+    name_words,
+)
 from mmldlm.diagnostics.doctor.rules.edits import set_keyword
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
-LOADER = "torch.utils.data.DataLoader"
 LOADER_DOCS = "PyTorch docs, torch.utils.data"
 MAX_WORKERS = 32
 _WORKERS = 5  # position of num_workers in DataLoader's signature
@@ -30,22 +40,27 @@ _MEASURED = "Measured on two CPU cores; table and command in docs/doctor.md."
 
 
 def _loaders(file: PythonFile) -> list[ast.Call]:
-    return [call for call in file.calls_of(LOADER) if not has_spread(call) and (call.args or call.keywords)]
+    return [call for call in file.calls_of(LOADER) if call.args or call.keywords]
 
 
 def _is_training(file: PythonFile, call: ast.Call) -> bool:
-    """Evidence that a loader feeds training: it shuffles, or its name says so."""
-    shuffle = argument(call, "shuffle", 2)
+    """Evidence that a loader feeds training: its name or that of its data says so, or it shuffles."""
     parent = file.parents.get(call)
-    targets = parent.targets if isinstance(parent, ast.Assign) else []
-    texts = [dotted(target) or "" for target in targets] + [
-        dotted(argument(call, "dataset", 0) or call) or ""
-    ]
-    words = {word for text in texts for word in re.split(r"[._]", text.lower())}
-    if words & {"train", "training", "trainloader", "trainset"}:
+    targets: list[str | None] = []
+    if isinstance(parent, ast.Assign):
+        targets = [dotted(target) for target in parent.targets]
+    elif isinstance(parent, ast.keyword):
+        targets = [parent.arg]
+    words = name_words(*targets, dotted(argument(call, "dataset", 0) or call))
+    if words & TRAINS:
         return True
-    evaluates = {"eval", "evaluation", "val", "valid", "validation", "test", "dev", "testloader", "valloader"}
-    return is_constant(shuffle, True) and not words & evaluates
+    if words & EVALUATES:
+        return False
+    if is_constant(argument(call, "shuffle", 2), True):
+        return True
+    function = file.function_of(call)
+    named = name_words(function.name) if isinstance(function, ast.FunctionDef) else set()
+    return bool(named & TRAINS) and bool(named & {"loader", "dataloader", "loaders", "dataloaders"})
 
 
 def _workers(call: ast.Call) -> ast.expr | None:
@@ -59,6 +74,7 @@ def _moves_to_gpu(file: PythonFile) -> bool:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DAT001",
     name="loader-without-workers",
     severity=Severity.WARNING,
@@ -73,9 +89,14 @@ def _moves_to_gpu(file: PythonFile) -> bool:
     bad="train_loader = DataLoader(train_set, batch_size=64, shuffle=True)",
     good="train_loader = DataLoader(train_set, batch_size=64, shuffle=True, num_workers=4)",
 )
-def without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from loader_without_workers(file, about)
+        return
     for call in _loaders(file):
         workers = _workers(call)
+        if workers is None and has_spread(call):
+            continue
         if (workers is None or is_constant(workers, 0)) and _is_training(file, call):
             if (
                 argument(call, "prefetch_factor") is not None
@@ -94,6 +115,7 @@ def without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DAT002",
     name="loader-without-pinned-memory",
     severity=Severity.INFO,
@@ -106,12 +128,15 @@ def without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad="DataLoader(dataset, batch_size=64, num_workers=4)",
     good="DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
 )
-def without_pinning(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from loader_without_pinning(file, about)
+        return
     if not _moves_to_gpu(file):
         return
     for call in _loaders(file):
         workers, pinned = _workers(call), argument(call, "pin_memory", 7)
-        if workers is None or is_constant(workers, 0):
+        if workers is None or is_constant(workers, 0) or (pinned is None and has_spread(call)):
             continue
         if pinned is None or is_constant(pinned, False):
             # A collate function may return GPU tensors, which cannot be pinned.
@@ -124,6 +149,7 @@ def without_pinning(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DAT003",
     name="workers-not-persistent",
     severity=Severity.INFO,
@@ -139,11 +165,15 @@ def without_pinning(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad="DataLoader(dataset, num_workers=8, shuffle=True)",
     good="DataLoader(dataset, num_workers=8, shuffle=True, persistent_workers=True)",
 )
-def not_persistent(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from loader_not_persistent(file, about)
+        return
     for call in _loaders(file):
         workers = _workers(call)
         if (
             argument(call, "persistent_workers") is not None
+            or has_spread(call)
             or not _is_training(file, call)
             or workers is None
         ):
@@ -158,6 +188,7 @@ def not_persistent(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DAT004",
     name="worker-option-without-workers",
     severity=Severity.ERROR,
@@ -168,10 +199,13 @@ def not_persistent(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad="DataLoader(dataset, num_workers=0, prefetch_factor=2)",
     good="DataLoader(dataset, num_workers=4, prefetch_factor=2)",
 )
-def option_without_workers(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def option_without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from loader_option_without_workers(file, about)
+        return
     for call in _loaders(file):
         workers = _workers(call)
-        if workers is not None and not is_constant(workers, 0):
+        if (workers is None and has_spread(call)) or (workers is not None and not is_constant(workers, 0)):
             continue
         prefetch, persistent = argument(call, "prefetch_factor"), argument(call, "persistent_workers")
         given = (
@@ -206,7 +240,7 @@ def too_many_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findi
     if isinstance(file, YamlFile):
         for entry in file.entries:
             if (
-                entry.name in ("num_workers", "dataloader_num_workers")
+                entry.name in WORKER_KEYS
                 and isinstance(entry.value, yaml.ScalarNode)
                 and entry.value.value.isdigit()
                 and int(entry.value.value) > MAX_WORKERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from mmldlm.diagnostics.doctor.effective_calls import is_marker, is_open
 from mmldlm.diagnostics.doctor.names import dotted
 from mmldlm.diagnostics.doctor.python_file import (
     PythonFile,
@@ -15,16 +16,18 @@ from mmldlm.diagnostics.doctor.python_file import (
     number,
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.blocks import FUSABLE, KERNEL_CHOICES, coupled_decay_block, unfused_block
 from mmldlm.diagnostics.doctor.rules.edits import set_keyword
 from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
-FUSABLE = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
 OPTIM_DOCS = "PyTorch docs, torch.optim"
-_CHOOSES = {"fused", "foreach", "capturable", "differentiable"}
+_CHOOSES = set(KERNEL_CHOICES)
 
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="OPT001",
     name="unfused-optimizer",
     severity=Severity.WARNING,
@@ -39,32 +42,29 @@ _CHOOSES = {"fused", "foreach", "capturable", "differentiable"}
     bad="torch.optim.AdamW(model.parameters(), lr=1e-4)",
     good="torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
 )
-def unfused(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from unfused_block(file, about)
+        return
     sparse = any(
         is_constant(keyword.value, True)
         for n in file.of(ast.Call)
         for keyword in n.keywords
         if keyword.arg == "sparse"
     )
+    chosen_later = any(keyword.arg in _CHOOSES for n in file.of(ast.Call) for keyword in n.keywords)
     for call in file.calls_of(*FUSABLE):
         given = {keyword.arg for keyword in call.keywords}
-        if has_spread(call) or not (call.args or "params" in given) or given & _CHOOSES:
+        if is_open(call):
+            if chosen_later or any(k.arg is None and not is_marker(k) for k in call.keywords):
+                continue  # whoever calls the partial may choose the kernel
+        elif has_spread(call) or not (call.args or "params" in given):
             continue
-        name = file.text(call.func)
-        message = f"{name} without fused=True starts many small kernels per step"
-        yield about.at(
-            file.path,
-            file.span(call),
-            message,
-            None if sparse else set_keyword(file, call, "fused", "True", safe=True),
-        )
-    if any(keyword.arg in _CHOOSES for n in file.of(ast.Call) for keyword in n.keywords):
-        return  # whoever calls the partial may choose the kernel
-    for call in file.calls_of("functools.partial"):
-        if call.args and file.resolve(call.args[0]) in FUSABLE and not has_spread(call):
-            message = f"{file.text(call.args[0])} without fused=True starts many small kernels per step"
-            fix = None if sparse else set_keyword(file, call, "fused", "True", safe=False)
-            yield about.at(file.path, file.span(call), message, fix)
+        if given & _CHOOSES:
+            continue
+        message = f"{file.text(call.func)} without fused=True starts many small kernels per step"
+        fix = None if sparse else set_keyword(file, call, "fused", "True", safe=not is_open(call))
+        yield about.at(file.path, file.span(call), message, fix)
 
 
 def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
@@ -217,6 +217,7 @@ def scheduler_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="OPT006",
     name="adam-with-coupled-decay",
     severity=Severity.INFO,
@@ -230,7 +231,10 @@ def scheduler_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad="torch.optim.Adam(params, lr=1e-4, weight_decay=0.01)",
     good="torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)",
 )
-def coupled_decay(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def coupled_decay(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from coupled_decay_block(file, about)
+        return
     for call in file.calls_of("torch.optim.Adam"):
         decay = number(argument(call, "weight_decay"))
         if decay and not has_spread(call) and argument(call, "decoupled_weight_decay") is None:

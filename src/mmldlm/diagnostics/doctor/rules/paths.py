@@ -67,6 +67,8 @@ def _texts(file: Any) -> Iterator[tuple[str, Span]]:
             if joined.values and isinstance(joined.values[0], ast.Constant):
                 yield str(joined.values[0].value) + "/x", file.span(joined)
     elif isinstance(file, ShellFile):
+        for _, value, start, end in [*file.sbatch, *file.late_sbatch]:
+            yield value.strip("\"'"), file.span(start, end)
         for command in file.commands:
             for word in [
                 *command.words,

@@ -1,4 +1,4 @@
-"""What makes the host wait for the GPU in every step of a training loop."""
+"""What makes the host wait for the GPU in every training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchro
     why="It waits until the GPU has finished everything queued so far; the host cannot prepare the next step "
     "meanwhile.",
     effect="Qualitative here (needs a GPU): the launch queue runs empty once per call. Calls behind any `if` "
-    "are not reported.",
+    "are not reported; a step in a function of its own counts when a loop of the same file calls it, when it is named "
+    "like a step, or when Lightning or the Trainer calls it.",
     source=SYNC_DOCS,
     remedy="Add up tensors on the device and call .item() every n steps.",
     bad="running += loss.item()",
@@ -35,10 +36,33 @@ def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
         reads = is_method(call, "item") and not call.args
         if not reads and isinstance(call.func, ast.Name) and call.func.id == "float" and len(call.args) == 1:
             reads = dotted(call.args[0]) in ("loss", "total_loss", "train_loss")  # float(loss) calls .item()
-        if reads and file.in_training_loop(call) is not None:
+        if reads and not _on_host(file, call) and file.runs_every_step(call):
             yield about.at(
                 file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
             )
+
+
+_HOST_MAKERS = (
+    "torch.rand",
+    "torch.randn",
+    "torch.randint",
+    "torch.randperm",
+    "torch.multinomial",
+    "torch.tensor",
+)
+
+
+def _on_host(file: PythonFile, call: ast.Call) -> bool:
+    """Whether what is read was made on the host here: `torch.rand(1).item()`, a numpy scalar."""
+    made: ast.expr = call.func.value if isinstance(call.func, ast.Attribute) else call
+    while isinstance(made, ast.Subscript | ast.Attribute):
+        made = made.value
+    made = file.value_of(made)
+    if not isinstance(made, ast.Call):
+        return False
+    name = file.resolve(made.func) or ""
+    on_device = any(keyword.arg in ("device", None) for keyword in made.keywords)
+    return name.startswith("numpy.") or (name in _HOST_MAKERS and not on_device)
 
 
 @rule(
@@ -59,9 +83,7 @@ def print_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
         return
     for call, _ in file.calls:
         if (
-            isinstance(call.func, ast.Name)
-            and call.func.id == "print"
-            and file.in_training_loop(call) is not None
+            isinstance(call.func, ast.Name) and call.func.id == "print" and file.runs_every_step(call)
         ) and any("loss" in word for argument in call.args for word in words_of(argument)):
             yield about.at(
                 file.path, file.span(call), "prints in every step; print every n steps on one rank"
@@ -87,10 +109,7 @@ _CHECKS = ("torch.isnan", "torch.isinf", "torch.isfinite")
 def finite_check(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of(*_CHECKS):
         owner = _branch_of(file, call)
-        if owner is None:
-            continue
-        loop = file.loop_of(owner)
-        if loop is None or loop not in file.training_loops or file.conditions(owner, loop):
+        if owner is None or not file.runs_every_step(owner):
             continue
         if not any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(owner.test)):
             message = f"{file.text(call)[:60]} in an `if` waits for the GPU in every step"
@@ -123,7 +142,7 @@ def _branch_of(file: PythonFile, node: ast.AST) -> ast.If | None:
 )
 def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of("torch.cuda.synchronize"):
-        if file.in_training_loop(call) is not None:
+        if file.runs_every_step(call):
             yield about.at(file.path, file.span(call), "stops host and GPU in every step")
 
 
@@ -210,7 +229,7 @@ def copy_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     if not file.uses("torch"):
         return
     for call, _ in file.calls:
-        if is_method(call, "cpu") and not call.args and file.in_training_loop(call) is not None:
+        if is_method(call, "cpu") and not call.args and file.runs_every_step(call):
             assert isinstance(call.func, ast.Attribute)
             holder = call.func.value
             while isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute):
