@@ -13,7 +13,19 @@ from typing import Annotated
 import typer
 
 from mmldlm import __version__
-from mmldlm.cli import benchmark, data, demo, doctor, evaluate, export, migrate, prepare, sample, train
+from mmldlm.cli import (
+    benchmark,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    migrate,
+    monitor,
+    prepare,
+    sample,
+    train,
+)
 from mmldlm.errors import Interrupted, UserError
 
 app = typer.Typer(
@@ -31,6 +43,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(doctor.app, name="doctor")
 app.command("migrate")(migrate.migrate)
+app.command("monitor")(monitor.monitor)
 app.command("benchmark")(benchmark.benchmark)
 app.command("demo")(demo.demo)
 

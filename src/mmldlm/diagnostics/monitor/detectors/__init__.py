@@ -1,0 +1,84 @@
+"""All detectors, and the panel that feeds them; the trainer may own a panel as well as the monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmldlm.diagnostics.monitor.alerts import AlertBook, Change
+from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
+from mmldlm.diagnostics.monitor.detectors.gradients import Gradients, SkippedUpdates
+from mmldlm.diagnostics.monitor.detectors.learning_rate import LearningRate
+from mmldlm.diagnostics.monitor.detectors.losses import Divergence, LossSpike, NonfiniteLoss, Plateau
+from mmldlm.diagnostics.monitor.detectors.process import Crash, Restarts, Stall
+from mmldlm.diagnostics.monitor.detectors.quality import LatentCollapse, LatentIgnored, ValidationDrift
+from mmldlm.diagnostics.monitor.detectors.ranks import Communication, Stragglers
+from mmldlm.diagnostics.monitor.detectors.resources import Batch, Checkpoints, DiskSpace, OutOfMemory
+from mmldlm.diagnostics.monitor.detectors.speed import DataWait, Throughput
+from mmldlm.diagnostics.monitor.records import Record, record_of_fields
+from mmldlm.diagnostics.monitor.settings import MonitorSettings
+
+ALL: tuple[type[Detector], ...] = (
+    NonfiniteLoss, LossSpike, Divergence, Plateau, Gradients, SkippedUpdates, LearningRate, Throughput, DataWait,
+    OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication, Checkpoints, ValidationDrift,
+    LatentCollapse, LatentIgnored,
+)  # fmt: skip
+
+
+def _overriding(detectors: list[Detector], name: str) -> list[Any]:
+    """The bound methods of the detectors that have one of this name; the others need not be called."""
+    chosen = [item for item in detectors if getattr(type(item), name) is not getattr(Detector, name)]
+    return [getattr(item, name) for item in chosen]
+
+
+class Panel:
+    """All detectors of one run behind three calls: a record, a tick, and what is news."""
+
+    def __init__(self, settings: MonitorSettings | None = None, facts: RunFacts | None = None) -> None:
+        self.settings = settings or MonitorSettings()
+        self.facts = facts or RunFacts()
+        self.book = AlertBook(self.settings)
+        detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
+        self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
+        self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
+        self._stall = next(item for item in detectors if isinstance(item, Stall))
+        self._main_rank: int | None = None
+
+    def observe(self, record: Record) -> None:
+        """Feed one record."""
+        if record.event:
+            self._observe_event(record)
+            return
+        if record.rank is not None:
+            self._main_rank = record.rank if self._main_rank is None else min(self._main_rank, record.rank)
+            for see in self._rank_line:
+                see(record)
+            if record.rank != self._main_rank:
+                return
+        self.book.advance(record.step, record.time, counts="loss" in record.values)
+        for see in self._line:
+            see(record)
+
+    def _observe_event(self, record: Record) -> None:
+        if record.time is not None:
+            self.book.time = max(record.time, self.book.time or record.time)
+        if record.step is not None and record.event in ("started", "resumed", "rolled_back"):
+            self.book.step = record.step
+        for see in self._event:
+            see(record)
+
+    def observe_fields(
+        self, step: int, fields: Mapping[str, Any], *, time: float | None = None
+    ) -> list[Change]:
+        """For a trainer: feed the line it just logged, get what is news."""
+        self.observe(record_of_fields(step, fields, time=time))
+        return self.book.take_news()
+
+    def tick(self, now: float, *, live: bool = True) -> None:
+        """Let time pass."""
+        for see in self._tick:
+            see(now, live=live)
+
+    def seen(self, at: float) -> None:
+        """For logs whose lines tell no time: when the newest of them was written."""
+        self._stall.last_at = at

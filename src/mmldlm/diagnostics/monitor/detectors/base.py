@@ -1,0 +1,42 @@
+"""What a detector is: it sees every record of a run and writes into its book of alerts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.records import Record
+from mmldlm.diagnostics.monitor.settings import MonitorSettings
+
+
+@dataclass
+class RunFacts:
+    """What is known about a run besides its lines; all of it may be missing."""
+
+    total_steps: int | None = None
+    checkpoint_every: int | None = None
+    warmup_steps: int = 0
+    ended: str = ""
+    """finished, stopped or crashed once that is known."""
+    alive: bool | None = None
+    """Whether its process exists; None: cannot be known from here."""
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+class Detector:
+    """One kind of trouble. No input or output, no clock of its own: records and ticks are all it knows."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        self.settings, self.book, self.facts = settings, book, facts
+
+    def line(self, record: Record) -> None:
+        """A line of the curve, of the main rank."""
+
+    def event(self, record: Record) -> None:
+        """An event of the ledger or a message, of any rank."""
+
+    def rank_line(self, record: Record) -> None:
+        """A line of the curve of any rank, when there are several."""
+
+    def tick(self, now: float, *, live: bool) -> None:
+        """Time passes without lines. `live`: the log is being followed; else it was only read once."""

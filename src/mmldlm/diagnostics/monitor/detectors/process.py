@@ -1,0 +1,155 @@
+"""Runs that hang, die, or are restarted in vain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
+from mmldlm.diagnostics.monitor.history import Window, sureness
+from mmldlm.diagnostics.monitor.records import Record
+from mmldlm.diagnostics.monitor.settings import MonitorSettings
+
+_SECONDARY = ("nccl", "rendezvous")
+"""What ranks say when another one is gone: never the root cause if there is a better one."""
+
+
+class Stall(Detector):
+    """M501. The usual interval is the 90th percentile of the last ones, so that validation is no stall."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.intervals = Window(settings.history_lines)
+        self.last_at: float | None = None
+        self.started_at: float | None = None
+
+    def line(self, record: Record) -> None:
+        if record.time is None:
+            return
+        if self.last_at is not None and record.time >= self.last_at:
+            self.intervals.add(record.time - self.last_at)
+        self.last_at = record.time
+        self.book.clear("M501")
+
+    def event(self, record: Record) -> None:
+        if record.event in ("started", "resumed"):
+            self.started_at, self.last_at = record.time, None
+            self.book.clear("M501")
+        elif record.event in ("finished", "stopped"):
+            self.book.clear("M501")
+
+    def tick(self, now: float, *, live: bool) -> None:
+        facts = self.facts
+        sure_to_run = facts.alive or live or (facts.total_steps or 0) > (self.book.step or 0)
+        if facts.ended or facts.alive is False or not sure_to_run:
+            return
+        usual = self.intervals.quantile(0.9) if len(self.intervals) >= 3 else None
+        since = self.last_at if self.last_at is not None else self.started_at
+        if since is None:
+            return
+        limit = self.settings.start_seconds
+        if usual is not None and self.last_at is not None:
+            limit = max(self.settings.stall_factor * usual, self.settings.stall_seconds)
+        silent = now - since
+        if silent > limit:
+            often = f", usually one every {usual:.3g} s" if usual is not None else ""
+            where = f"step {self.book.step}" if self.book.step is not None else "the start"
+            known = 1.0 if facts.alive or live else 0.6
+            self.book.fire(
+                "M501",
+                f"no line for {silent:.0f} s since {where}{often}",
+                sure=known * sureness(silent / limit),
+            )
+
+
+class Crash(Detector):
+    """M502. With several ranks the first failure that is not a mere echo names the root cause."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.failures: list[Record] = []
+        self.named = False
+
+    def event(self, record: Record) -> None:
+        if record.event in ("crash", "killed"):
+            self._failed(record)
+        elif record.event == "stopped":
+            self._stopped(record)
+        elif record.event in ("started", "resumed"):
+            self._over()
+        elif record.event == "vanished":
+            self.facts.ended = "crashed"
+            self._tell(record.text, 0.9, record.step)
+
+    def _failed(self, record: Record) -> None:
+        if len(self.failures) < 256:
+            self.failures.append(record)
+        self.facts.ended = "crashed"
+        if record.facts.get("root_cause"):
+            self.named = True
+            self._tell(self._with_reason(record), 0.99, record.step)
+        elif not self.named:
+            root = self._root()
+            where = f"rank {root.rank}: " if root.rank is not None else ""
+            self._tell(f"{where}{root.text}", 0.95 if root.facts.get("traceback") else 0.9, root.step)
+
+    def _root(self) -> Record:
+        """The earliest failure by its own time where that is known, echoes last."""
+        echo = [record.facts.get("cause") in _SECONDARY for record in self.failures]
+        stamps = [record.time if record.time is not None else float("inf") for record in self.failures]
+        order = sorted(range(len(self.failures)), key=lambda idx: (echo[idx], stamps[idx], idx))
+        return self.failures[order[0]]
+
+    def _with_reason(self, record: Record) -> str:
+        same = [
+            item.text for item in self.failures if item.rank == record.rank and item.facts.get("traceback")
+        ]
+        return f"{record.text}: {same[0]}" if same else record.text
+
+    def _stopped(self, record: Record) -> None:
+        asked = record.text.startswith(("Interrupted", "KeyboardInterrupt"))
+        self.facts.ended = "stopped" if asked else "crashed"
+        if not asked:
+            self._tell(record.text or "stopped by an error", 0.99, record.step)
+
+    def _tell(self, evidence: str, sure: float, step: int | None) -> None:
+        alert = self.book.fire("M502", evidence, sure=sure, step=step)
+        alert.evidence, alert.sure = evidence, sure  # a better root cause replaces the first guess
+
+    def line(self, record: Record) -> None:
+        """An error that training survived was no crash."""
+        if self.failures and record.step is not None and not self.named:
+            died_at = self.book.alerts["M502", ""].last_step
+            if died_at is None or record.step > died_at:
+                self._over()
+
+    def _over(self) -> None:
+        self.failures.clear()
+        self.named, self.facts.ended = False, ""
+        self.book.clear("M502")
+
+
+class Restarts(Detector):
+    """M503 and M504."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.starts: Counter[int] = Counter()
+
+    def event(self, record: Record) -> None:
+        if record.event == "rolled_back":
+            reason = f": {record.text}" if record.text else ""
+            self.book.fire("M504", f"to step {record.step}{reason}", step=record.step)
+        elif record.event in ("started", "resumed") and record.step is not None:
+            self.starts[record.step] += 1
+            if self.starts[record.step] >= 3:
+                evidence = f"started {self.starts[record.step]} times at step {record.step}"
+                self.book.fire(
+                    "M503", evidence, sure=sureness(self.starts[record.step] / 2), step=record.step
+                )
+
+    def line(self, record: Record) -> None:
+        if self.book.is_open("M503") and record.step is not None:
+            stuck = self.book.alerts["M503", ""].last_step or 0
+            if record.step > stuck + 10 * max(1, self.facts.checkpoint_every or 1):
+                self.book.clear("M503")

@@ -1,0 +1,95 @@
+"""Lines of a file that is being written: not there yet, cut off, replaced, half a line at its end.
+
+The file is only ever opened for reading, a piece at a time, so memory stays bounded and the run is never disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 2**20
+LONGEST_LINE = 2**20
+
+
+class FileFollower:
+    """Reads what is new in a file each time it is asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self.restarts = 0
+        """How often the file was cut off or replaced; readers then forget what they knew."""
+        self.changed_at: float | None = None
+        """When the file was last written to."""
+        self._fd = -1
+        self._identity: tuple[int, int] | None = None
+        self._rest = b""
+        self._skipping = False
+
+    def lines(self) -> Iterator[str]:
+        """New whole lines; a carriage return ends one too, as progress bars do."""
+        for chunk in self._chunks():
+            *whole, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            if self._skipping and whole:
+                whole, self._skipping = whole[1:], False
+            yield from (line.decode("utf-8", "replace") for line in whole if 0 < len(line) < LONGEST_LINE)
+            if len(self._rest) > LONGEST_LINE:
+                self._rest, self._skipping = b"", True
+
+    def last_words(self) -> str:
+        """A last line without its end, for a file that nobody writes to any more."""
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace") if not self._skipping else ""
+
+    def _chunks(self) -> Iterator[bytes]:
+        if self._replaced():
+            yield from self._read()  # what the old file still had
+            yield b"\n"
+            self.close()
+            self.position, self._rest, self._skipping = 0, b"", False
+            self.restarts += 1
+        if self._open():
+            if os.fstat(self._fd).st_size < self.position:
+                self.position, self._rest, self._skipping = 0, b"", False
+                self.restarts += 1
+            yield from self._read()
+
+    def _replaced(self) -> bool:
+        """Whether another file has this name now (rotation, or a log that was cut in one stroke)."""
+        if self._fd < 0:
+            return False
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False  # away for the moment: go on with the one we hold
+        return (found.st_dev, found.st_ino) != self._identity
+
+    def _open(self) -> bool:
+        if self._fd >= 0:
+            return True
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return False
+        found = os.fstat(self._fd)
+        self._identity = (found.st_dev, found.st_ino)
+        return True
+
+    def _read(self) -> Iterator[bytes]:
+        while True:
+            try:
+                chunk = os.pread(self._fd, CHUNK, self.position)
+            except OSError:
+                return
+            if not chunk:
+                self.changed_at = os.fstat(self._fd).st_mtime
+                return
+            self.position += len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

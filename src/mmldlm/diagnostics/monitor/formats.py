@@ -1,0 +1,256 @@
+"""One line of anybody's log -> Record: JSON, tqdm, nanoGPT, Lightning, Hugging Face, torchtitan, key=value.
+
+A parser belongs to one file, because some lines need what came before: a Hugging Face dict has no step, a Lightning bar
+starts again at every epoch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from typing import Any
+
+from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of
+from mmldlm.diagnostics.monitor.records import CANONICAL, NAMES, Record, put_value
+
+_MOST_FIELDS = 200
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d):(\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:\d\d)?")
+_BAR = re.compile(
+    r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[([\d:]+)<([\d:?]+)(?:,\s*([\d.]+)\s*(it/s|s/it|\w+/s|s/\w+))?(.*)"
+)
+_OTHER_BAR = re.compile(
+    r"valid|eval|test|sanity|load|download|map|tokeniz|generat|sampl|predict|shard|fetch", re.I
+)
+_EPOCH_BAR = re.compile(r"epoch\D{0,3}(\d+)", re.I)
+_OF = re.compile(r"\b(?:step|iter(?:ation)?)[ :=\[]+(\d+)\s*/\s*(\d+)", re.I)
+_PAIR = re.compile(
+    r"([A-Za-z_][\w/\-]*)['\"]?(\s*[:=]\s*|\s+)['\"]?(?:tensor\()?"
+    r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[nN][aA][nN]\b|[iI][nN][fF](?:inity)?\b|\.\d+))"
+    r"\s*(%|ms\b|s(?![\w/])|GiB|GB|MiB|MB)?"
+)
+_TWO_WORDS = {alias.split(" ")[1] for aliases in NAMES.values() for alias in aliases if " " in alias}
+_NEED_COLON = {
+    "text",
+    "latent",
+    "memory",
+    "mem",
+    "update",
+    "grad",
+    "throughput",
+    "accuracy",
+    "acc",
+    "time",
+    "dt",
+}
+_UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "gib": 2.0**30, "gb": 1e9, "mib": 2.0**20, "mb": 1e6}
+_HINTS = ("oss", "OSS", "grad", "Grad", "Text", "Latent", "norm")
+_WORTH = {"loss", "valid_loss", "grad_norm", "text_loss", "latent_loss"}
+
+
+class LineParser:
+    """Turns the lines of one file into records, in order."""
+
+    def __init__(self, rank: int | None = None) -> None:
+        self.rank = rank
+        self.messages = MessageReader()
+        self.last_step: int | None = None
+        self.total: int | None = None
+        self._postfix = ""
+        self._names: dict[str, str] = {}
+        self._base = ("", 0.0)
+        self._pseudo_step = 0
+
+    def parse(self, line: str) -> Record | None:
+        """What the line says, or None; never raises, whatever the line is."""
+        try:
+            record = self._parse(line)
+        except (ValueError, OverflowError, RecursionError, TypeError):
+            return None
+        if record is not None and record.rank is None:
+            record.rank = self.rank
+        return record
+
+    def _parse(self, line: str) -> Record | None:
+        if line.startswith('{"'):
+            record = self._json(line)
+            if record is not None:
+                return record
+        return self._text(line)
+
+    def _json(self, line: str) -> Record | None:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(content, dict):
+            return None
+        if isinstance(content.get("event"), str):
+            return _event(content)
+        if isinstance(content.get("message"), dict) and "message" in content["message"]:
+            return _error_file(content["message"], self.rank)
+        return self._fields(content)
+
+    def _fields(self, content: dict[str, Any]) -> Record | None:
+        record, names = Record(), self._names
+        for name in content.pop("nonfinite", None) or ():
+            if isinstance(name, str) and content.get(name) is None:
+                content[name] = math.nan
+        for key, value in content.items():
+            kind = type(value)
+            if kind is float or kind is int:
+                record.values[names.get(key) or self._name(key)] = value
+            elif value is not None:
+                self._other(record, key, value)
+        values = record.values
+        stamp = values.pop("step_seconds", None) if "time" in content else None
+        stamp = stamp if stamp is not None else values.pop("_timestamp", None)
+        if stamp is not None and stamp > 1e8:
+            record.time = float(stamp)
+        elif stamp is not None:
+            values["step_seconds"] = stamp
+        record.rank = int(values.pop("rank")) if "rank" in values else None
+        step = values.pop("step", values.pop("_step", None))
+        return self._with_step(record, step)
+
+    def _name(self, key: str) -> str:
+        name = CANONICAL.get(key) or CANONICAL.get(key.lower(), key)
+        if len(self._names) < _MOST_FIELDS:
+            self._names[key] = name
+        return name
+
+    def _other(self, record: Record, key: str, value: Any) -> None:
+        """A list of bucket losses, or a group of numbers such as {"train": {"loss": 1.0}}."""
+        if isinstance(value, dict):
+            for inner, item in list(value.items())[:_MOST_FIELDS]:
+                put_value(record, self._name(f"{key}/{inner}"), item)
+        else:
+            put_value(record, self._name(key), value)
+
+    def _with_step(self, record: Record, step: float | None) -> Record | None:
+        if not record.values and not record.lists:
+            return None
+        if step is not None and math.isfinite(step):
+            record.step = self.last_step = int(step)
+        elif self.last_step is not None and not self._pseudo_step:
+            record.step = self.last_step
+        else:
+            self._pseudo_step += 1
+            record.step = self.last_step = self._pseudo_step
+        return record
+
+    def _text(self, line: str) -> Record | None:
+        if "\x1b" in line:
+            line = _ANSI.sub("", line)
+        if not line or line.isspace():
+            return None
+        rank = _RANK.match(line)
+        message = self.messages.read(line)
+        record = message or self._numbers(line)
+        if record is None:
+            return None
+        if rank and record.rank is None:
+            record.rank = int(rank[1])
+        if "-" in line[:80] and (stamp := _STAMP.search(line, 0, 80)):
+            record.time = self._seconds(stamp)
+        return record
+
+    def _seconds(self, stamp: re.Match[str]) -> float:
+        minute, second, zone = stamp[1], stamp[2].replace(",", "."), stamp[3] or ""
+        if self._base[0] != minute + zone:
+            moment = datetime.datetime.fromisoformat(f"{minute}:00{zone.replace('Z', '+00:00')}")
+            self._base = (minute + zone, moment.timestamp())
+        return self._base[1] + float(second)
+
+    def _numbers(self, line: str) -> Record | None:
+        bar = _BAR.search(line) if "%|" in line else None
+        if bar:
+            return self._bar(line, bar)
+        if not any(hint in line for hint in _HINTS):
+            return None
+        values = _pairs(line)
+        if not _WORTH & values.keys():
+            return None
+        of = _OF.search(line)
+        if of:
+            values["step"], self.total = float(of[1]), int(of[2])
+        if "validate" in line and "loss" in values:
+            values["valid_loss"] = values.pop("loss")
+        if "valid_loss" in values:
+            for name in ("loss", "tokens_per_second", "documents_per_second", "gpu_memory_allocated"):
+                values.pop(name, None)
+        step = values.pop("step", None)
+        return self._with_step(Record(values=values), step)
+
+    def _bar(self, line: str, bar: re.Match[str]) -> Record | None:
+        label = line[: bar.start()]
+        if _OTHER_BAR.search(label):
+            return None
+        done, total, rest = int(bar[2]), int(bar[3]), bar[8]
+        epoch = _EPOCH_BAR.search(label)
+        self.last_step = int(epoch[1]) * total + done if epoch else done
+        self.total = None if epoch else total
+        self._pseudo_step = 0
+        record = Record(step=self.last_step)
+        if bar[6] and float(bar[6]) > 0:
+            record.values["steps_per_second"] = (
+                1 / float(bar[6]) if bar[7].startswith("s/") else float(bar[6])
+            )
+        redrawn, self._postfix = rest == self._postfix, rest
+        if not redrawn or "nan" in rest.lower() or "inf" in rest.lower():  # nan twice is bad twice
+            found = _pairs(rest)
+            found.pop("step", None)
+            record.values |= found
+        return record
+
+
+def _pairs(text: str) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for found in _PAIR.finditer(text):
+        name, between, number, unit = found.groups()
+        key = name.lower()
+        if key in _TWO_WORDS:
+            before = text[: found.start()].rstrip().rsplit(None, 1)
+            key = (
+                f"{before[-1]} {key}".lower()
+                if before and f"{before[-1]} {key}".lower() in CANONICAL
+                else key
+            )
+        canonical = CANONICAL.get(key)
+        if canonical is None or (key in _NEED_COLON and between.isspace() and not unit):
+            continue
+        value = float(number.replace(",", ""))
+        if unit and canonical not in ("lr", "step"):
+            value *= _UNITS[unit.lower()]
+        values.setdefault(canonical, value)
+    return values
+
+
+def _event(content: dict[str, Any]) -> Record:
+    record = Record(event=content.pop("event"), facts=content)
+    step, at = content.get("step"), content.get("at", content.get("time"))
+    if isinstance(step, int | float) and math.isfinite(step):
+        record.step = int(step)
+    if isinstance(at, str):
+        try:
+            record.time = datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
+        except ValueError:
+            record.time = None
+    elif isinstance(at, int | float):
+        record.time = float(at)
+    record.text = str(content.get("reason", ""))[:300]
+    return record
+
+
+def _error_file(message: dict[str, Any], rank: int | None) -> Record:
+    """torchrun's error.json: the exception that ended one rank, with its time."""
+    text = str(message["message"])[:300]
+    extra = message.get("extraInfo")
+    stamp = extra.get("timestamp") if isinstance(extra, dict) else None
+    record = Record(event="crash", rank=rank, text=text, facts={"traceback": True, "cause": cause_of(text)})
+    if isinstance(stamp, int | float) or (isinstance(stamp, str) and stamp.isdigit()):
+        record.time = float(stamp)
+    return record

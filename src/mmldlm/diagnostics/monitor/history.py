@@ -1,0 +1,109 @@
+"""A run's own past: robust baselines over a window, and curves that never grow beyond a number of points."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+
+TO_DEVIATION = 1.4826
+"""Median deviation to standard deviation, for normal noise."""
+
+
+class Window:
+    """The last values, kept sorted too, so that medians cost next to nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.recent)
+
+    def add(self, value: float) -> None:
+        """Take a finite value in; the oldest leaves when the window is full."""
+        if len(self.recent) == self.size:
+            del self._sorted[bisect_left(self._sorted, self.recent.popleft())]
+        self.recent.append(value)
+        insort(self._sorted, value)
+
+    def clear(self) -> None:
+        self.recent.clear()
+        self._sorted.clear()
+
+    def median(self) -> float:
+        return _middle(self._sorted)
+
+    def quantile(self, share: float) -> float:
+        return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
+    def deviation(self) -> float:
+        """Robust standard deviation; at least a thousandth of the median, because logs are rounded."""
+        center = self.median()
+        spread = TO_DEVIATION * _middle(sorted(abs(value - center) for value in self._sorted))
+        return max(spread, 1e-3 * abs(center), 1e-12)
+
+
+def _middle(ordered: list[float]) -> float:
+    count = len(ordered)
+    if not count:
+        return math.nan
+    half = count // 2
+    return ordered[half] if count % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+def median(values: Iterable[float]) -> float:
+    """Median of finite values; nan when there are none."""
+    return _middle(sorted(value for value in values if math.isfinite(value)))
+
+
+def sureness(excess: float) -> float:
+    """How sure a finding is, from how many times its threshold was reached: 0.5 at the threshold, towards 1."""
+    return round(min(0.99, 1.0 - 0.5 / max(excess, 1.0)), 2)
+
+
+class Curve:
+    """Points of one value over the steps; when there are too many, neighbours are averaged."""
+
+    def __init__(self, most: int = 600) -> None:
+        self.most = most
+        self.steps: list[float] = []
+        self.values: list[float] = []
+        self._stride, self._count, self._step, self._sum, self._bad = 1, 0, 0.0, 0.0, False
+
+    def add(self, step: float, value: float) -> None:
+        """Append a point; a step that went back (rollback, resume) cuts the curve there."""
+        if self.steps and step < self.steps[-1]:
+            self._cut(step)
+        self._count += 1
+        self._step = step
+        self._bad = self._bad or not math.isfinite(value)
+        self._sum += value if math.isfinite(value) else 0.0
+        if self._count >= self._stride:
+            self._flush()
+        if len(self.steps) > self.most:
+            self._halve()
+
+    def _flush(self) -> None:
+        self.steps.append(self._step)
+        self.values.append(math.nan if self._bad else self._sum / self._count)
+        self._count, self._sum, self._bad = 0, 0.0, False
+
+    def _cut(self, step: float) -> None:
+        keep = bisect_left(self.steps, step)
+        del self.steps[keep:], self.values[keep:]
+
+    def _halve(self) -> None:
+        pairs = range(0, len(self.steps) - 1, 2)
+        self.values = [0.5 * (self.values[idx] + self.values[idx + 1]) for idx in pairs]
+        self.steps = [self.steps[idx + 1] for idx in pairs]
+        self._stride *= 2
+
+    def points(self) -> tuple[list[float], list[float]]:
+        """Steps and values, the unfinished last point included."""
+        if not self._count:
+            return self.steps, self.values
+        last = math.nan if self._bad else self._sum / self._count
+        return [*self.steps, self._step], [*self.values, last]

@@ -1,0 +1,243 @@
+"""One run under watch: follows its files, feeds the detectors, remembers what screens and reports show."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mmldlm.diagnostics.monitor.alerts import Change
+from mmldlm.diagnostics.monitor.detectors import Panel
+from mmldlm.diagnostics.monitor.detectors.base import RunFacts
+from mmldlm.diagnostics.monitor.follow import FileFollower
+from mmldlm.diagnostics.monitor.formats import LineParser
+from mmldlm.diagnostics.monitor.goodput import TimeLedger
+from mmldlm.diagnostics.monitor.history import Curve
+from mmldlm.diagnostics.monitor.machine import disk_space, file_time, process_alive, read_config, whole
+from mmldlm.diagnostics.monitor.records import BUCKETS, Record
+from mmldlm.diagnostics.monitor.settings import MonitorSettings
+from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
+
+CURVES = (
+    "loss", "text_loss", "latent_loss", "valid_loss", "lr", "grad_norm", "rate", "gpu_memory_allocated", "data_wait",
+    "text_accuracy", "mfu", "gpu_busy",
+)  # fmt: skip
+TIMELINE_EVENTS = (
+    "started", "resumed", "finished", "stopped", "rolled_back", "out_of_memory", "grown", "save_failed", "interrupted",
+    "crash", "killed",
+)  # fmt: skip
+
+
+class _File:
+    """A log and what is needed to read it."""
+
+    def __init__(self, file: LogFile) -> None:
+        self.file, self.follower, self.parser = file, FileFollower(file.path), LineParser(file.rank)
+        self.newest, self.restarts = 0.0, 0
+
+    def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
+        """New records with a time to sort them by; lines that are read again after a cut are left out."""
+        for line in self.follower.lines():
+            yield from self._record(line, now)
+        if last and (rest := self.follower.last_words()):
+            yield from self._record(rest, now)
+
+    def _record(self, line: str, now: float | None) -> Iterator[tuple[float, Record]]:
+        record = self.parser.parse(line)
+        if record is None or (self.file.only_messages and not record.event):
+            return
+        if record.time is None and now is not None:
+            record.time = now
+        if self.follower.restarts and record.time is not None and record.time <= self.newest:
+            return
+        self.newest = max(self.newest, record.time or 0.0)
+        yield self.newest, record
+
+
+class RunWatch:
+    """A run, its alerts and its curves."""
+
+    def __init__(
+        self, source: RunSource, settings: MonitorSettings, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.source, self.settings, self.clock = source, settings, clock
+        self.facts = RunFacts()
+        self.panel = Panel(settings, self.facts)
+        self.files = [_File(file) for file in source.files]
+        self.curves = {name: Curve() for name in CURVES}
+        self.buckets: dict[str, list[float]] = {}
+        self.latest: dict[str, float] = {}
+        self.rate_kind = ""
+        self.step: int | None = None
+        self.num_lines = 0
+        self.ranks: set[int] = set()
+        self.line_time: float | None = None
+        self.pace: deque[tuple[float, int]] = deque(maxlen=30)
+        self.timeline: deque[dict[str, Any]] = deque(maxlen=400)
+        self.ledger = TimeLedger()
+        self.samples: dict[str, Any] | None = None
+        self._samples = FileFollower(source.folder.samples) if source.folder else None
+        self._config_at = 0.0
+        self._polls = 0
+
+    def poll(self, *, live: bool) -> list[Change]:
+        """Read what is new, look at the machine, let time pass; returns what is news."""
+        self._read_config()
+        self.files += [_File(file) for file in self._appeared()]
+        stamp = self.clock() if live and self._polls else None
+        streams = [file.records(last=not live, now=stamp) for file in self.files]
+        merged: Iterator[tuple[float, Record]] = heapq.merge(*streams, key=lambda item: item[0])
+        for _, record in merged if len(streams) > 1 else streams[0]:
+            self._see(record)
+        self._polls += 1
+        self._read_samples()
+        self._after_reading(live)
+        news = self.panel.book.take_news()
+        self._remember(news)
+        return news
+
+    def _appeared(self) -> list[LogFile]:
+        found = new_files(self.source)
+        self.source.files += found
+        return found
+
+    def _see(self, record: Record) -> None:
+        self.panel.observe(record)
+        if record.event:
+            self._see_event(record)
+            return
+        if record.rank is not None:
+            self.ranks.add(record.rank)
+            if record.rank != min(self.ranks):
+                return
+        self.num_lines += 1
+        self._see_line(record)
+
+    def _see_line(self, record: Record) -> None:
+        self.ledger.line(record)
+        values, step = record.values, record.step
+        if step is None:
+            return
+        self.step = step
+        if "loss" in values and self.facts.ended == "finished":
+            self.facts.ended = ""
+        if record.time is not None:
+            self.line_time = record.time
+            if self.pace and step < self.pace[-1][1]:
+                self.pace.clear()
+            self.pace.append((record.time, step))
+        self.latest.update(values)
+        rate = record.rate()
+        if rate is not None:
+            self.rate_kind, self.latest["rate"] = rate
+            self.curves["rate"].add(step, rate[1])
+        for name, curve in self.curves.items():
+            if name in values:
+                curve.add(step, values[name])
+        for name in BUCKETS:
+            if name in record.lists:
+                self.buckets[name] = record.lists[name]
+
+    def _see_event(self, record: Record) -> None:
+        self.ledger.event(record)
+        if record.event == "finished":
+            self.facts.ended = "finished"
+        elif record.event == "interrupted":
+            self.facts.ended = "stopped"
+        elif record.event in ("started", "resumed"):
+            self.facts.ended = ""
+        if record.event in TIMELINE_EVENTS:
+            what = record.event.replace("_", " ")
+            self._note(record.time, record.step, f"{what}: {record.text}" if record.text else what)
+
+    def _note(self, at: float | None, step: int | None, what: str, level: str = "") -> None:
+        self.timeline.append({"time": at, "step": step, "what": what, "level": level})
+
+    def _remember(self, news: list[Change]) -> None:
+        for change in news:
+            if change.what != "still":
+                alert = change.alert
+                step = alert.resolved_step if change.what == "resolved" else alert.first_step
+                at = alert.first_time if change.what == "opened" else alert.last_time
+                self._note(at, step, f"{alert.code} {change.what}: {alert.evidence}", alert.level)
+
+    def _after_reading(self, live: bool) -> None:
+        now, facts = self.clock(), self.facts
+        facts.total_steps = facts.total_steps or next(
+            (f.parser.total for f in self.files if f.parser.total), None
+        )
+        if (
+            not facts.ended
+            and facts.total_steps
+            and (self.step or 0) >= facts.total_steps
+            and not self.source.folder
+        ):
+            facts.ended = "finished"
+        self._look_at_process(now)
+        if live and not facts.ended:
+            self._look_at_disk(now)
+        if self.line_time is None and self.num_lines:
+            changed = [f.follower.changed_at for f in self.files if f.follower.changed_at is not None]
+            self.panel.seen(max(changed, default=now))
+        self.panel.tick(now, live=live)
+
+    def _look_at_process(self, now: float) -> None:
+        """The lock file of a run of ours says who holds it; a holder that is gone without a last word was killed."""
+        if self.source.folder is None:
+            return
+        self.facts.alive = None if self.facts.ended else process_alive(self.source.folder.lock_file)
+        changed = [f.follower.changed_at for f in self.files if f.follower.changed_at is not None]
+        if self.facts.alive is False and changed and now - max(changed) > 5:
+            text = f"its process is gone since step {self.step} without a last word: killed, or out of host memory"
+            self.panel.observe(Record(event="vanished", step=self.step, text=text))
+            self._note(max(changed), self.step, text, "error")
+
+    def _look_at_disk(self, now: float) -> None:
+        space = disk_space(self.source.path)
+        if space is not None:
+            self.latest["disk_free"] = space[0]
+            self.panel.observe(Record(event="disk", time=now, facts={"free": space[0], "total": space[1]}))
+
+    def _read_config(self) -> None:
+        if self.source.folder is None or not (changed := file_time(self.source.folder.config)):
+            return
+        if changed == self._config_at:
+            return
+        self._config_at, config = changed, read_config(self.source.folder.config)
+        train, optim = config.get("train"), config.get("optim")
+        if isinstance(train, dict):
+            self.facts.total_steps = whole(train.get("steps"))
+            self.facts.checkpoint_every = whole(train.get("checkpoint_every"))
+        if isinstance(optim, dict):
+            self.facts.warmup_steps = whole(optim.get("warmup_steps")) or 0
+
+    def _read_samples(self) -> None:
+        for line in self._samples.lines() if self._samples else ():
+            try:
+                content = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(content, dict) and isinstance(content.get("samples"), list):
+                self.samples = {"step": content.get("step"), "samples": content["samples"][:8]}
+
+    def steps_per_second(self) -> float | None:
+        """From the last lines' own times, else as logged."""
+        if len(self.pace) >= 2 and self.pace[-1][0] > self.pace[0][0]:
+            return (self.pace[-1][1] - self.pace[0][1]) / (self.pace[-1][0] - self.pace[0][0])
+        logged = self.latest.get("steps_per_second")
+        return logged or None
+
+    def state(self) -> str:
+        """waiting, running, stalled, finished, stopped or crashed."""
+        if self.facts.ended:
+            return self.facts.ended
+        if self.panel.book.is_open("M501"):
+            return "stalled"
+        return "running" if self.num_lines else "waiting"
+
+    def close(self) -> None:
+        for file in self.files:
+            file.follower.close()
