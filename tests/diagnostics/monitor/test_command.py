@@ -39,7 +39,7 @@ def run(tmp_path_factory):
 
 
 def test_a_real_run_is_read_whole(run):
-    done = call("--once", "--json", run)
+    done = call("--once", "--json", "--set", "wait_share=1", run)  # its steps take a few milliseconds
     state = json.loads(done.stdout)["runs"][0]
     assert done.exit_code == 0
     assert (state["state"], state["health"], state["step"], state["total_steps"]) == (

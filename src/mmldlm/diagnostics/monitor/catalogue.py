@@ -38,10 +38,10 @@ KINDS = (
         "Harmless if it comes back at once. If it repeats: lower optim.lr, lower optim.beta2 to "
         "0.95, set optim.clip_norm, "
         "and look for unusual pairs at that step.",
-        "a line lies above the median of the run's history by both measures; where losses per "
+        "a line lies above the median of the run's history by all three measures; where losses per "
         "time bucket are logged, "
         "the median bucket must, because the raw mean of a diffusion loss depends on the times drawn",
-        ("history_lines", "warmup_lines", "spike_z", "spike_rise"), passing=True,
+        ("history_lines", "warmup_lines", "spike_z", "spike_rise", "spike_tail"), passing=True,
     ),
     Kind(
         "M103", "divergence", "error",

@@ -20,6 +20,15 @@ def disk_space(path: Path) -> tuple[int, int] | None:
     return usage.free, usage.total
 
 
+def newest_checkpoint(folder: Path) -> int | None:
+    """The largest step of which a checkpoint lies on the disk."""
+    try:
+        names = [name.removeprefix("step_") for name in os.listdir(folder) if name.startswith("step_")]
+    except OSError:
+        return None
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
 def file_time(path: Path) -> float:
     """When a file was last written; 0 if there is none."""
     try:

@@ -33,7 +33,9 @@ class MonitorSettings:
     spike_z: float = _number(8, 1)
     """A spike is so many robust standard deviations above the baseline ..."""
     spike_rise: float = _number(0.3, 0)
-    """... and above it by this share."""
+    """... above it by this share ..."""
+    spike_tail: float = _number(1.5, 0)
+    """... and so many times as far above it as any line of the history: small batches have heavy tails."""
     divergence_lines: int = _number(10, 3)
     """Divergence: the median of so many lines ..."""
     divergence_rise: float = _number(0.25, 0.01)

@@ -16,7 +16,14 @@ from mmldlm.diagnostics.monitor.follow import FileFollower
 from mmldlm.diagnostics.monitor.formats import LineParser
 from mmldlm.diagnostics.monitor.goodput import TimeLedger
 from mmldlm.diagnostics.monitor.history import Curve
-from mmldlm.diagnostics.monitor.machine import disk_space, file_time, process_alive, read_config, whole
+from mmldlm.diagnostics.monitor.machine import (
+    disk_space,
+    file_time,
+    newest_checkpoint,
+    process_alive,
+    read_config,
+    whole,
+)
 from mmldlm.diagnostics.monitor.records import BUCKETS, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
@@ -86,6 +93,8 @@ class RunWatch:
     def poll(self, *, live: bool) -> list[Change]:
         """Read what is new, look at the machine, let time pass; returns what is news."""
         self._read_config()
+        if self.source.folder is not None:
+            self.facts.saved_step = newest_checkpoint(self.source.folder.checkpoints)
         self.files += [_File(file) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
         streams = [file.records(last=not live, now=stamp) for file in self.files]
@@ -207,12 +216,10 @@ class RunWatch:
         if changed == self._config_at:
             return
         self._config_at, config = changed, read_config(self.source.folder.config)
-        train, optim = config.get("train"), config.get("optim")
+        train = config.get("train")
         if isinstance(train, dict):
             self.facts.total_steps = whole(train.get("steps"))
             self.facts.checkpoint_every = whole(train.get("checkpoint_every"))
-        if isinstance(optim, dict):
-            self.facts.warmup_steps = whole(optim.get("warmup_steps")) or 0
 
     def _read_samples(self) -> None:
         for line in self._samples.lines() if self._samples else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
 from mmldlm.diagnostics.monitor.records import Record
@@ -15,12 +15,12 @@ class RunFacts:
 
     total_steps: int | None = None
     checkpoint_every: int | None = None
-    warmup_steps: int = 0
+    saved_step: int | None = None
+    """Step of the newest checkpoint that lies on the disk."""
     ended: str = ""
     """finished, stopped or crashed once that is known."""
     alive: bool | None = None
     """Whether its process exists; None: cannot be known from here."""
-    settings: dict[str, object] = field(default_factory=dict)
 
 
 class Detector:

@@ -63,11 +63,9 @@ class LossSpike(Detector):
         if rise <= self.settings.spike_rise * abs(usual):
             return 0.0
         by_noise = rise / (self.settings.spike_z * history.deviation())
-        return (
-            min(by_noise, rise / max(self.settings.spike_rise * abs(usual), 1e-12))
-            if by_noise >= 1
-            else by_noise
-        )
+        by_tail = rise / max(self.settings.spike_tail * (history.quantile(1.0) - usual), 1e-12)
+        by_rise = rise / max(self.settings.spike_rise * abs(usual), 1e-12)
+        return min(by_noise, by_tail, by_rise)
 
     def _bucket_excess(self, record: Record) -> float | None:
         """The median bucket's excess; None where no buckets are logged or they have no history yet."""

@@ -115,7 +115,8 @@ class Checkpoints(Detector):
         period = self._period()
         if period is None:
             return
-        since = record.step - max(self.saved[-1] if self.saved else self.first_step, 0)
+        newest = max(self.saved[-1] if self.saved else self.first_step, self.facts.saved_step or 0)
+        since = record.step - newest
         limit = self.settings.checkpoint_factor * period
         if since > limit:
             evidence = (
