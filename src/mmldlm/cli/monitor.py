@@ -5,16 +5,24 @@ Exit codes: 0 nothing of the level --fail-on or worse was found, 1 something was
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
-    from mmldlm.diagnostics.monitor.watch import RunWatch
+    from mmldlm.diagnostics.monitor.session import Session, Sink
+
+WEBHOOK_VARIABLE = "MMLDLM_MONITOR_WEBHOOK"
 
 
 def monitor(
@@ -34,6 +42,18 @@ def monitor(
         str,
         typer.Option(help="Exit with 1 if anything of this level or worse was found: info, warn or error."),
     ] = "error",
+    alerts: Annotated[
+        Path | None, typer.Option(help="Append alerts to this file, a JSON object a line.")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(help="Run this for each alert; the alert is JSON on its stdin.")
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(help=f"Post alerts to this address; better in the variable {WEBHOOK_VARIABLE}."),
+    ] = None,
+    webhook_format: Annotated[str, typer.Option(help="auto, json, slack or discord.")] = "auto",
+    notify: Annotated[str, typer.Option(help="Least level that is sent on: info, warn or error.")] = "warn",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a threshold; may be repeated."),
@@ -48,39 +68,134 @@ def monitor(
     ] = None,
 ) -> None:
     """Watch training runs, ours or anybody's, live or afterwards: what is wrong, since when, what to do."""
-    from mmldlm.diagnostics.monitor.catalogue import BY_CODE, LEVELS, page
+    from mmldlm.diagnostics.monitor.catalogue import LEVELS
+    from mmldlm.diagnostics.monitor.session import Session
     from mmldlm.diagnostics.monitor.settings import load_settings
     from mmldlm.diagnostics.monitor.sources import find_runs
-    from mmldlm.diagnostics.monitor.watch import RunWatch
 
     if explain is not None:
-        if explain.upper() not in BY_CODE:
-            raise UserError(f"--explain {explain}: allowed are {', '.join(BY_CODE)}")
-        typer.echo(page(BY_CODE[explain.upper()]))
+        _explain(explain)
         return
-    if fail_on not in LEVELS:
-        raise UserError(f"--fail-on {fail_on}: allowed are {', '.join(LEVELS)}")
+    _check_choice("--fail-on", fail_on, LEVELS)
+    _check_choice("--notify", notify, LEVELS)
     if not 0.1 <= interval <= 86400:
-        raise UserError(f"--interval {interval}: allowed are 0.1 to 86400 seconds")
-    chosen = load_settings(set_ or (), settings)
-    runs = [RunWatch(source, chosen) for source in find_runs(paths or [])]
-    try:
-        _once(runs, as_json=as_json, color=color)
-    finally:
-        for run in runs:
-            run.close()
-    levels = [run.panel.book.worst() for run in runs]
-    if any(level is not None and LEVELS.index(level) >= LEVELS.index(fail_on) for level in levels):
+        raise UserError(f"--interval {interval:g}: allowed are 0.1 to 86400 seconds")
+    chosen, sources = load_settings(set_ or (), settings), find_runs(paths or [])
+    sinks = _sinks(alerts, command, webhook or os.environ.get(WEBHOOK_VARIABLE), webhook_format)
+    session = Session(sources, chosen, sinks=sinks, notify=notify)
+    with contextlib.closing(session), _stoppable():
+        if once:
+            session.look(live=False)
+        else:
+            _follow(session, interval, as_json, color)
+        if once or not as_json:
+            _show_end(session, as_json)
+    worst = session.worst()
+    if worst is not None and LEVELS.index(worst) >= LEVELS.index(fail_on):
         raise typer.Exit(1)
 
 
-def _once(runs: list[RunWatch], *, as_json: bool, color: bool | None) -> None:
-    from mmldlm.diagnostics.monitor.state import whole_state
+def _explain(code: str) -> None:
+    from mmldlm.diagnostics.monitor.catalogue import BY_CODE, page
+
+    if code.upper() not in BY_CODE:
+        raise UserError(f"--explain {code}: allowed are {', '.join(BY_CODE)}")
+    typer.echo(page(BY_CODE[code.upper()]))
+
+
+def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{option} {value}: allowed are {', '.join(allowed)}")
+
+
+def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: str) -> list[Sink]:
+    import shlex
+
+    from mmldlm.diagnostics.monitor.sinks import FORMATS, AlertFile, command_sink, webhook_sink
+
+    _check_choice("--webhook-format", kind, FORMATS)
+    found: list[Sink] = [AlertFile(alerts)] if alerts is not None else []
+    if command is not None:
+        try:
+            found.append(command_sink(shlex.split(command)))
+        except ValueError as error:
+            raise UserError(f"--command {command}: {error}; check the quotes") from error
+    if webhook:
+        found.append(webhook_sink(webhook, kind))
+    return found
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends the watching in order, as Ctrl-C does."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _follow(session: Session, interval: float, as_json: bool, color: bool | None) -> None:
+    """Look again and again until all runs have ended; Ctrl-C ends it too."""
+    from rich.console import Console
+
+    console = Console(no_color=None if color is None else not color, force_terminal=color or None)
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            _follow_json(session, interval)
+        elif console.is_terminal and sys.stdout.isatty():
+            _follow_screen(session, interval, console)
+        else:
+            _follow_plain(session, interval)
+
+
+def _follow_json(session: Session, interval: float) -> None:
+    while True:
+        session.look(live=True)
+        print(json.dumps(session.state(), ensure_ascii=False, allow_nan=False), flush=True)
+        if session.ended():
+            return
+        time.sleep(interval)
+
+
+def _follow_plain(session: Session, interval: float) -> None:
+    """For pipes and files: a line for each change, and one for each run now and then."""
+    from mmldlm.diagnostics.monitor.words import change_line, status_line
+
+    while True:
+        for run, change in session.look(live=True):
+            print(change_line(run.source.name, change.what, change.alert.as_dict()), flush=True)
+        for state in session.state()["runs"]:
+            print(status_line(state), flush=True)
+        if session.ended():
+            return
+        time.sleep(interval)
+
+
+def _follow_screen(session: Session, interval: float, console: Any) -> None:
+    from rich.live import Live
+
+    from mmldlm.diagnostics.monitor.screen import render
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            session.look(live=True)
+            until = time.monotonic() + interval
+            while True:  # the clock on the screen goes on between two looks, and a new window size is seen
+                live.update(render(session.state(curves=True), *console.size), refresh=True)
+                if session.ended() or time.monotonic() >= until:
+                    break
+                time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+            if session.ended():
+                return
+
+
+def _show_end(session: Session, as_json: bool) -> None:
     from mmldlm.diagnostics.monitor.words import plain_text
 
-    for run in runs:
-        run.poll(live=False)
-    if as_json:
-        typer.echo(json.dumps(whole_state(runs), ensure_ascii=False, allow_nan=False))
-    else:
-        typer.echo(plain_text(whole_state(runs)))
+    state = session.state()
+    typer.echo(json.dumps(state, ensure_ascii=False, allow_nan=False) if as_json else plain_text(state))

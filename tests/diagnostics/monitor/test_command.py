@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -112,3 +113,22 @@ def test_a_killed_run_is_a_crash(run, tmp_path):
     dead = json.loads(call("--once", "--json", copy).stdout)["runs"][0]
     assert [alert["code"] for alert in dead["alerts"]] == ["M502"]
     assert dead["state"] == "crashed"
+
+
+def test_the_old_entry_point_reads_the_old_format(tmp_path):
+    logs = tmp_path / "train_logs"
+    logs.mkdir()
+    for name, loss in (("a", "2.5000"), ("b", "nan")):
+        bars = [
+            f"Training: 1%|x| {i}/50 [00:01<00:05, 9it/s, Epoch=0/3, Loss={loss}, Text={loss}]"
+            for i in range(51)
+        ]
+        (logs / f"train_{name}.log").write_text("BF16 optimizations enabled\n" + "\r".join(bars) + "\n")
+    script = Path(__file__).parents[3] / "scripts" / "monitor_training.py"
+    paths = sorted(map(str, logs.iterdir()))
+    done = subprocess.run(
+        [sys.executable, script, *paths, "--interval", "10"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "train_a: fine, finished, step 50 of 50" in done.stdout
+    assert "train_b: ill" in done.stdout

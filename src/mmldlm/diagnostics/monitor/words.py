@@ -105,3 +105,14 @@ def change_line(name: str, what: str, alert: dict[str, Any]) -> str:
     """One line of news, for a terminal that is piped, a log or a chat."""
     head = f"{name}: {what} {alert['level'].upper()} {alert['code']} {alert['name']}"
     return f"{head}: {alert['evidence']} [{since(alert)}]"
+
+
+def status_line(run: dict[str, Any]) -> str:
+    """Where a run is and its main numbers, in one line."""
+    values = run["values"]
+    shown = [
+        f"{LABELS[key]} {number(key, values[key], run['rate_kind'])}"
+        for key in ("loss", "rate")
+        if key in values
+    ]
+    return ", ".join([f"{run['name']}: {run['health']}", run["state"], progress(run), *shown])

@@ -27,59 +27,67 @@ class NonfiniteLoss(Detector):
             self.book.fire("M101", record.text, step=record.step)
 
 
-class LossSpike(Detector):
-    """M102. Spikes stay out of the baseline; a level that lasts for a whole window becomes the new baseline."""
+class _Baseline:
+    """History of one loss. Spikes stay out of it; a level that lasts for a whole window becomes the new one."""
 
-    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
-        super().__init__(settings, book, facts)
-        self.history = Window(settings.history_lines)
-        self.buckets: dict[str, list[Window]] = {}
-        self.outliers = 0
+    def __init__(self, settings: MonitorSettings) -> None:
+        self.settings, self.history, self.outliers = settings, Window(settings.history_lines), 0
 
-    def line(self, record: Record) -> None:
-        loss = record.values.get("loss")
-        bucket_excess = self._bucket_excess(record)
-        if loss is None or not math.isfinite(loss):
-            return
-        excess = self._excess(self.history, loss)
-        if excess >= 1.0 and (bucket_excess is None or bucket_excess >= 1.0):
-            usual, sure = self.history.median(), sureness(excess if bucket_excess is None else bucket_excess)
-            where = "" if bucket_excess is None else ", in the median time bucket too"
-            self.book.fire(
-                "M102", f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}", sure=sure
-            )
-        if excess < 1.0 or self.outliers >= self.settings.history_lines:
-            self.outliers = 0
-            self.history.add(loss)
-        else:
-            self.outliers += 1
+    def judge(self, value: float) -> float:
+        """How many times the threshold of a spike is reached (0.0 without enough history), then take it in."""
+        excess = self._excess(value)
+        self.outliers = self.outliers + 1 if excess >= 1.0 else 0
+        if excess < 1.0 or self.outliers > self.settings.history_lines:
+            self.history.add(value)
+        return excess
 
-    def _excess(self, history: Window, value: float) -> float:
-        """How many times the threshold is reached; below 1 is no spike."""
-        if len(history) < self.settings.warmup_lines:
+    def _excess(self, value: float) -> float:
+        settings, history = self.settings, self.history
+        if len(history) < settings.warmup_lines:
             return 0.0
         usual = history.median()
         rise = value - usual
-        if rise <= self.settings.spike_rise * abs(usual):
+        if rise <= settings.spike_rise * abs(usual):
             return 0.0
-        by_noise = rise / (self.settings.spike_z * history.deviation())
-        by_tail = rise / max(self.settings.spike_tail * (history.quantile(1.0) - usual), 1e-12)
-        by_rise = rise / max(self.settings.spike_rise * abs(usual), 1e-12)
+        by_noise = rise / (settings.spike_z * history.deviation())
+        by_tail = rise / max(settings.spike_tail * (history.quantile(1.0) - usual), 1e-12)
+        by_rise = rise / max(settings.spike_rise * abs(usual), 1e-12)
         return min(by_noise, by_tail, by_rise)
 
+
+class LossSpike(Detector):
+    """M102."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.loss = _Baseline(settings)
+        self.buckets: dict[str, list[_Baseline]] = {}
+
+    def line(self, record: Record) -> None:
+        in_buckets = self._bucket_excess(record) if record.lists else None
+        loss = record.values.get("loss")
+        if loss is None or not math.isfinite(loss):
+            return
+        usual, excess = self.loss.history.median(), self.loss.judge(loss)
+        if excess >= 1.0 and (in_buckets is None or in_buckets >= 1.0):
+            where = "" if in_buckets is None else ", in most time buckets too"
+            evidence = f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}"
+            self.book.fire("M102", evidence, sure=sureness(excess))
+
     def _bucket_excess(self, record: Record) -> float | None:
-        """The median bucket's excess; None where no buckets are logged or they have no history yet."""
+        """The median bucket's excess of the worse modality; None where the buckets have no history yet."""
         found = []
         for name, values in record.lists.items():
-            windows = self.buckets.setdefault(name, [])
-            while len(windows) < len(values):
-                windows.append(Window(self.settings.history_lines))
-            for window, value in zip(windows, values, strict=False):
-                if math.isfinite(value):
-                    if len(window) >= self.settings.warmup_lines:
-                        found.append(self._excess(window, value))
-                    window.add(value)
-        return median(found) if found else None
+            baselines = self.buckets.setdefault(name, [])
+            baselines += [_Baseline(self.settings) for _ in values[len(baselines) :]]
+            pairs = [
+                (one, value) for one, value in zip(baselines, values, strict=False) if math.isfinite(value)
+            ]
+            ready = [len(one.history) >= self.settings.warmup_lines for one, _ in pairs]
+            excesses = [one.judge(value) for one, value in pairs]
+            if any(ready):
+                found.append(median(excesses))
+        return max(found, default=None)
 
 
 class Divergence(Detector):

@@ -1,0 +1,181 @@
+"""Where alerts go besides the screen: a file, a command, a webhook.
+
+Commands and webhooks run in a thread of their own with a bounded queue: whatever they do, the watching goes on. The
+address of a webhook is a secret; messages name its host only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mmldlm.diagnostics.monitor.alerts import Change
+from mmldlm.diagnostics.monitor.catalogue import LEVELS
+from mmldlm.diagnostics.monitor.words import change_line
+from mmldlm.errors import UserError
+from mmldlm.json_lines import LineWriter, read_lines
+
+FORMATS = ("auto", "json", "slack", "discord")
+TIMEOUT_SECONDS = 30.0
+logger = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+
+def message_of(run: str, change: Change, at: float) -> Message:
+    """What is sent: the run, what happened, and the whole alert."""
+    alert = change.alert.as_dict()
+    return {"run": run, "what": change.what, "at": at, "text": change_line(run, change.what, alert), **alert}
+
+
+class AlertFile:
+    """`alerts.jsonl`. What it holds already is not written again when the same log is read anew."""
+
+    def __init__(self, path: Path) -> None:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UserError(f"--alerts {path}: cannot be written; give a file in a folder that exists")
+        self._known = {_key(record) for record in read_lines(path)}
+        try:
+            self._lines = LineWriter(path)
+        except OSError as error:
+            raise UserError(f"--alerts {path}: {error.strerror}; give a file you may write to") from error
+
+    def send(self, message: Message) -> None:
+        """Append one line of JSON."""
+        if _key(message) not in self._known:
+            self._known.add(_key(message))
+            self._lines.write(message)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _key(message: Message) -> tuple[Any, ...]:
+    steps = message.get("first_step"), message.get("resolved_step")
+    count = message.get("count") if message.get("what") == "still" else None
+    return (
+        message.get("run"),
+        message.get("what"),
+        message.get("code"),
+        message.get("subject"),
+        *steps,
+        count,
+    )
+
+
+class Background:
+    """Delivers messages one after the other in a thread; full or slow, it drops and says so."""
+
+    def __init__(self, name: str, deliver: Callable[[Message], None], *, tries: int = 3) -> None:
+        self._name, self._deliver, self._tries = name, deliver, tries
+        self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=100)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand over; never waits."""
+        try:
+            self._queue.put_nowait(message)
+        except queue.Full:
+            logger.warning("%s: too slow, an alert was not sent: %s", self._name, message["text"])
+
+    def _work(self) -> None:
+        while (message := self._queue.get()) is not None:
+            for attempt in range(self._tries):
+                try:
+                    self._deliver(message)
+                    break
+                except Exception as error:
+                    logger.warning("%s: try %d failed: %s", self._name, attempt + 1, describe(error))
+                    time.sleep(0.2 * 4**attempt if attempt + 1 < self._tries else 0)
+
+    def close(self) -> None:
+        """Deliver what waits, but not forever."""
+        self._queue.put(None)
+        self._thread.join(TIMEOUT_SECONDS)
+
+
+def describe(error: Exception) -> str:
+    """What went wrong, without the address: its path is the secret."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code}"
+    if isinstance(error, urllib.error.URLError):
+        return f"no answer ({error.reason})"
+    return type(error).__name__ if isinstance(error, ValueError | OSError) else str(error)
+
+
+def command_sink(words: list[str]) -> Background:
+    """Run a command for each alert: JSON on its stdin, the main fields as MONITOR_... variables."""
+    if not words:
+        raise UserError("--command: is empty; give a program and its arguments")
+
+    def deliver(message: Message) -> None:
+        fields = {f"MONITOR_{key.upper()}": str(value) for key, value in message.items()}
+        done = subprocess.run(
+            words, input=json.dumps(message).encode(), env={**os.environ, **fields}, timeout=TIMEOUT_SECONDS,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(
+                f"exit code {done.returncode}: {done.stderr[-200:].decode('utf-8', 'replace').strip()}"
+            )
+
+    return Background(f"command {words[0]}", deliver, tries=1)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the secret elsewhere."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def webhook_sink(address: str, kind: str) -> Background:
+    """POST each alert; Slack and Discord get a text, others the whole message as JSON."""
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError("--webhook: an address that begins with https:// or http:// is needed")
+    kind = _kind_of(parts.hostname) if kind == "auto" else kind
+    opener = urllib.request.build_opener(_NoRedirect)
+
+    def deliver(message: Message) -> None:
+        body = json.dumps(webhook_body(kind, message), allow_nan=False).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "mmldlm-monitor"}
+        request = urllib.request.Request(address, data=body, headers=headers, method="POST")
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            answer.read(1024)
+
+    return Background(f"webhook at {parts.hostname}", deliver)
+
+
+def _kind_of(host: str) -> str:
+    if host.endswith("slack.com"):
+        return "slack"
+    return "discord" if host.endswith(("discord.com", "discordapp.com")) else "json"
+
+
+def webhook_body(kind: str, message: Message) -> Message:
+    """The message as the service wants it; nobody is mentioned by a line of a log."""
+    text = f"{message['text']}\n{message['advice']}" if message["what"] != "resolved" else message["text"]
+    if kind == "slack":
+        escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        return {"text": escaped[:3000]}
+    if kind == "discord":
+        return {"content": text[:1900], "allowed_mentions": {"parse": []}}
+    return message
+
+
+def is_wanted(change: Change, least: str) -> bool:
+    """Whether an alert is grave enough to be sent."""
+    return LEVELS.index(change.alert.level) >= LEVELS.index(least)
