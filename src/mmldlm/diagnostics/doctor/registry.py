@@ -50,6 +50,7 @@ RULE_MODULES = (
     "syncs",
     "loss",
     "checkpoints",
+    "resuming",
     "paths",
     "launch",
     "arithmetic",

@@ -24,7 +24,6 @@ _FRAMEWORK_STEPS = {
     "pytorch_lightning": {"training_step"},
     "transformers": {"training_step", "compute_loss"},
 }
-_FINITE = {"isnan", "isinf", "isfinite"}
 _OWNER = tuple[ast.AST | None, str]
 
 
@@ -123,16 +122,22 @@ def is_certain(file: PythonFile, node: ast.AST, scope: ast.AST) -> bool:
 
 def _left_before(file: PythonFile, node: ast.AST, function: ast.AST) -> bool:
     """Whether the function may have returned before it reaches the node, other than for a broken loss."""
+    if any(isinstance(outer, ast.Raise) for outer in file.ancestors(node)):
+        return True
     line = file.span(node).line
-    for way_out in file.inside(function):
-        if isinstance(way_out, ast.Return) and file.span(way_out).line < line:
-            tests = file.conditions(way_out, function)
-            asked = {
-                part.attr for test in tests for part in ast.walk(test) if isinstance(part, ast.Attribute)
-            }
-            if not asked & _FINITE:
-                return True
-    return False
+    return any(
+        isinstance(way_out, ast.Return)
+        and file.span(way_out).line < line
+        and not any(_asks_for_broken(test) for test in file.conditions(way_out, function))
+        for way_out in file.inside(function)
+    )
+
+
+def _asks_for_broken(test: ast.expr) -> bool:
+    """`isnan(x)`, `isinf(x)` or `not isfinite(x)`: true only when something is wrong."""
+    asked = {part.attr for part in ast.walk(test) if isinstance(part, ast.Attribute)}
+    negated = any(isinstance(part, ast.Not) for part in ast.walk(test))
+    return bool(asked & {"isnan", "isinf"}) or ("isfinite" in asked and negated)
 
 
 def _is_generator(function: ast.AST) -> bool:

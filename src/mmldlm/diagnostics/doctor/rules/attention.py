@@ -58,7 +58,7 @@ def hand_written(file: PythonFile, about: Rule) -> Iterator[Finding]:
             continue
         products = [n for n in file.inside(function) if _product(file, n) is not None]
         after = [n for n in products if file.span(n).line >= file.span(call).line and not _has_transpose(n)]
-        if after and not _weights_kept(file, call, function):
+        if after and not _weights_kept(file, call, function) and not _weights_mixed(file, call):
             message = (
                 "attention written out keeps the whole score matrix; scaled_dot_product_attention does not"
             )
@@ -95,6 +95,22 @@ def _weights_kept(file: PythonFile, softmax: ast.Call, function: ast.AST) -> boo
         and isinstance(file.parents.get(node), holders)
         for node in file.inside(function)
     )
+
+
+def _weights_mixed(file: PythonFile, softmax: ast.Call) -> bool:
+    """Whether the weights are changed between softmax and product other than by dropout or a cast."""
+    statement = file.statement_of(softmax)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    name, line = dotted(statement.targets[0]), file.span(statement).line
+    for value in file.values_of(statement.targets[0]):
+        if file.span(value).line <= line or not any(dotted(part) == name for part in ast.walk(value)):
+            continue
+        called = (dotted(value.func) or "").lower() if isinstance(value, ast.Call) else ""
+        kept = "drop" in called or is_method(value, "to", "type", "type_as", "float", "half", "contiguous")
+        if not kept and _product(file, value) is None:
+            return True
+    return False
 
 
 def _needs_scores(file: PythonFile, node: ast.AST) -> bool:

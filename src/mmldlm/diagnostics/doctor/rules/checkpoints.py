@@ -1,4 +1,4 @@
-"""Checkpoints: loading pickles, overwriting, pruning, resuming."""
+"""Saving checkpoints: overwriting, pruning, ranks, wrappers."""
 
 from __future__ import annotations
 
@@ -11,84 +11,28 @@ from mmldlm.diagnostics.doctor.python_file import (
     PythonFile,
     argument,
     has_spread,
-    is_constant,
     is_method,
     mentions_rank,
     words_of,
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
-from mmldlm.diagnostics.doctor.rules.edits import set_keyword
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 
 SAVE_DOCS = "PyTorch docs, torch.save / torch.load"
 _CKPT = re.compile(r"ckpt|checkpoint|latest|last|model|weights|state|best|resume", re.IGNORECASE)
 
 
-@rule(
-    Kind.PYTHON,
-    code="CKP001",
-    name="load-without-weights-only",
-    severity=Severity.WARNING,
-    summary="torch.load without weights_only",
-    why="Before PyTorch 2.6 the default runs any code that a pickle contains. Since 2.6 it is True; saying "
-    "so protects users of "
-    "older versions and shows the intent.",
-    effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
-    source=f"{SAVE_DOCS} (warning); PyTorch 2.6 release notes",
-    fix="unsafe",
-    remedy="Unsafe because a checkpoint that holds pickled objects then fails to load on older PyTorch too.",
-    bad="torch.load(path, map_location='cpu')",
-    good="torch.load(path, map_location='cpu', weights_only=True)",
-)
-def without_weights_only(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.load"):
-        if (
-            not has_spread(call)
-            and argument(call, "weights_only") is None
-            and argument(call, "pickle_module", 2) is None
-        ):
-            fix = set_keyword(file, call, "weights_only", "True", safe=False)
-            yield about.at(
-                file.path,
-                file.span(call),
-                "torch.load without weights_only runs code from the file before 2.6",
-                fix,
-            )
-
-
-@rule(
-    Kind.PYTHON,
-    code="CKP002",
-    name="load-runs-pickled-code",
-    severity=Severity.WARNING,
-    summary="torch.load(weights_only=False)",
-    why="The file may run any code on loading. Fine for one's own files, not for downloads.",
-    effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
-    source=f"{SAVE_DOCS} (warning)",
-    remedy="Save plain tensors and numbers (or safetensors) and load with weights_only=True; "
-    "add_safe_globals for known types.",
-    bad="torch.load(path, weights_only=False)",
-    good="torch.load(path, weights_only=True)",
-)
-def runs_pickled_code(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.load"):
-        if is_constant(argument(call, "weights_only"), False):
-            yield about.at(
-                file.path, file.span(call), "weights_only=False runs any code that the file contains"
-            )
-
-
-def _file_name(file: PythonFile, node: ast.expr) -> str | None:
+def file_name(file: PythonFile, node: ast.expr) -> str | None:
     """The last part of a path when it is a literal without placeholders."""
     node = file.value_of(node)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.rsplit("/", 1)[-1]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
-        return _file_name(file, node.right)
+        return file_name(file, node.right)
     if isinstance(node, ast.Call) and file.resolve(node.func) == "os.path.join" and node.args:
-        return _file_name(file, node.args[-1])
+        return file_name(file, node.args[-1])
     if isinstance(node, ast.Call) and dotted(node.func) in ("str", "Path") and len(node.args) >= 1:
-        return _file_name(file, node.args[-1])
+        return file_name(file, node.args[-1])
     if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[-1], ast.Constant):
         tail = str(node.values[-1].value)
         return tail.rsplit("/", 1)[-1] if "/" in tail else None
@@ -118,7 +62,7 @@ def overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
         target = argument(call, "f", 1)
         if target is None or has_spread(call):
             continue
-        name = _file_name(file, target)
+        name = file_name(file, target)
         function = file.function_of(call)
         if name is None or not _CKPT.search(name) or re.search(r"tmp|temp|\.part", name) or "{" in name:
             continue
@@ -219,146 +163,6 @@ def _steps(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
     while node in file.parents:
         yield node, file.parents[node]
         node = file.parents[node]
-
-
-@rule(
-    Kind.PYTHON,
-    code="CKP005",
-    name="random-state-not-saved",
-    severity=Severity.INFO,
-    summary="A training checkpoint without the random state, in a project that saves it nowhere",
-    why="After a resume, dropout, noise and shuffling start over: the resumed run is not the run that was "
-    "interrupted.",
-    effect="Qualitative: results are not reproducible across a resume.",
-    source="PyTorch notes, reproducibility",
-    remedy="Save torch.get_rng_state(), torch.cuda.get_rng_state_all(), numpy's and random's state.",
-    bad="torch.save({'model': m, 'optimizer': o, 'step': step}, path)",
-    good="torch.save({'model': m, 'optimizer': o, 'step': step, 'rng': torch.get_rng_state()}, path)",
-)
-def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.save"):
-        saved = file.value_of(call.args[0]) if call.args else None
-        if not isinstance(saved, ast.Dict) or any(key is None for key in saved.keys):
-            continue
-        keys = {str(key.value).lower() for key in saved.keys if isinstance(key, ast.Constant)}
-        resumable = any("optim" in key for key in keys) and any(
-            re.search(r"step|epoch|iter", key) for key in keys
-        )
-        if resumable and not any("rng" in key or "random" in key for key in keys):
-            message = "the checkpoint holds no random state; a resumed run is another run"
-            yield about.at(file.path, file.span(call), message, unless=["rng_saved"])
-
-
-@rule(
-    Kind.PYTHON,
-    code="CKP006",
-    name="missing-weights-ignored",
-    severity=Severity.WARNING,
-    summary="load_state_dict(strict=False) and its answer is thrown away",
-    why="strict=False accepts a file in which nothing matches: training goes on from random weights without a word.",
-    effect="Checked with torch 2.13: loading an empty dict with strict=False raises nothing.",
-    source="PyTorch docs, torch.nn.Module.load_state_dict",
-    remedy="Look at missing_keys and unexpected_keys, and fail on what was not expected.",
-    bad="model.load_state_dict(state, strict=False)",
-    good="missing, unexpected = model.load_state_dict(state, strict=False)\nassert not unexpected",
-)
-def missing_ignored(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call, _ in file.calls:
-        if (
-            is_method(call, "load_state_dict")
-            and is_constant(argument(call, "strict", 1), False)
-            and (
-                isinstance(file.parents[call], ast.Expr)
-                and call.args
-                and _is_loaded_state(file, call.args[0])
-            )
-        ):
-            yield about.at(
-                file.path, file.span(call), "strict=False, and missing keys are not even looked at"
-            )
-
-
-def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:
-    """Whether a state comes from a file; a copy from another module in memory is partial on purpose."""
-    if any(is_method(part, "state_dict") for part in ast.walk(node)) or file.loop_of(node) is not None:
-        return False  # or one shard after another, each of them partial
-    held: ast.expr = node
-    while isinstance(held, ast.Subscript):  # state["model"]
-        held = held.value
-    made = [*ast.walk(file.value_of(node)), *ast.walk(file.value_of(held))]
-    if any(isinstance(part, ast.Call) and file.resolve(part.func) == "torch.load" for part in made):
-        return True
-    if isinstance(node, ast.Call):
-        return False
-    return any(re.search(r"ckpt|checkpoint|state|weights", word) for word in words_of(node) if len(word) < 60)
-
-
-@rule(
-    Kind.PYTHON,
-    code="CKP007",
-    name="resume-truncates-its-log",
-    severity=Severity.WARNING,
-    summary="A run that can resume opens its log for writing from the start",
-    why="Mode 'w' and write_text empty the file: after a resume the history of the run is gone. The same holds for "
-    "logging.FileHandler(mode='w') and logging.basicConfig(filemode='w').",
-    effect="The curve before the resume is lost.",
-    source="Python docs, open()",
-    remedy="Open with 'a'.",
-    bad="log = open(run / 'training_log.jsonl', 'w')",
-    good="log = open(run / 'training_log.jsonl', 'a')",
-)
-def truncates_log(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    if not any("resume" in name.lower() for name in file.identifiers):
-        return
-    for call, name in file.calls:
-        target = _truncated(file, call, name)
-        if target is None or not _is_log(file, target):
-            continue
-        function = file.function_of(call)
-        named = any("resume" in word for word in words_of(function) if len(word) < 40)
-        # Anywhere in a script that restores a state: the log is one of the run that goes on.
-        restores = "load_state_dict" in file.identifiers or "load_checkpoint" in file.identifiers
-        guarded = any("resume" in " ".join(words_of(test)) for test in file.conditions(call, function))
-        if (named or restores) and not guarded:
-            yield about.at(
-                file.path, file.span(call), "empties the log although this run can resume; append instead"
-            )
-
-
-def _truncated(file: PythonFile, call: ast.Call, name: str | None) -> ast.expr | None:
-    """The file that a call empties."""
-    modes = ("w", "wt", "w+")
-    if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
-        return call.args[0] if is_constant(argument(call, "mode", 1), *modes) else None
-    if name == "logging.FileHandler":
-        return argument(call, "filename", 0) if is_constant(argument(call, "mode", 1), *modes) else None
-    if name == "logging.basicConfig":
-        return argument(call, "filename") if is_constant(argument(call, "filemode"), *modes) else None
-    if name is not None or not isinstance(call.func, ast.Attribute):
-        return None
-    emptied = is_method(call, "write_text") and bool(call.args) and is_constant(call.args[0], "")
-    if emptied or (is_method(call, "open") and is_constant(argument(call, "mode", 0), *modes)):
-        return call.func.value
-    return None
-
-
-_LOG_NAME = re.compile(
-    r"(^|_)(train|training|metrics?|loss)?_?logs?(_?(file|path|filename|fn|name))?$", re.IGNORECASE
-)
-
-
-def _is_log(file: PythonFile, node: ast.expr) -> bool:
-    values = [node, *file.values_of(node)]
-    name = next((found for value in values if (found := _file_name(file, value))), "")
-    if name:
-        suffixes = (".jsonl", ".log", ".txt", ".csv", ".json")
-        return bool(re.search(r"log", name, re.IGNORECASE)) and name.endswith(suffixes)
-    held = (
-        node.args[0]
-        if isinstance(node, ast.Call) and dotted(node.func) in ("str", "Path") and node.args
-        else node
-    )
-    return bool(_LOG_NAME.search((dotted(held) or "").rsplit(".", 1)[-1]))
 
 
 @rule(

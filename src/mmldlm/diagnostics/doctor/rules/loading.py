@@ -72,6 +72,14 @@ def _moves_to_gpu(file: PythonFile) -> bool:
     return "cuda" in file.attributes or any(value.startswith("cuda") for value in strings)
 
 
+def _streams(file: PythonFile, call: ast.Call) -> bool:
+    """Whether the dataset is iterable: every worker would give the whole stream, so one process may be on purpose."""
+    given = argument(call, "dataset", 0)
+    values = [given, *file.values_of(given)] if given is not None else []
+    called = [dotted(value.func) or "" for value in values if isinstance(value, ast.Call)]
+    return any("iterable" in name.lower() for name in called)
+
+
 @rule(
     Kind.PYTHON,
     Kind.YAML,
@@ -97,7 +105,11 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
         workers = _workers(call)
         if workers is None and has_spread(call):
             continue
-        if (workers is None or is_constant(workers, 0)) and _is_training(file, call):
+        if (
+            (workers is None or is_constant(workers, 0))
+            and _is_training(file, call)
+            and not _streams(file, call)
+        ):
             if (
                 argument(call, "prefetch_factor") is not None
                 or argument(call, "persistent_workers") is not None

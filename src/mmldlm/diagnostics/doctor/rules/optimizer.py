@@ -60,11 +60,21 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
                 continue  # whoever calls the partial may choose the kernel
         elif has_spread(call) or not (call.args or "params" in given):
             continue
-        if given & _CHOOSES:
+        if given & _CHOOSES or _is_small(file, call):
             continue
         message = f"{file.text(call.func)} without fused=True starts many small kernels per step"
         fix = None if sparse else set_keyword(file, call, "fused", "True", safe=not is_open(call))
         yield about.at(file.path, file.span(call), message, fix)
+
+
+def _is_small(file: PythonFile, call: ast.Call) -> bool:
+    """Whether a few named tensors are optimized: one kernel each is no burden."""
+    params = file.value_of(call.args[0]) if call.args else None
+    return (
+        isinstance(params, ast.List | ast.Tuple)
+        and 0 < len(params.elts) < 5
+        and all(isinstance(element, ast.Name | ast.Attribute) for element in params.elts)
+    )
 
 
 def _all_parameters(file: PythonFile, node: ast.expr) -> bool:

@@ -165,10 +165,26 @@ def anomaly_left_on(file: PythonFile, about: Rule) -> Iterator[Finding]:
             call.args and is_constant(call.args[0], True)
         )
         in_test = "test" in file.path.rsplit("/", 1)[-1]
-        if switched and not file.conditions(call, file.tree) and not in_test:
+        if (
+            switched
+            and not file.conditions(call, file.tree)
+            and not in_test
+            and not _is_for_tracing(file, call)
+        ):
             yield about.at(
                 file.path, file.span(call), "anomaly detection slows every step; put it behind a debug switch"
             )
+
+
+def _is_for_tracing(file: PythonFile, call: ast.Call) -> bool:
+    """Whether anomaly mode wraps something else than a backward pass: a tracer that wants its stack traces."""
+    block = file.statement_of(call)
+    if not isinstance(block, ast.With):
+        return False
+    works = any(
+        is_method(part, "backward") or isinstance(part, ast.For | ast.While) for part in ast.walk(block)
+    )
+    return not works
 
 
 @rule(
