@@ -38,9 +38,9 @@ def test_indices_are_inverse_of_each_other_and_cover_everything(layout):
     spans = torch.diff(layout.bounds)
     assert spans.min() >= 0
     assert spans.max() <= layout.max_segment
-    cells = layout.rows.flatten()
-    used = layout.row_cell < cells.numel()
-    assert torch.equal(cells[layout.row_cell[used]], torch.arange(size)[used])
+    cells = layout.rows.places.flatten()
+    used = layout.rows.cell < cells.numel()
+    assert torch.equal(cells[layout.rows.cell[used]], torch.arange(size)[used])
     assert int(layout.real.sum()) == int(layout.lengths.sum())
 
 
@@ -52,7 +52,10 @@ def test_caps_give_one_shape_for_any_documents():
         lengths = rng.integers(1, 9, rng.integers(0, 8))
         layout = packed_layout(lengths, 1, caps)
         shapes.add(
-            tuple(tuple(getattr(layout, name).shape) for name in ("document", "bounds", "rows", "to_stream"))
+            tuple(
+                tuple(part.shape)
+                for part in (layout.document, layout.bounds, layout.rows.places, layout.to_stream)
+            )
         )
     assert len(shapes) == 1
 

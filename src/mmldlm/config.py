@@ -41,18 +41,41 @@ class DataConfig:
 
 
 @dataclass
-class BatchConfig:
-    """What one step trains on: the same documents whatever the number of ranks or micro-batches."""
+class BatchStage:
+    """The batch of the first part of a run; what is null is as in `batch`."""
 
-    tokens_per_step: int = _number(8192, 1)
-    """Documents are taken in order until their tokens would exceed this."""
+    until: int = _number(0, 1)
+    """The stage covers the steps before this one that no earlier stage covers."""
+    tokens_per_step: int | None = _number(None, 1)
     documents_per_step: int | None = _number(None, 1)
-    """At most this many documents a step; null: a quarter more than fit on average."""
+    micro_tokens: int | None = _number(None, 1)
+    micro_documents: int | None = _number(None, 1)
+
+
+@dataclass
+class BatchConfig:
+    """What one step trains on: the same documents whatever the number of ranks or micro-batches.
+
+    How many micro-batches a step takes follows from these sizes; gradients are added up over them.
+    """
+
+    tokens_per_step: int | None = _number(8192, 1)
+    """Documents are taken in order until their tokens would exceed this; null: documents_per_step alone decides."""
+    documents_per_step: int | None = _number(None, 1)
+    """At most this many documents a step; null: about as many as fit."""
     micro_tokens: int | None = _number(None, 1)
     """Most tokens of a micro-batch on one rank, at least the longest document; null: the whole step at once. More
     micro-batches, same loss."""
+    micro_documents: int | None = _number(None, 1)
+    """Most documents of a micro-batch on one rank; null: as many as its tokens allow."""
     slack: float = _number(0.01, 0, 0.5)
     """Room left in a micro-batch, as a share, so that whole documents always fit."""
+    schedule: list[BatchStage] = field(default_factory=list)
+    """Stages before the sizes above hold, such as [{until: 1000, tokens_per_step: 16384}]."""
+    adapt: bool = True
+    """When memory runs out, redo the step in micro-batches of half the size, and try the full size again later."""
+    grow_after: int = _number(1000, 0)
+    """Good steps after which a size that was halved is doubled again; 0: never."""
 
 
 @dataclass
@@ -115,8 +138,11 @@ class ObjectiveConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW, the learning-rate schedule and the average of the weights."""
+    """The optimizer, the learning-rate schedule and the average of the weights."""
 
+    name: str = _choice("adamw", "adamw", "muon")
+    """muon: for the matrices inside blocks; AdamW for all else."""
+    muon_momentum: float = _number(0.95, 0, 1, below=True)
     lr: float = _number(5e-4, 0, above=True)
     min_lr_ratio: float = _number(0.1, 0, 1)
     warmup_steps: int = _number(100, 0)
@@ -149,6 +175,14 @@ class TrainConfig:
     keep_checkpoints: int = _number(3, 1)
     """Newest checkpoints that are kept."""
     tensorboard: bool = True
+    profile: bool = False
+    """Record a stretch of steps with torch.profiler, into the run's profile folder: trace, top kernels, busy share."""
+    profile_wait: int = _number(10, 0)
+    """Steps before the profiler starts."""
+    profile_warmup: int = _number(10, 1)
+    """Steps that the profiler runs without recording."""
+    profile_steps: int = _number(20, 1)
+    """Steps that are recorded."""
 
 
 @dataclass
@@ -159,12 +193,26 @@ class SpeedConfig:
     """Type of the matrix products, weights stay fp32; null: bf16 where a GPU has it, else fp32."""
     compile: bool | None = None
     """torch.compile per block; null: on with a GPU."""
-    attention: str = _choice("auto", "auto", "varlen", "rows", "reference")
-    """varlen: flash; rows: padded inside attention only; reference: one dense mask."""
+    attention: str = _choice("auto", "auto", "tiles", "varlen", "flex", "sdpa", "rows", "reference")
+    """auto: the fastest by a short measurement that is remembered; tiles: our kernel for short documents;
+    varlen: flash; flex: FlexAttention; sdpa: cuDNN or flash on documents of equal length, else rows; rows: padded inside attention
+    only; reference: one dense mask."""
+    fused_kernels: bool | None = None
+    """Triton kernels for norms, modulation and the way into attention; null: on where they run."""
     layout: str = _choice("packed", "packed", "padded")
     """packed: one stream without padding; padded: the classic rectangular batch, the honest baseline."""
-    activation_checkpointing: str = _choice("off", "off", "block")
-    """block: recompute each block in the backward pass."""
+    activation_checkpointing: str = _choice("off", "off", "selective", "block", "budget")
+    """What the backward pass computes again to save memory. selective: all but matrix products and attention; block:
+    each block; budget: a share of the blocks, see activation_budget."""
+    activation_budget: float = _number(0.5, 0, 1)
+    """Share of the blocks that keep their activations under activation_checkpointing=budget."""
+    cuda_graphs: bool | None = None
+    """Record the work of a micro-batch once and replay it; null: on with a GPU where launching takes longer than
+    computing, which the first steps show."""
+    overlap_copies: bool = True
+    """Copy the next step to the GPU while the current one is computed."""
+    tf32: bool = True
+    """Matrix products that stay in fp32 may round their inputs to 19 bits, on a GPU."""
     fused_optimizer: bool = True
     scored_rows: bool = True
     """The output head sees only the tokens that are scored."""
@@ -276,6 +324,9 @@ def _field_problems(section: Any, prefix: str) -> list[str]:
         key, value = prefix + item.name, getattr(section, item.name)
         if is_dataclass(value):
             found += _field_problems(value, f"{key}.")
+        elif isinstance(value, list):
+            for number, entry in enumerate(value):
+                found += _field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
         elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
             found.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
         elif value is not None and "low" in item.metadata:
@@ -317,12 +368,24 @@ def _joint_problems(config: Config) -> list[str]:
         found.append(
             "objective: no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
         )
-    if config.speed.layout == "padded" and config.speed.attention == "varlen":
+    if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen", "flex"):
         found.append(
-            "speed.attention=varlen: needs speed.layout=packed; a padded batch is attended to by rows"
+            f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
+            f"a padded batch is attended to by rows"
         )
+    found += _batch_problems(config.batch)
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
         )
+    return found
+
+
+def _batch_problems(batch: BatchConfig) -> list[str]:
+    found: list[str] = []
+    ends = [stage.until for stage in batch.schedule]
+    if ends != sorted(set(ends)):
+        found.append(f"batch.schedule: the stages end at {ends}; each must end after the one before it")
+    if batch.tokens_per_step is None and batch.documents_per_step is None:
+        found.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
     return found

@@ -17,6 +17,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Places of the stream in padded rows, several documents in a row."""
+
+    places: Tensor
+    """(R, W) stream place in each cell, L in empty cells."""
+    cell: Tensor
+    """(L,) cell of places.flatten() that holds each stream place, R*W for filler."""
+    segment: Tensor
+    """(R, W) which cells of a row attend to each other; -1 for cells that no one may attend to."""
+
+
+@dataclass(frozen=True)
 class Layout:
     """Index tensors of one micro-batch. All on one device, all of constant shape when caps were given."""
 
@@ -28,6 +40,8 @@ class Layout:
     """(T,) bool, false for filler."""
     lengths: Tensor
     """(N,) tokens of each document."""
+    starts: Tensor
+    """(N+1,) first row of each document in the text stream; filler is counted to the document before it."""
     to_stream: Tensor
     """(L,) stream place -> row of cat(text, latents)."""
     from_stream: Tensor
@@ -36,12 +50,10 @@ class Layout:
     """(L,) which stream places attend to each other; places that no one may attend to have -1."""
     bounds: Tensor
     """(segments + 1,) int32, where each segment of the stream starts; empty segments at the end."""
-    rows: Tensor
-    """(R, W) stream place in each cell, L in empty cells."""
-    row_cell: Tensor
-    """(L,) cell of rows.flatten() that holds each stream place, R*W for filler."""
-    row_segment: Tensor
-    """(R, W) which cells of a row attend to each other; -1 for cells that no one may attend to."""
+    rows: Rows | None
+    """The same places as padded rows, where attention wants them."""
+    full: bool
+    """Every document fills its row: segments of equal length, one after the other."""
     num_slots: int
     max_segment: int
     """No segment is longer than this."""
@@ -66,7 +78,9 @@ class Caps:
     max_length: int
 
 
-def packed_layout(lengths: np.ndarray, num_slots: int, caps: Caps | None = None) -> Layout:
+def packed_layout(
+    lengths: np.ndarray, num_slots: int, caps: Caps | None = None, *, with_rows: bool = True
+) -> Layout:
     """One stream without padding; with caps, filler tokens and empty documents at the end keep shapes constant."""
     lengths = np.asarray(lengths, dtype=np.int64)
     if caps is None:
@@ -82,10 +96,11 @@ def packed_layout(lengths: np.ndarray, num_slots: int, caps: Caps | None = None)
     num_filler = caps.num_tokens - used
     document = np.pad(document, (0, num_filler), constant_values=len(lengths) - 1)
     position = np.concatenate([position, np.arange(num_filler) % caps.max_length])
-    return _assemble(lengths, document, position, used, num_slots, caps)
+    starts = np.append(starts, caps.num_tokens)
+    return _assemble(lengths, starts, document, position, used, num_slots, caps, with_rows)
 
 
-def padded_layout(lengths: np.ndarray, num_slots: int, max_length: int) -> Layout:
+def padded_layout(lengths: np.ndarray, num_slots: int, max_length: int, *, with_rows: bool = True) -> Layout:
     """The classic rectangle: every document takes `max_length` tokens, past its length filler inside its row."""
     lengths = np.asarray(lengths, dtype=np.int64)
     num_documents, width = len(lengths), num_slots + max_length
@@ -96,29 +111,33 @@ def padded_layout(lengths: np.ndarray, num_slots: int, max_length: int) -> Layou
     slots = num_tokens + np.arange(num_documents * num_slots).reshape(num_documents, num_slots)
     tokens = np.arange(num_tokens).reshape(num_documents, max_length)
     to_stream = np.concatenate([slots, tokens], axis=1).reshape(-1)
+    # a row without a document may attend to itself: nobody looks at it
+    full = bool(np.isin(lengths, (0, max_length)).all())
     real = np.arange(width)[None, :] < num_slots + lengths[:, None]
-    segment = np.where(real, np.arange(num_documents)[:, None], -1)
+    segment = np.where(real | full, np.arange(num_documents)[:, None], -1)
     return _to_layout(
         document=document, position=position, real=position < lengths[document], lengths=lengths,
-        to_stream=to_stream, segment=segment.reshape(-1), bounds=np.arange(num_documents + 1) * width,
-        rows=cells, row_cell=np.arange(size), row_segment=segment,
+        starts=np.arange(num_documents + 1) * max_length, to_stream=to_stream, segment=segment.reshape(-1),
+        bounds=np.arange(num_documents + 1) * width,
+        rows=(cells, np.arange(size), segment) if with_rows else None, full=full,
         num_slots=num_slots, max_segment=width,
     )  # fmt: skip
 
 
 def _assemble(
-    lengths: np.ndarray, document: np.ndarray, position: np.ndarray, used: int, num_slots: int, caps: Caps
-) -> Layout:
+    lengths: np.ndarray, starts: np.ndarray, document: np.ndarray, position: np.ndarray, used: int,
+    num_slots: int, caps: Caps, with_rows: bool,
+) -> Layout:  # fmt: skip
     num_documents, num_tokens = len(lengths), len(document)
     spans = lengths + num_slots
-    starts = np.cumsum(spans) - spans
+    begins = np.cumsum(spans) - spans
     end = int(spans.sum())
     size = num_tokens + num_documents * num_slots
     # place of each token and each slot in the stream
     place = np.empty(size, dtype=np.int64)
-    place[:used] = starts[document[:used]] + num_slots + position[:used]
+    place[:used] = begins[document[:used]] + num_slots + position[:used]
     place[used:num_tokens] = np.arange(end, size)
-    place[num_tokens:] = (starts[:, None] + np.arange(num_slots)[None, :]).reshape(-1)
+    place[num_tokens:] = (begins[:, None] + np.arange(num_slots)[None, :]).reshape(-1)
     to_stream = np.empty(size, dtype=np.int64)
     to_stream[place] = np.arange(size)
 
@@ -127,23 +146,32 @@ def _assemble(
     tail = np.arange(end, size, width)
     most = num_documents + -(-num_tokens // width) + 1
     bounds = np.full(most + 1, size, dtype=np.int64)
-    bounds[: num_documents + len(tail)] = np.concatenate([starts, tail])
+    bounds[: num_documents + len(tail)] = np.concatenate([begins, tail])
     owner = np.repeat(np.arange(num_documents), spans)
-    column = np.arange(end) - starts[owner]
     filler_segment = num_documents + (np.arange(end, size) - end) // width
-    row, offset = _place_in_rows(spans, width)
-    most_rows = min(num_documents, 2 * -(-size // width) + 1)
-    rows = np.full((most_rows, width), size, dtype=np.int64)
-    rows[row[owner], offset[owner] + column] = np.arange(end)
-    row_segment = np.full((most_rows, width), -1, dtype=np.int64)
-    row_segment[row[owner], offset[owner] + column] = owner
-    row_cell = np.full(size, rows.size, dtype=np.int64)
-    row_cell[:end] = row[owner] * width + offset[owner] + column
     return _to_layout(
-        document=document, position=position, real=np.arange(num_tokens) < used, lengths=lengths, to_stream=to_stream,
-        segment=np.concatenate([owner, filler_segment]), bounds=bounds, rows=rows, row_cell=row_cell,
-        row_segment=row_segment, num_slots=num_slots, max_segment=width,
+        document=document, position=position, real=np.arange(num_tokens) < used, lengths=lengths, starts=starts,
+        to_stream=to_stream, segment=np.concatenate([owner, filler_segment]), bounds=bounds,
+        rows=_rows_of(spans, begins, owner, size, width) if with_rows else None, full=False,
+        num_slots=num_slots, max_segment=width,
     )  # fmt: skip
+
+
+def _rows_of(
+    spans: np.ndarray, begins: np.ndarray, owner: np.ndarray, size: int, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places, cell and segment of `Rows` for documents that follow each other in the stream."""
+    row, offset = _place_in_rows(spans, width)
+    most_rows = min(len(spans), 2 * -(-size // width) + 1)
+    place = np.arange(len(owner))
+    where = (row[owner], offset[owner] + place - begins[owner])
+    places = np.full((most_rows, width), size, dtype=np.int64)
+    places[where] = place
+    segment = np.full((most_rows, width), -1, dtype=np.int64)
+    segment[where] = owner
+    cell = np.full(size, places.size, dtype=np.int64)
+    cell[: len(owner)] = where[0] * width + where[1]
+    return places, cell, segment
 
 
 def _place_in_rows(spans: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +187,14 @@ def _place_in_rows(spans: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _to_layout(
-    *, to_stream: np.ndarray, bounds: np.ndarray, num_slots: int, max_segment: int, **arrays: np.ndarray
+    *,
+    to_stream: np.ndarray,
+    bounds: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
+    full: bool,
+    num_slots: int,
+    max_segment: int,
+    **arrays: np.ndarray,
 ) -> Layout:
     from_stream = np.empty_like(to_stream)
     from_stream[to_stream] = np.arange(len(to_stream))
@@ -168,6 +203,8 @@ def _to_layout(
         to_stream=torch.from_numpy(to_stream),
         from_stream=torch.from_numpy(from_stream),
         bounds=torch.from_numpy(bounds.astype(np.int32)),
+        rows=None if rows is None else Rows(*map(torch.from_numpy, rows)),
+        full=full,
         num_slots=num_slots,
         max_segment=max_segment,
         **tensors,

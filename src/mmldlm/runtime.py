@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import platform
@@ -14,7 +15,7 @@ from mmldlm.config import Config
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Runtime:
     precision: str
     compile: bool
     attention: str
+    """auto where the fastest has still to be measured."""
+    fused: bool
     num_workers: int
     pin_memory: bool
 
@@ -37,7 +40,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     """Inside, matrix products are computed in the given type."""
     if precision == "fp32":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=_DTYPES[precision])
+    return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -51,42 +54,80 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def choose_attention(wanted: str, device: torch.device, precision: str, layout: str = "packed") -> str:
-    """The fastest attention that the device and the number type have, or the one that is wanted."""
+def flash_runs(device: torch.device, precision: str) -> bool:
+    """Whether flash attention is there for this device and number type."""
     recent = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    flash = recent and precision in ("bf16", "fp16")
-    if wanted == "varlen" and not flash:
+    return recent and precision in ("bf16", "fp16")
+
+
+def choose_attention(wanted: str, device: torch.device, precision: str, layout: str = "packed") -> str:
+    """The attention that is wanted, refused where it cannot run; auto stays auto where there is a choice to measure."""
+    flash = flash_runs(device, precision)
+    if wanted in ("tiles", "varlen", "flex") and not flash:
         raise UserError(
-            f"speed.attention=varlen: needs a GPU of the Ampere generation or newer and bf16 or fp16, "
+            f"speed.attention={wanted}: needs a GPU of the Ampere generation or newer and bf16 or fp16, "
             f"here it is {device.type} with {precision}; use speed.attention=rows"
         )
     if wanted != "auto":
         return wanted
-    return "varlen" if flash and layout == "packed" else "rows"
+    return "auto" if flash and layout == "packed" else "sdpa"
 
 
 def start_runtime(config: Config, world_size: int = 1) -> Runtime:
-    """Settle everything that was left to the machine."""
+    """Settle everything that was left to the machine. What PyTorch holds for the whole process is set here alone."""
     device = choose_device(config.train.device)
     on_gpu = device.type == "cuda"
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
     if on_gpu:
-        torch.set_float32_matmul_precision("high")
+        _set_allocator()
+        torch.set_float32_matmul_precision("high" if config.speed.tf32 else "highest")
     precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
     workers = config.data.num_workers
     if workers is None:
         workers = min(8, (os.cpu_count() or 1) // world_size) if on_gpu else 0
+    compiled = on_gpu if config.speed.compile is None else config.speed.compile
+    attention = choose_attention(config.speed.attention, device, precision, config.speed.layout)
+    if attention == "flex" and not compiled:
+        raise UserError("speed.attention=flex: needs speed.compile=true; use speed.attention=varlen")
     return Runtime(
         device=device,
         precision=precision,
-        compile=on_gpu if config.speed.compile is None else config.speed.compile,
-        attention=choose_attention(config.speed.attention, device, precision, config.speed.layout),
+        compile=compiled,
+        attention=attention,
+        fused=_fused(config.speed.fused_kernels, device),
         num_workers=workers,
         pin_memory=on_gpu if config.data.pin_memory is None else config.data.pin_memory and on_gpu,
     )
+
+
+def _set_allocator() -> None:
+    """Segments that grow, else pieces of other sizes pile up when shapes change. What the user set stays."""
+    if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether our Triton kernels work: on a GPU with Triton, or anywhere under Triton's interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _fused(wanted: bool | None, device: torch.device) -> bool:
+    possible = kernels_run_on(device)
+    if wanted and not possible:
+        raise UserError(
+            f"speed.fused_kernels=true: needs Triton and a GPU of the Ampere generation or newer, here it is "
+            f"{device.type}; use speed.fused_kernels=null"
+        )
+    if wanted is None and device.type == "cuda" and not possible:
+        log.info("the fused kernels need Triton and a GPU of the Ampere generation; plain ones are used")
+    return device.type == "cuda" and possible if wanted is None else wanted
 
 
 def best_precision(device: torch.device) -> str:

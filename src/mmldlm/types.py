@@ -5,9 +5,10 @@ Shapes: N documents, T tokens, S latent slots, C latent channels, D width, V voc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -80,12 +81,24 @@ class NoisyBatch:
 class Counts:
     """What the parts of the loss are divided by: counts over the whole step, all ranks and micro-batches."""
 
-    tokens: float
+    tokens: float | Tensor
     """Tokens of the documents whose text is a target."""
-    slots: float
+    slots: float | Tensor
     """Latent slots that are a target."""
-    documents: float
+    documents: float | Tensor
     """Documents whose length is scored."""
+
+    def as_tensors(self) -> Counts:
+        """Numbers that can travel to a device."""
+        return Counts(*(torch.tensor(float(count)) for count in (self.tokens, self.slots, self.documents)))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass: what it computes on, and what its losses are divided by."""
+
+    noisy: NoisyBatch
+    counts: Counts
 
 
 @dataclass(frozen=True)
@@ -102,18 +115,78 @@ class DenoiserOutput:
 
 def map_tensors(value: Moved, change: Callable[[Tensor], Tensor]) -> Moved:
     """The same dataclass with every tensor, also in nested dataclasses, changed."""
+    return cast(Moved, _map_parts(value, Tensor, change))
+
+
+def _map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     assert is_dataclass(value)
     changed: dict[str, Any] = {}
     for item in fields(value):
         part = getattr(value, item.name)
-        if isinstance(part, Tensor):
+        if isinstance(part, kind):
             part = change(part)
         elif is_dataclass(part):
-            part = map_tensors(part, change)
+            part = _map_parts(part, kind, change)
         changed[item.name] = part
-    return cast(Moved, type(value)(**changed))  # type: ignore[misc]
+    return type(value)(**changed)  # type: ignore[misc]
 
 
 def to_device(value: Moved, device: torch.device | str) -> Moved:
     """The same dataclass on the device; from page-locked memory the copy does not wait."""
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+class Slot(NamedTuple):
+    """Where a tensor lies in a buffer."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parcel(Generic[Moved]):
+    """A dataclass whose tensors lie in one buffer: it goes to another process or device in one piece."""
+
+    buffer: Tensor
+    """(bytes,) uint8"""
+    template: Any
+    """The dataclass with a `Slot` in place of each tensor."""
+    slots: tuple[Slot, ...]
+    """All of them: two parcels with the same slots have the same shapes."""
+
+    @classmethod
+    def of(cls, value: Moved) -> Parcel[Moved]:
+        """Copy all tensors into a new buffer."""
+        tensors: list[Tensor] = []
+        slots: list[Slot] = []
+        end = 0
+
+        def place(tensor: Tensor) -> Slot:
+            nonlocal end
+            slots.append(Slot(end, tensor.dtype, tuple(tensor.shape)))
+            tensors.append(tensor)
+            end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+            return slots[-1]
+
+        template = _map_parts(value, Tensor, place)
+        parcel = cls(torch.empty(end, dtype=torch.uint8), template, tuple(slots))
+        for slot, tensor in zip(slots, tensors, strict=True):
+            parcel._view(slot).copy_(tensor)
+        return parcel
+
+    def open(self) -> Moved:
+        """The dataclass; its tensors are views of the buffer."""
+        return cast(Moved, _map_parts(self.template, Slot, self._view))
+
+    def with_buffer(self, buffer: Tensor) -> Parcel[Moved]:
+        """The same shapes in another buffer."""
+        return replace(self, buffer=buffer)
+
+    def _view(self, slot: Slot) -> Tensor:
+        size = math.prod(slot.shape) * slot.dtype.itemsize
+        return self.buffer[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
+
+
+_ALIGNED = 256
+"""Bytes; what vector loads on a GPU like."""

@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmldlm.config import BatchConfig
-from mmldlm.data.packing import pack, plan_shape
+from mmldlm.config import BatchConfig, BatchStage
+from mmldlm.data.packing import Lengths, pack, plan_batches, plan_shape
 from mmldlm.errors import UserError
 
 
 def shape_of(tokens=4096, micro=None, mean=16.0, longest=64, **more):
     batch = BatchConfig(tokens_per_step=tokens, micro_tokens=micro)
-    return plan_shape(batch, mean_length=mean, max_length=longest, num_slots=1, **more)
+    return plan_shape(batch, Lengths(mean, longest), **more)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,4 +69,51 @@ def test_a_micro_batch_never_exceeds_what_was_asked_for():
 
 def test_a_number_of_documents_that_was_asked_for_is_kept():
     batch = BatchConfig(tokens_per_step=4096, documents_per_step=3000)
-    assert plan_shape(batch, mean_length=16.0, max_length=64, num_slots=1).documents_per_step == 3000
+    assert plan_shape(batch, Lengths(16.0, 64)).documents_per_step == 3000
+
+
+def test_five_deviations_are_enough_for_the_documents_of_a_step():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.gamma(3.0, 16 / 3.0, 100_000).astype(int), 1, 64)
+    shape = plan_shape(BatchConfig(tokens_per_step=65536), Lengths.of(lengths, 64))
+    counts = [np.searchsorted(np.cumsum(rng.permutation(lengths)), 65536, side="right") for _ in range(50)]
+    assert max(counts) < shape.documents_per_step < 1.1 * np.mean(counts)
+
+
+def test_documents_of_equal_length_make_a_rectangle_without_room_to_spare():
+    lengths = Lengths.of(np.full(100, 32), 32)
+    shape = plan_shape(BatchConfig(tokens_per_step=None, documents_per_step=8, micro_documents=3), lengths)
+    assert (shape.layout, shape.num_micro, shape.caps.num_documents) == ("padded", 3, 3)
+    whole = plan_shape(BatchConfig(tokens_per_step=300), lengths)
+    assert (whole.documents_per_step, whole.num_micro, whole.caps.num_tokens) == (9, 1, 288)
+
+
+@pytest.mark.parametrize("lengths", [Lengths(16.0, 64, 8.0), Lengths(64.0, 64, 0.0, equal=True)])
+def test_halving_changes_the_micro_batches_and_nothing_else(lengths):
+    sizes = BatchConfig(tokens_per_step=4096)
+    whole = plan_shape(sizes, lengths)
+    for halvings in range(1, 8):
+        shape = plan_shape(sizes, lengths, halvings=halvings)
+        assert shape.tokens_per_step == whole.tokens_per_step
+        assert shape.documents_per_step == whole.documents_per_step
+        assert shape.caps.num_tokens <= max(64, whole.caps.num_tokens >> (halvings - 1))
+    assert shape.smallest
+    assert shape.caps.num_tokens == 64
+    assert not whole.smallest
+
+
+def test_stages_follow_each_other_and_the_last_stays():
+    stages = [BatchStage(until=10, tokens_per_step=512), BatchStage(until=30, micro_tokens=1024)]
+    plan = plan_batches(BatchConfig(tokens_per_step=4096, schedule=stages), Lengths(16.0, 64))
+    assert [plan.at(step).tokens_per_step for step in (0, 9, 10, 29, 30, 10**6)] == [512, 512, *[4096] * 4]
+    assert [plan.at(step).num_micro for step in (10, 29, 30)] == [5, 5, 1]
+
+
+def test_accumulation_follows_from_the_target_and_what_fits_on_a_device():
+    shape = plan_shape(
+        BatchConfig(tokens_per_step=None, documents_per_step=128, micro_documents=4),
+        Lengths.of(np.full(500, 2048), 2048),
+        world_size=2,
+    )
+    assert shape.num_micro == 128 / 4
+    assert shape.num_micro % 2 == 0

@@ -16,8 +16,9 @@ from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.layers import Kernels
 from mmldlm.recipe import config_from_dict
-from mmldlm.runtime import autocast, best_precision, choose_attention
+from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
 
 
 @dataclass
@@ -57,7 +58,8 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     denoiser = Denoiser(config.model, shape)
     load_weights(denoiser, export.weights, source=source)
     precision = best_precision(device) if device.type == "cuda" else "fp32"
-    denoiser.attention = choose_attention("auto", device, precision)
+    attention = "varlen" if flash_runs(device, precision) else "sdpa"
+    denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
     denoiser.to(device).eval().requires_grad_(False)
     return LoadedModel(
         denoiser=denoiser,

@@ -15,11 +15,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mmldlm.data.order import Order, document_keys
-from mmldlm.data.packing import StepShape, pack
+from mmldlm.data.packing import BatchPlan, StepShape, pack
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.layout import Caps, packed_layout, padded_layout
-from mmldlm.types import Batch, Counts, NoisyBatch, map_tensors
+from mmldlm.types import Batch, Counts, MicroBatch, NoisyBatch, Parcel
 
 Corrupt = Callable[[Batch], NoisyBatch]
 Count = Callable[[np.ndarray, np.ndarray], Counts]
@@ -27,10 +27,11 @@ Count = Callable[[np.ndarray, np.ndarray], Counts]
 
 @dataclass(frozen=True)
 class StepRange:
-    """The documents at positions start..end of the order."""
+    """The documents at positions start..end of the order, which are those of a step."""
 
     start: int
     end: int
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class StepBatch:
     """All micro-batches of one step for one rank."""
 
     where: StepRange
-    micro_batches: list[NoisyBatch]
+    micro_batches: list[Parcel[MicroBatch]]
     counts: Counts
     """Over the whole step, all ranks."""
     num_documents: int
@@ -54,19 +55,29 @@ class StepBatch:
 
     def pin_memory(self) -> StepBatch:
         """In page-locked memory; called by the loader."""
+        return self._moved(torch.Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> StepBatch:
+        """On the device; from page-locked memory the copy does not wait."""
+        return self._moved(lambda buffer: buffer.to(device, non_blocking=True))
+
+    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> StepBatch:
         return replace(
-            self, micro_batches=[map_tensors(part, torch.Tensor.pin_memory) for part in self.micro_batches]
+            self, micro_batches=[part.with_buffer(move(part.buffer)) for part in self.micro_batches]
         )
 
 
-def plan_steps(order: Order, lengths: np.ndarray, shape: StepShape, position: int) -> Iterator[StepRange]:
+def plan_steps(
+    order: Order, lengths: np.ndarray, plan: BatchPlan | StepShape, position: int, step: int = 0
+) -> Iterator[StepRange]:
     """Endless plan from a position: documents in order until tokens or documents would exceed the step's."""
     while True:
+        shape = plan.at(step)
         window = np.arange(position, position + shape.documents_per_step)
         total = np.cumsum(lengths[order.documents(window)], dtype=np.int64)
         taken = max(1, int(np.searchsorted(total, shape.tokens_per_step, side="right")))
-        yield StepRange(position, position + taken)
-        position += taken
+        yield StepRange(position, position + taken, step)
+        position, step = position + taken, step + 1
 
 
 @dataclass
@@ -76,11 +87,12 @@ class StepReader(Dataset[StepBatch]):
     store: PairStore
     split: Split
     order: Order
-    shape: StepShape
+    plan: BatchPlan | StepShape
     corrupt: Corrupt
     count: Count
     """Positions and lengths of all documents of the step -> what the loss is divided by."""
-    layout: str = "packed"
+    with_rows: bool = True
+    """Layouts hold padded rows too, for attention that wants them."""
     rank: int = 0
     world_size: int = 1
 
@@ -96,18 +108,20 @@ class StepReader(Dataset[StepBatch]):
         positions = np.arange(where.start, where.end)
         indices = self.order.documents(positions)
         lengths = np.asarray(self.split.lengths[indices], dtype=np.int64)
-        bins = pack(lengths, self.shape, padded=self.layout == "padded")
-        extra = len(bins) - self.shape.num_micro
+        shape = self.plan.at(where.step)
+        bins = pack(lengths, shape)
+        extra = len(bins) - shape.num_micro
         bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
-        caps = self._caps(bins)
+        caps = _caps(shape, bins)
         mine = [
-            self._micro_batch(positions[part], indices[part], caps)
+            self._micro_batch(positions[part], indices[part], caps, shape.layout)
             for part in bins[self.rank :: self.world_size]
         ]
+        counts = self.count(positions, lengths)
         return StepBatch(
             where=where,
-            micro_batches=mine,
-            counts=self.count(positions, lengths),
+            micro_batches=[Parcel.of(MicroBatch(part, counts.as_tensors())) for part in mine],
+            counts=counts,
             num_documents=len(indices),
             num_tokens=int(lengths.sum()),
             num_places=caps.num_tokens * len(bins),
@@ -116,19 +130,21 @@ class StepReader(Dataset[StepBatch]):
             num_extra=extra,
         )
 
-    def _caps(self, bins: list[np.ndarray]) -> Caps:
-        """Packed shapes are constant; a padded batch has as many rows as it has documents."""
-        caps = self.shape.caps
-        if self.layout == "packed":
-            return caps
-        rows = max(1, *map(len, bins))
-        return Caps(rows * caps.max_length, rows, caps.max_length)
-
-    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray, caps: Caps) -> NoisyBatch:
+    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray, caps: Caps, layout: str) -> NoisyBatch:
         documents = self.split.read(indices)
         keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
         latents = self.store.normalize(documents.latents)
-        return self.corrupt(make_batch(documents, latents, positions, keys, caps, self.layout))
+        batch = make_batch(documents, latents, positions, keys, caps, layout, with_rows=self.with_rows)
+        return self.corrupt(batch)
+
+
+def _caps(shape: StepShape, bins: list[np.ndarray]) -> Caps:
+    """Shapes are constant, but a padded batch may have more rows, where documents were shorter than expected."""
+    caps = shape.caps
+    if shape.layout == "packed":
+        return caps
+    rows = max(caps.num_documents, *map(len, bins))
+    return Caps(rows * caps.max_length, rows, caps.max_length)
 
 
 def make_batch(
@@ -138,15 +154,17 @@ def make_batch(
     keys: np.ndarray,
     caps: Caps | None = None,
     layout: str = "packed",
+    *,
+    with_rows: bool = True,
 ) -> Batch:
     """Documents as one micro-batch; `latents` normalised. With caps, constant shapes."""
     num_slots = latents.shape[1]
     if layout == "padded":
         assert caps is not None
         lengths = np.pad(documents.lengths, (0, caps.num_documents - len(documents.lengths)))
-        where = padded_layout(lengths, num_slots, caps.max_length)
+        where = padded_layout(lengths, num_slots, caps.max_length, with_rows=with_rows)
     else:
-        where = packed_layout(documents.lengths, num_slots, caps)
+        where = packed_layout(documents.lengths, num_slots, caps, with_rows=with_rows)
     tokens = np.zeros(where.num_tokens, dtype=np.int64)
     tokens[where.real.numpy()] = documents.tokens
     missing = where.num_documents - len(documents.lengths)

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmldlm.config import BatchConfig
+from mmldlm.config import BatchConfig, BatchStage
 from mmldlm.errors import UserError
 from mmldlm.layout import Caps
 
 _ROUND = 16
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What is to be known about the documents of a split."""
+
+    mean: float
+    longest: int
+    deviation: float | None = None
+    """Of the lengths; None: not known."""
+    equal: bool = False
+    """All documents are as long as the longest."""
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, longest: int) -> Lengths:
+        """From the lengths of a split; `longest` may be that of another split."""
+        return cls(
+            float(lengths.mean()),
+            longest,
+            float(lengths.std()),
+            bool(lengths.min() == lengths.max() == longest),
+        )
 
 
 @dataclass(frozen=True)
@@ -24,50 +46,111 @@ class StepShape:
     """Micro-batches of a step over all ranks."""
     caps: Caps
     """Shape of each micro-batch."""
+    layout: str = "packed"
+    """packed or padded. Where all documents have the same length the two coincide, and padded has no mask."""
+    smallest: bool = False
+    """No smaller micro-batch is possible."""
+
+    def at(self, step: int) -> StepShape:
+        """The shape of a step: a plan of one stage."""
+        return self
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The shapes of a run, stage by stage."""
+
+    stages: tuple[tuple[int, StepShape], ...]
+    """(first step that it does not cover, shape)"""
+    last: StepShape
+
+    def at(self, step: int) -> StepShape:
+        """The shape of a step, counted from 0."""
+        return next((shape for until, shape in self.stages if step < until), self.last)
+
+
+def plan_batches(
+    batch: BatchConfig, lengths: Lengths, *, world_size: int = 1, layout: str = "packed", halvings: int = 0
+) -> BatchPlan:
+    """All stages of `batch.schedule`; each micro-batch halved so many times, because memory ran out."""
+
+    def shape(sizes: BatchConfig) -> StepShape:
+        return plan_shape(sizes, lengths, world_size=world_size, layout=layout, halvings=halvings)
+
+    stages = tuple((stage.until, shape(_sizes_of(batch, stage))) for stage in batch.schedule)
+    return BatchPlan(stages, shape(batch))
+
+
+def _sizes_of(batch: BatchConfig, stage: BatchStage) -> BatchConfig:
+    names = ("tokens_per_step", "documents_per_step", "micro_tokens", "micro_documents")
+    given = {name: value for name in names if (value := getattr(stage, name)) is not None}
+    return replace(batch, schedule=[], **given)
 
 
 def plan_shape(
-    batch: BatchConfig,
-    *,
-    mean_length: float,
-    max_length: int,
-    num_slots: int,
-    world_size: int = 1,
-    layout: str = "packed",
+    batch: BatchConfig, lengths: Lengths, *, world_size: int = 1, layout: str = "packed", halvings: int = 0
 ) -> StepShape:
     """Constant shapes for a split with documents of these lengths."""
-    if batch.tokens_per_step < max_length:
-        raise UserError(
-            f"batch.tokens_per_step={batch.tokens_per_step}: the longest document has {max_length} tokens; "
-            f"allowed is at least that, or prepare the store with a smaller --max-tokens"
-        )
-    if batch.micro_tokens is not None and batch.micro_tokens < max_length:
-        raise UserError(
-            f"batch.micro_tokens={batch.micro_tokens}: the longest document has {max_length} tokens; "
-            f"allowed is at least that, or prepare the store with a smaller --max-tokens"
-        )
-    documents = batch.documents_per_step or int(batch.tokens_per_step / mean_length * 1.25) + 16
-    wanted = batch.tokens_per_step * (1.0 + batch.slack)
-    largest = batch.micro_tokens or int(np.ceil(wanted / _ROUND)) * _ROUND
+    longest = lengths.longest
+    tokens = batch.tokens_per_step or (batch.documents_per_step or 1) * longest
+    for name, value in (("tokens_per_step", tokens), ("micro_tokens", batch.micro_tokens)):
+        if value is not None and value < longest:
+            raise UserError(
+                f"batch.{name}={value}: the longest document has {longest} tokens; "
+                f"allowed is at least that, or prepare the store with a smaller --max-tokens"
+            )
+    documents = batch.documents_per_step or _most_documents(tokens, lengths)
+    if lengths.equal or layout == "padded":
+        if lengths.equal:
+            documents = min(documents, tokens // longest)
+        return _rectangle(batch, tokens, documents, longest, world_size, halvings)
+    wanted = tokens * (1.0 + batch.slack)
+    whole = batch.micro_tokens or _round_up(wanted)
+    largest = max(longest, whole >> halvings)
     num_micro = int(np.ceil(wanted / largest))
+    if batch.micro_documents:
+        num_micro = max(num_micro, -(-documents // max(1, batch.micro_documents >> halvings)))
     num_micro = -(-num_micro // world_size) * world_size
-    if layout == "padded":
-        # every document takes a row of the full width, however short it is
-        rows = max(1, -(-documents // num_micro))
-        caps = Caps(rows * max_length, rows, max_length)
-    else:
-        room = int(np.ceil(max(wanted / num_micro, max_length) / _ROUND)) * _ROUND
-        caps = Caps(min(room, largest), min(documents, int(documents / num_micro * 1.1) + 8), max_length)
-    return StepShape(batch.tokens_per_step, documents, num_micro, caps)
+    room = min(_round_up(max(wanted / num_micro, longest)), max(largest, longest))
+    most = min(documents, int(documents / num_micro * 1.1) + 8) if num_micro > 1 else documents
+    return StepShape(tokens, documents, num_micro, Caps(room, most, longest), smallest=largest == longest)
 
 
-def pack(lengths: np.ndarray, shape: StepShape, *, padded: bool = False) -> list[np.ndarray]:
+def _most_documents(tokens: int, lengths: Lengths) -> int:
+    """A number that the documents of a step hardly ever exceed: five deviations more than on average."""
+    mean = tokens / lengths.mean
+    if lengths.deviation is None:
+        return int(mean * 1.25) + 16
+    return int(mean + 5.0 * lengths.deviation / lengths.mean * mean**0.5) + 16
+
+
+def _rectangle(
+    batch: BatchConfig, tokens: int, documents: int, longest: int, world_size: int, halvings: int
+) -> StepShape:
+    """Every document takes a row of the full width, however short it is."""
+    rows = min(
+        documents, (batch.micro_tokens or documents * longest) // longest, batch.micro_documents or documents
+    )
+    rows = max(1, rows >> halvings)
+    num_micro = -(-documents // rows)
+    num_micro = -(-num_micro // world_size) * world_size
+    rows = max(1, -(-documents // num_micro))
+    return StepShape(
+        tokens, documents, num_micro, Caps(rows * longest, rows, longest), "padded", smallest=rows == 1
+    )
+
+
+def _round_up(size: float) -> int:
+    return int(np.ceil(size / _ROUND)) * _ROUND
+
+
+def pack(lengths: np.ndarray, shape: StepShape) -> list[np.ndarray]:
     """Documents of a step -> indices for each micro-batch, at least `num_micro` of them; extra ones if they do not fit.
 
     Longest first, each into the emptiest micro-batch: equal work for all. Where that overflows, into the fullest
     one with room (best fit), which wastes least.
     """
-    if padded:
+    if shape.layout == "padded":
         rows = shape.caps.num_documents
         count = max(shape.num_micro, -(-len(lengths) // rows))
         return [part.astype(np.int64) for part in np.array_split(np.arange(len(lengths)), count)]

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mmldlm.config import ModelConfig, resolve_model
 from mmldlm.layout import Layout
-from mmldlm.model.layers import Block, LengthHead, Stream, TimeEmbedding
-from mmldlm.model.ops import modulate, rotary_angles
+from mmldlm.model.layers import Block, Kernels, LengthHead, Places, Residual, Stream, TimeEmbedding
+from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
 from mmldlm.types import DenoiserOutput
 
 VOCABULARY_MULTIPLE = 64
@@ -39,7 +39,9 @@ class Denoiser(nn.Module):
     def __init__(self, config: ModelConfig, shape: DataShape) -> None:
         super().__init__()
         self.config, self.shape = resolve_model(config), shape
-        self.attention, self.recompute_blocks = "rows", False
+        self.kernels = Kernels()
+        self.recomputed: set[int] = set()
+        """Blocks that are computed again in the backward pass instead of keeping what they need."""
         c = self.config
 
         def stream(width: int) -> Stream:
@@ -74,33 +76,47 @@ class Denoiser(nn.Module):
     ) -> DenoiserOutput:
         """noisy_tokens (T,), noisy_latents (N, S, C), times (N,)."""
         time_embedding = self.time_embed(text_time, latent_time)
-        text = self.token_embed(noisy_tokens)
-        latent = (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1)
-        slot_document = torch.arange(len(text_time), device=text.device).repeat_interleave(
-            self.shape.num_slots
+        places = self._places(layout)
+        text = self._begin(self.token_embed(noisy_tokens), time_embedding)
+        latent = self._begin(
+            (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1).float(), time_embedding
         )
-        cosine, sine = rotary_angles(layout.position, self.config.head_width, self.config.rope_base)
-        for block in self.blocks:
-            inputs = (text, latent, time_embedding, slot_document, cosine, sine, layout, self.attention)
-            if self.recompute_blocks and self.training:
-                text, latent = checkpoint(block, *inputs, use_reentrant=False)
+        for number, block in enumerate(self.blocks):
+            inputs = (text, latent, time_embedding, places, self.kernels)
+            if number in self.recomputed and self.training:
+                text, latent = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 text, latent = block(*inputs)
-        text = _final(text, self.text_final(F.silu(time_embedding)), layout.document)
-        latent = _final(latent, self.latent_final(F.silu(time_embedding)), slot_document)
+        condition = F.silu(time_embedding)
+        token_hidden = self._end(text, self.text_final(condition), places.text)
+        latent_hidden = self._end(latent, self.latent_final(condition), places.latent)
         return DenoiserOutput(
-            token_hidden=text,
-            latent_prediction=self.latent_head(latent).float().view(noisy_latents.shape),
+            token_hidden=token_hidden,
+            latent_prediction=self.latent_head(latent_hidden).float().view(noisy_latents.shape),
             length_logits=None
             if self.length_head is None
             else self.length_head(noisy_latents, latent_time).float(),
         )
 
+    def _places(self, layout: Layout) -> Places:
+        cosine, sine = rotary_angles(layout.position, self.config.head_width, self.config.rope_base)
+        slots = torch.arange(layout.num_documents + 1, device=layout.document.device) * self.shape.num_slots
+        owner = torch.arange(layout.num_documents, device=layout.document.device)
+        latent = RowsOf(owner.repeat_interleave(self.shape.num_slots), slots)
+        return Places(layout, RowsOf(layout.document, layout.starts), latent, cosine[:, 0], sine[:, 0])
+
+    def _begin(self, x: Tensor, time_embedding: Tensor) -> Residual:
+        """A stream to which nothing has been added yet: an empty branch, so that all blocks are alike."""
+        device = x.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        nothing = torch.zeros_like(x, dtype=kind).requires_grad_(x.requires_grad)
+        gate = x.new_zeros((time_embedding.shape[0], x.shape[1]), dtype=kind)
+        return Residual(x, nothing, gate.requires_grad_(x.requires_grad))
+
+    def _end(self, stream: Residual, modulation: Tensor, where: RowsOf) -> Tensor:
+        shift, scale = modulation.chunk(2, dim=-1)
+        return add_and_norm(*stream, shift, scale, where, fused=self.kernels.fused)[1]
+
     def token_logits(self, hidden: Tensor) -> Tensor:
         """(rows, D) -> (rows, V) in fp32. The mask is no output: it cannot be predicted."""
         return self.token_head(hidden)[..., : self.shape.vocab_size].float()
-
-
-def _final(x: Tensor, modulation: Tensor, document: Tensor) -> Tensor:
-    shift, scale = modulation.float().index_select(0, document).chunk(2, dim=-1)
-    return modulate(x, shift, scale)

@@ -10,13 +10,16 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mmldlm.layout import Layout
-from mmldlm.model.ops import attend, modulate, permute_rows, rotate
+from mmldlm.model.attention import attend
+from mmldlm.model.ops import RowsOf, add_and_norm, permute_rows, rotate
+from mmldlm.model.recompute import keep_products
 
 
 class Modulation(NamedTuple):
-    """Per row: shift, scale and gate of the attention and of the feed-forward half."""
+    """Per document: shift, scale and gate of the attention and of the feed-forward half, (N, D) each."""
 
     attention_shift: Tensor
     attention_scale: Tensor
@@ -24,6 +27,40 @@ class Modulation(NamedTuple):
     mlp_shift: Tensor
     mlp_scale: Tensor
     mlp_gate: Tensor
+
+
+class Residual(NamedTuple):
+    """A residual stream, and the gated branch that is still to be added to it: the next norm does both in one pass."""
+
+    x: Tensor
+    """(M, D)"""
+    branch: Tensor
+    """(M, D)"""
+    gate: Tensor
+    """(N, D)"""
+
+
+class Places(NamedTuple):
+    """What every block of a micro-batch shares: where rows sit, and their rotary angles."""
+
+    layout: Layout
+    text: RowsOf
+    latent: RowsOf
+    cosine: Tensor
+    """(T, K/2)"""
+    sine: Tensor
+    """(T, K/2)"""
+
+
+class Kernels(NamedTuple):
+    """Which of several equal ways to compute are used."""
+
+    attention: str = "rows"
+    """One of the backends of `attention`."""
+    fused: bool = False
+    """Triton kernels for norms, modulation and the way into attention."""
+    keep: str = "all"
+    """What the backward pass finds ready: all, or products (the rest of a block is computed again)."""
 
 
 class TimeEmbedding(nn.Module):
@@ -60,22 +97,24 @@ class Stream(nn.Module):
         self.mlp_in = nn.Linear(width, hidden)
         self.mlp_out = nn.Linear(hidden, width)
 
-    def modulation_of(self, time_embedding: Tensor, document: Tensor) -> Modulation:
-        """Computed once per document, then read by its rows."""
-        per_document = self.modulation(F.silu(time_embedding)).float()
-        return Modulation(*per_document.index_select(0, document).chunk(6, dim=-1))
+    def modulation_of(self, time_embedding: Tensor) -> Modulation:
+        """Computed once per document."""
+        return Modulation(*self.modulation(F.silu(time_embedding)).chunk(6, dim=-1))
 
-    def project(self, x: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v (M, H, K)."""
-        y = modulate(x, modulation.attention_shift, modulation.attention_scale)
-        q, k, v = self.qkv(y).view(-1, 3, self.num_heads, self.head_width).unbind(1)
+    def heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(M, 3*H*K) -> q, k, v (M, H, K), the first two normalised."""
+        q, k, v = projected.view(-1, 3, self.num_heads, self.head_width).unbind(1)
         return self.q_norm(q.float()).to(v.dtype), self.k_norm(k.float()).to(v.dtype), v
 
-    def finish(self, x: Tensor, attended: Tensor, modulation: Modulation) -> Tensor:
-        """Add what attention found, then the feed-forward half."""
-        x = x + modulation.attention_gate * self.attention_out(attended)
-        y = modulate(x, modulation.mlp_shift, modulation.mlp_scale)
-        return x + modulation.mlp_gate * self.mlp_out(F.gelu(self.mlp_in(y), approximate="tanh"))
+    def norm_weights(self) -> Tensor:
+        """(2, K) weights of the norms of q and k; of no use where there are none."""
+        if isinstance(self.q_norm, nn.Identity) or isinstance(self.k_norm, nn.Identity):
+            return self.qkv.weight.new_ones(2, self.head_width)
+        return torch.stack([self.q_norm.weight, self.k_norm.weight])
+
+    def mlp(self, y: Tensor) -> Tensor:
+        """The feed-forward half."""
+        return self.mlp_out(F.gelu(self.mlp_in(y), approximate="tanh"))
 
 
 class Block(nn.Module):
@@ -86,34 +125,66 @@ class Block(nn.Module):
         self.text, self.latent = text, latent
 
     def forward(
-        self,
-        text: Tensor,
-        latent: Tensor,
-        time_embedding: Tensor,
-        slot_document: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        layout: Layout,
-        backend: str,
-    ) -> tuple[Tensor, Tensor]:
-        text_modulation = self.text.modulation_of(time_embedding, layout.document)
-        latent_modulation = self.latent.modulation_of(time_embedding, slot_document)
-        text_q, text_k, text_v = self.text.project(text, text_modulation)
-        latent_q, latent_k, latent_v = self.latent.project(latent, latent_modulation)
-        text_q, text_k = rotate(text_q, cosine, sine), rotate(text_k, cosine, sine)
+        self, text: Residual, latent: Residual, time_embedding: Tensor, places: Places, kernels: Kernels
+    ) -> tuple[Residual, Residual]:
+        if kernels.keep == "products" and self.training and torch.is_grad_enabled():
+            result: tuple[Residual, Residual] = checkpoint(
+                self._compute, text, latent, time_embedding, places, kernels,
+                use_reentrant=False, preserve_rng_state=False, context_fn=keep_products,
+            )  # fmt: skip
+            return result
+        return self._compute(text, latent, time_embedding, places, kernels)
 
-        qkv = torch.cat(
-            [torch.stack([text_q, text_k, text_v], 1), torch.stack([latent_q, latent_k, latent_v], 1)], 0
+    def _compute(
+        self, text: Residual, latent: Residual, time_embedding: Tensor, places: Places, kernels: Kernels
+    ) -> tuple[Residual, Residual]:
+        fused = kernels.fused
+        text_mod, latent_mod = (side.modulation_of(time_embedding) for side in (self.text, self.latent))
+
+        text_x, text_y = add_and_norm(
+            *text, text_mod.attention_shift, text_mod.attention_scale, places.text, fused=fused
         )
-        stream = permute_rows(qkv.flatten(1), layout.to_stream, layout.from_stream).view(qkv.shape)
-        q, k, v = stream.unbind(1)
-        attended = attend(q, k, v, layout, backend).flatten(1)
-        attended = permute_rows(attended, layout.from_stream, layout.to_stream)
-        num_tokens = text.shape[0]
+        latent_x, latent_y = add_and_norm(
+            *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
+        )
+        qkv = self._qkv(self.text.qkv(text_y), self.latent.qkv(latent_y), places, fused)
+        attended = attend(qkv, places.layout, kernels.attention).flatten(1)
+        attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
+        num_tokens = text_x.shape[0]
+        text_branch = self.text.attention_out(attended[:num_tokens])
+        latent_branch = self.latent.attention_out(attended[num_tokens:])
+
+        text_x, text_y = add_and_norm(
+            text_x, text_branch, text_mod.attention_gate, text_mod.mlp_shift, text_mod.mlp_scale,
+            places.text, fused=fused,
+        )  # fmt: skip
+        latent_x, latent_y = add_and_norm(
+            latent_x, latent_branch, latent_mod.attention_gate, latent_mod.mlp_shift, latent_mod.mlp_scale,
+            places.latent, fused=fused,
+        )  # fmt: skip
         return (
-            self.text.finish(text, attended[:num_tokens], text_modulation),
-            self.latent.finish(latent, attended[num_tokens:], latent_modulation),
+            Residual(text_x, self.text.mlp(text_y), text_mod.mlp_gate),
+            Residual(latent_x, self.latent.mlp(latent_y), latent_mod.mlp_gate),
         )
+
+    def _qkv(self, text: Tensor, latent: Tensor, places: Places, fused: bool) -> Tensor:
+        """Projections of both streams -> (L, 3, H, K) in stream order, normalised, tokens turned by their position."""
+        layout = places.layout
+        if fused:
+            from mmldlm.model.kernels.gather_qkv import gather_qkv
+
+            return gather_qkv(
+                text, latent, self.text.norm_weights(), self.latent.norm_weights(), places.cosine, places.sine,
+                layout.to_stream, layout.from_stream, self.text.num_heads,
+                not isinstance(self.text.q_norm, nn.Identity),
+            )  # fmt: skip
+        cosine, sine = places.cosine[:, None], places.sine[:, None]
+        text_q, text_k, text_v = self.text.heads(text)
+        text_q, text_k = rotate(text_q, cosine, sine), rotate(text_k, cosine, sine)
+        qkv = torch.cat(
+            [torch.stack([text_q, text_k, text_v], 1), torch.stack(self.latent.heads(latent), 1)], 0
+        )
+        return permute_rows(qkv.flatten(1), layout.to_stream, layout.from_stream).view(qkv.shape)
 
 
 class LengthHead(nn.Module):

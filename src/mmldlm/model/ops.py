@@ -1,17 +1,15 @@
-"""Pure maths of the denoiser: moving rows, rotary positions, modulation, attention inside documents.
+"""Pure maths of the denoiser: moving rows, rotary positions, modulation.
 
-Shapes: N documents, T tokens, S slots, L = T + N*S places of the stream, H heads, K head width, D width.
+Shapes: N documents, T tokens, M rows of a stream, K head width, D width.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from mmldlm.layout import Layout
 
 
 class _MoveRows(torch.autograd.Function):
@@ -66,52 +64,27 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalise rows, then scale and shift them as their document's times say."""
-    return F.layer_norm(x, (x.shape[-1],)) * (1.0 + scale) + shift
+class RowsOf(NamedTuple):
+    """Which document each row of a stream belongs to; the rows of a document are neighbours."""
+
+    document: Tensor
+    """(M,)"""
+    starts: Tensor
+    """(N+1,) first row of each document."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: str) -> Tensor:
-    """Attention among the places of one document. q, k, v and the result are (L, H, K) in stream order."""
-    if backend == "varlen":
-        return _attend_varlen(q, k, v, layout)
-    if backend == "rows":
-        return _attend_rows(q, k, v, layout)
-    return _attend_reference(q, k, v, layout)
+def add_and_norm(
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, where: RowsOf, *, fused: bool
+) -> tuple[Tensor, Tensor]:
+    """Add a gated branch to the residual stream x, then normalise and modulate it as the row's document says.
 
+    x, branch (M, D); gate, shift, scale (N, D). Returns the new residual stream and its modulated norm, (M, D) each.
+    """
+    if fused:
+        from mmldlm.model.kernels.add_norm import add_norm
 
-def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    longest = layout.max_segment
-    result = varlen_attn(q, k, v, layout.bounds, layout.bounds, longest, longest)
-    assert isinstance(result, Tensor)
-    return result
-
-
-def _attend_rows(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Documents side by side in padded rows, inside attention only; each attends to itself."""
-    (num_rows, width), (num_heads, head_width) = layout.rows.shape, q.shape[1:]
-    cells = layout.rows.flatten()
-    stacked = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
-    grid = regroup_rows(stacked, cells, layout.row_cell).view(num_rows, width, 3, num_heads, head_width)
-    query, key, value = grid.permute(2, 0, 3, 1, 4)
-    result = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=_allowed(layout.row_segment)[:, None]
-    )
-    flat = result.transpose(1, 2).reshape(num_rows * width, num_heads * head_width)
-    return regroup_rows(flat, layout.row_cell, cells).view(-1, num_heads, head_width)
-
-
-def _attend_reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """One dense mask over the whole stream: slow, and obviously right."""
-    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=_allowed(layout.segment))[0].transpose(
-        0, 1
-    )
-
-
-def _allowed(segment: Tensor) -> Tensor:
-    """(..., n) segments -> (..., n, n): who attends to whom. A place of no segment sees itself: no row is empty."""
-    same = (segment[..., :, None] == segment[..., None, :]) & (segment >= 0)[..., None, :]
-    return same | torch.eye(segment.shape[-1], dtype=torch.bool, device=segment.device)
+        out, y, _, _ = add_norm(x, branch, gate, shift, scale, where.document, where.starts)
+        return out, y
+    gates, shifts, scales = (part.float().index_select(0, where.document) for part in (gate, shift, scale))
+    x = x + gates * branch
+    return x, F.layer_norm(x, (x.shape[-1],)) * (1.0 + scales) + shifts

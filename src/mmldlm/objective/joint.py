@@ -6,7 +6,7 @@ of the step, however it was cut up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,10 @@ class LossTerms:
     """Number of scored tokens that were predicted right."""
     scored: Tensor
     """Number of scored tokens."""
+
+    def copy(self) -> LossTerms:
+        """Values of their own, without a graph."""
+        return LossTerms(**{item.name: getattr(self, item.name).detach().clone() for item in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,16 @@ class Objective:
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
         if self.active.text:
             result = self._text(denoiser, output, batch)
-            text = result.weighted / max(counts.tokens, 1.0)
+            text = result.weighted / _at_least_one(counts.tokens)
             correct, scored = result.correct, result.rows
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
             prediction = self.latent.prediction(
                 output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
-            latent = latent_loss(prediction, target, batch.latent_target) / max(counts.slots, 1.0)
+            latent = latent_loss(prediction, target, batch.latent_target) / _at_least_one(counts.slots)
         if self.active.length:
-            length = length_loss(output.length_logits, batch) / max(counts.documents, 1.0)
+            length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
         weights = self.config
         loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
         return LossTerms(loss, text, latent, length, correct, scored)
@@ -96,7 +100,7 @@ class Objective:
             return text_loss(
                 denoiser.token_head,
                 output.token_hidden.index_select(0, batch.scored),
-                batch.tokens[batch.scored],
+                batch.tokens.index_select(0, batch.scored),
                 batch.scored_weight,
                 vocab_size=denoiser.shape.vocab_size,
                 chunk_rows=self.chunk_rows,
@@ -105,6 +109,10 @@ class Objective:
         weights = batch.scored_weight.new_zeros(len(batch.tokens))
         weights = weights.index_add(0, batch.scored, batch.scored_weight)
         return text_loss_of_all(denoiser.token_logits(output.token_hidden), batch.tokens, weights)
+
+
+def _at_least_one(count: float | Tensor) -> float | Tensor:
+    return count.clamp(min=1.0) if isinstance(count, Tensor) else max(count, 1.0)
 
 
 def length_loss(length_logits: Tensor | None, batch: NoisyBatch) -> Tensor:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmldlm.data.loader import StepBatch
+from mmldlm.train.clock import StepClock
 from mmldlm.train.step import StepResult
 
 _SUMS = (
@@ -25,13 +28,20 @@ _SUMS = (
 )
 
 
-_COUNTS = ("all_steps", "documents", "tokens", "places", "extra")
+_COUNTS = ("all_steps", "documents", "tokens", "places", "extra", "micro_batches")
 
 
 class Interval:
     """Collects steps; `fields` turns them into a line of the log and starts anew."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        flops_of: Callable[[StepBatch], float] = lambda batch: 0.0,
+        peak_flops: float | None = None,
+    ) -> None:
+        self.flops_of, self.peak_flops = flops_of, peak_flops
+        self.clock = StepClock(device)
         self.sums = {name: torch.zeros((), device=device) for name in _SUMS}
         self.counts = dict.fromkeys(_COUNTS, 0)
         self._restart()
@@ -42,10 +52,10 @@ class Interval:
                 tensor.zero_()
         self.counts = dict.fromkeys(_COUNTS, 0)
         # a rate covers what this process did, also when the line began before a resume
-        self._began, self._waited, self._documents, self._tokens = time.perf_counter(), 0.0, 0, 0
+        self._began, self._documents, self._tokens, self._flops = time.perf_counter(), 0, 0, 0.0
 
-    def add(self, result: StepResult, batch: StepBatch, waited: float) -> None:
-        """One step; `waited` seconds passed before its data was there."""
+    def add(self, result: StepResult, batch: StepBatch) -> None:
+        """One step."""
         terms, updated = result.terms, 1.0 - result.skipped
         values = {"grad_norm": result.grad_norm, "correct": terms.correct, "scored": terms.scored}
         values |= {"loss": terms.loss, "text": terms.text, "latent": terms.latent, "length": terms.length}
@@ -55,11 +65,12 @@ class Interval:
         self.sums["streak"].add_(1.0).mul_(result.skipped)
         self.sums["longest"].copy_(torch.maximum(self.sums["longest"], self.sums["streak"]))
         self.sums["steps"] += updated
-        added = (1, batch.num_documents, batch.num_tokens, batch.num_places, batch.num_extra)
+        sizes = (batch.num_documents, batch.num_tokens, batch.num_places, batch.num_extra)
+        added = (1, *sizes, len(batch.micro_batches))
         self.counts = {name: self.counts[name] + more for name, more in zip(_COUNTS, added, strict=True)}
-        self._waited += waited
         self._documents += batch.num_documents
         self._tokens += batch.num_tokens
+        self._flops += self.flops_of(batch)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, so that the first line after a resume is complete."""
@@ -70,14 +81,15 @@ class Interval:
         for name, tensor in self.sums.items():
             if name in tensors:  # a sum younger than the checkpoint starts at 0
                 tensor.copy_(tensors[name])
-        self.counts = {name: int(tensors[name]) for name in _COUNTS}
+        self.counts = {name: int(tensors[name]) if name in tensors else 0 for name in _COUNTS}
 
-    def fields(self) -> dict[str, float | int]:
+    def fields(self) -> dict[str, Any]:
         """Means over the steps that updated; nan where every step was skipped."""
         values = {name: tensor.item() for name, tensor in self.sums.items()}
+        lost = self.clock.read()
         counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
         steps = values["steps"] or float("nan")
-        found: dict[str, float | int] = {
+        found: dict[str, Any] = {
             "loss": values["loss"] / steps,
             "text_loss": values["text"] / steps,
             "latent_loss": values["latent"] / steps,
@@ -89,8 +101,11 @@ class Interval:
             "batch_size": counts["documents"] // max(1, counts["all_steps"]),
             "documents_per_second": self._documents / seconds,
             "tokens_per_second": self._tokens / seconds,
-            "data_wait": self._waited / seconds,
+            "flops_per_second": self._flops / seconds,
+            "mfu": self._flops / seconds / self.peak_flops if self.peak_flops else None,
+            "data_wait": lost / seconds,
             "fill": counts["tokens"] / max(1, counts["places"]),
+            "micro_batches": counts["micro_batches"] / max(1, counts["all_steps"]),
             "extra_micro_batches": counts["extra"],
         }
         self._restart()
@@ -99,3 +114,4 @@ class Interval:
     def exclude(self, seconds: float) -> None:
         """Time spent on something else, such as validation, does not count against the rate."""
         self._began += seconds
+        self.clock.forget()

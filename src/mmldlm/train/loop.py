@@ -18,7 +18,8 @@ import torch
 
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.checkpoint.saver import Saver
-from mmldlm.checkpoint.state import Snapshot, load_optimizer_tensors, load_weights, optimizer_tensors
+from mmldlm.checkpoint.state import Snapshot, load_weights
+from mmldlm.data.feed import Feed
 from mmldlm.data.loader import StepBatch, make_loader, plan_steps
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
@@ -26,9 +27,12 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.recipe import config_to_dict, config_to_yaml
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import versions
+from mmldlm.train.attempt import Attempts
 from mmldlm.train.interval import Interval
 from mmldlm.train.lr import lr_at
 from mmldlm.train.optim import parameter_names
+from mmldlm.train.profile import StepProfiler
+from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume
 from mmldlm.train.setup import Setup
 from mmldlm.train.signals import StopFlag
@@ -79,7 +83,10 @@ class Trainer:
     def __post_init__(self) -> None:
         self.config = self.setup.config
         self.stepper = self.setup.stepper()
-        self.interval = Interval(self.setup.runtime.device)
+        self.interval = Interval(self.setup.runtime.device, self.setup.flops_of, self.setup.peak_flops)
+        self.resizing = Resizing(self.config.batch)
+        self.attempts = Attempts(self.setup, self.stepper)
+        self.profiler: StepProfiler | None = None
         self.events = self.run.open_events()
         self.saver = Saver(
             self.run.checkpoints,
@@ -98,6 +105,10 @@ class Trainer:
         )
         self.samples = TrainingLog(self.run.samples, resume_step=self.step if resumed else None)
         self.events.record("resumed" if resumed else "started", step=self.step)
+        if self.config.train.profile:
+            self.profiler = StepProfiler(
+                self.run.path / "profile", self.config.train, self.setup.runtime.device
+            )
         try:
             with self.stop:
                 self.hooks.reporter.start(self.step, self.config.train.steps)
@@ -107,6 +118,8 @@ class Trainer:
             self.events.record("stopped", step=self.step, reason=f"{type(error).__name__}: {error}")
             raise
         finally:
+            if self.profiler is not None:
+                self.profiler.close()
             for part in (self.saver, self.log, self.samples, self.events):
                 part.close()
 
@@ -121,7 +134,7 @@ class Trainer:
             batch = next(batches)
             if isinstance(batch, UserError):  # met in a worker, told here
                 raise batch
-            self._one_step(batch, waited=time.perf_counter() - began)
+            self._one_step(batch, time.perf_counter() - began)
             due, last = self.config.train, self.step == self.config.train.steps
             if self.step % due.log_every == 0 or last:
                 self._write_log()
@@ -143,26 +156,66 @@ class Trainer:
             f"stopped after step {self.step}, {state}; run the same command to go on", 128 + received
         )
 
-    def _batches(self) -> Iterator[StepBatch]:
-        setup = self.setup
-        steps = plan_steps(setup.order, setup.train_split.lengths, setup.shape, self.position)
-        runtime = setup.runtime
-        return iter(
-            make_loader(
+    def _batches(self) -> Iterator[StepBatch | UserError]:
+        """The steps from here on, on the device; begun anew when the micro-batch has changed its size."""
+        setup, runtime = self.setup, self.setup.runtime
+        while True:
+            self._resized = False
+            steps = plan_steps(setup.order, setup.train_split.lengths, setup.plan, self.position, self.step)
+            loader = make_loader(
                 setup.reader(), steps, num_workers=runtime.num_workers,
                 prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+            feed = Feed(iter(loader), runtime.device, overlap=self.config.speed.overlap_copies)
+            while not self._resized:
+                yield next(feed)
 
     def _one_step(self, batch: StepBatch, waited: float) -> None:
         self.setup.denoiser.train()
+        self.interval.clock.begin(waited)
         lr = lr_at(self.step, self.config.train.steps, self.config.optim)
-        result = self.stepper(batch, lr, self.step)
-        self.interval.add(result, batch, waited)
+        while not (tried := self.attempts(batch, lr, self.step)).result:
+            batch = self._smaller(batch, tried.out_of_memory)
+        self.interval.clock.end()
+        self.interval.add(tried.result, batch)
         self.step += 1
         self.position = batch.where.end
         self.tokens += batch.num_tokens
         self.documents += batch.num_documents
+        if self.resizing.step_done():
+            self._set_halvings("grown")
+        if self.profiler is not None:
+            self.profiler.step()
+
+    def _smaller(self, batch: StepBatch, reason: str) -> StepBatch:
+        """The same step in smaller micro-batches, after memory ran out."""
+        if self.profiler is not None:
+            self.profiler.out_of_memory(self.step)
+        shape = self.setup.plan.at(self.step)
+        if not self.config.batch.adapt or shape.smallest:
+            raise UserError(
+                f"out of memory at step {self.step + 1} with micro-batches of {shape.caps.num_tokens} tokens "
+                f"({reason}); try speed.activation_checkpointing=block, a smaller model, or "
+                f"{'shorter documents' if shape.smallest else 'batch.adapt=true'}"
+            )
+        self.resizing.halve()
+        self._set_halvings("out_of_memory")
+        made = self.setup.reader().make(batch.where)
+        return (made.pin_memory() if self.setup.runtime.pin_memory else made).to(self.setup.runtime.device)
+
+    def _set_halvings(self, event: str) -> None:
+        before = self.setup.plan.at(self.step).caps.num_tokens
+        self.setup.halvings, self._resized = self.resizing.halvings, True
+        self.stepper.forget()
+        after = self.setup.plan.at(self.step).caps.num_tokens
+        log.warning(
+            "step %d: %s, micro-batch %d -> %d tokens; the loss stays the same",
+            self.step,
+            event,
+            before,
+            after,
+        )
+        self.events.record(event, step=self.step, micro_tokens_before=before, micro_tokens_after=after)
 
     def _write_log(self) -> None:
         fields = self.interval.fields()
@@ -171,7 +224,8 @@ class Trainer:
             "epoch": self.position / self.setup.order.num_documents,
             "tokens": self.tokens,
             "documents": self.documents,
-            **_gpu_memory(self.setup.runtime.device),
+            "micro_tokens": self.setup.plan.at(self.step - 1).caps.num_tokens,
+            **_gpu_memory(self.setup.runtime.device, self.stepper.graphs.peak if self.stepper.graphs else 0),
         }
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
@@ -218,7 +272,7 @@ class Trainer:
         denoiser, stepper = self.setup.denoiser, self.stepper
         tensors = {
             "model": dict(denoiser.state_dict()),
-            "optimizer": optimizer_tensors(stepper.optimizer, parameter_names(denoiser)),
+            "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
             "log": self.interval.tensors(),
         }
         if stepper.ema is not None:
@@ -228,6 +282,7 @@ class Trainer:
             "tokens": self.tokens,
             "documents": self.documents,
             "scaler": stepper.scaler.state_dict(),
+            "resizing": self.resizing.state(),
             "settings": config_to_dict(self.config),
             "fingerprint": self.setup.store.fingerprint,
             "content": self.setup.store.content,
@@ -243,15 +298,15 @@ class Trainer:
         check_resume(self.config, self.setup.store, meta, str(self.run.path))
         source = f"checkpoint of step {snapshot.step}"
         load_weights(self.setup.denoiser, snapshot.tensors["model"], source=source)
-        load_optimizer_tensors(
-            self.stepper.optimizer, parameter_names(self.setup.denoiser), snapshot.tensors["optimizer"]
-        )
+        self.stepper.optimizers.load(parameter_names(self.setup.denoiser), snapshot.tensors["optimizer"])
         if self.stepper.ema is not None:
             self.stepper.ema.load(snapshot.tensors["ema"])
         self.interval.load(snapshot.tensors["log"])
         if meta["scaler"] and self.stepper.scaler.is_enabled():
             self.stepper.scaler.load_state_dict(meta["scaler"])
         self.step, self.position = snapshot.step, meta["position"]
+        self.resizing.load(meta.get("resizing", {}))
+        self.setup.halvings = self.resizing.halvings
         self.tokens, self.documents = meta["tokens"], meta["documents"]
         log.info("going on from step %d of %d", self.step, self.config.train.steps)
         before, now = meta["settings"]["train"]["steps"], self.config.train.steps
@@ -270,11 +325,12 @@ class Trainer:
         log.info("step %d: checkpoint %s written in %.1f s", step, path.name, seconds)
 
 
-def _gpu_memory(device: torch.device) -> Fields:
+def _gpu_memory(device: torch.device, recorded: int) -> Fields:
+    """Peaks since the last line; what recorded graphs use is not allocated again when they are replayed."""
     if device.type != "cuda":
         return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
     peaks = {
-        "gpu_memory_allocated": torch.cuda.max_memory_allocated(device),
+        "gpu_memory_allocated": max(recorded, torch.cuda.max_memory_allocated(device)),
         "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
     }
     torch.cuda.reset_peak_memory_stats(device)

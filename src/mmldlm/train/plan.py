@@ -18,7 +18,8 @@ def describe(setup: Setup) -> dict[str, Any]:
     return {
         "device": str(setup.runtime.device),
         "precision": setup.runtime.precision,
-        "attention": setup.runtime.attention,
+        "attention": setup.denoiser.kernels.attention,
+        "fused_kernels": setup.runtime.fused,
         "compile": setup.runtime.compile,
         "num_workers": setup.runtime.num_workers,
         "parameters": parts,
@@ -57,13 +58,20 @@ def estimate_memory(setup: Setup) -> int:
     slots = caps.num_documents * setup.data_shape.num_slots
 
     def kept(rows: int, width: int) -> float:
-        # fp32: modulation (6), residual stream and its norms (6);
-        # in the type of the products: their inputs, and q, k, v in two orders
-        return rows * (12 * width * 4 + (2 * width + 8 * inner + 2 * width * model.mlp_ratio) * size)
+        hidden = width * model.mlp_ratio
+        if setup.denoiser.kernels.keep == "products":
+            return rows * (4 * width + (2 * width + 4 * inner + hidden) * size)
+        # fp32: residual stream (2), without fused kernels its norms (4) and modulation (6) too;
+        # in the type of the products: their inputs and results, and q, k, v in two orders
+        wide = 2 if setup.runtime.fused else 12
+        return rows * (wide * width * 4 + (4 * width + 8 * inner + 2 * hidden) * size)
 
-    blocks = 1 if setup.denoiser.recompute_blocks else model.depth
+    # a block that is computed again keeps its input, and one at a time all of the rest
+    recomputed = len(setup.denoiser.recomputed)
+    blocks = model.depth - recomputed + (1 if recomputed else 0)
     activations = blocks * (kept(caps.num_tokens, model.width) + kept(slots, model.latent_width))
-    if setup.runtime.attention == "rows":
+    activations += recomputed * caps.num_tokens * model.width * (4 + size)
+    if setup.denoiser.kernels.attention in ("sdpa", "rows") and not setup.lengths.equal:
         width = caps.max_length + setup.data_shape.num_slots
         cells = width * min(caps.num_documents, 2 * -(-(caps.num_tokens + slots) // width) + 1)
         activations += blocks * 4 * cells * inner * size

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
-from mmldlm.data.loader import StepReader
+from mmldlm.data.loader import StepBatch, StepReader, plan_steps
 from mmldlm.data.order import Order
-from mmldlm.data.packing import StepShape, plan_shape
+from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
 from mmldlm.data.store import PairStore, Split
 from mmldlm.errors import UserError
+from mmldlm.model.attention_choice import candidates, choose_attention_for
 from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.flops import step_flops
+from mmldlm.model.layers import Kernels
+from mmldlm.model.recompute import recomputed_blocks
 from mmldlm.model.weights import init_weights
 from mmldlm.objective.joint import Active, Objective
-from mmldlm.runtime import Runtime
+from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.train.ema import Ema
-from mmldlm.train.optim import build_optimizer, freeze_parts
+from mmldlm.train.graphs import Graphs
+from mmldlm.train.optim import build_optimizers, freeze_parts
 from mmldlm.train.step import Stepper
-from mmldlm.types import Counts
+from mmldlm.types import Counts, to_device
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +41,46 @@ class Setup:
     store: PairStore
     train_split: Split
     valid_split: Split
-    shape: StepShape
+    lengths: Lengths
     data_shape: DataShape
     corruption: Corruption
     objective: Objective
     order: Order
     denoiser: Denoiser
+    halvings: int = 0
+    """How often the micro-batch was halved because memory ran out."""
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How the steps of the run are cut into micro-batches."""
+        return plan_batches(
+            self.config.batch, self.lengths, layout=self.config.speed.layout, halvings=self.halvings
+        )
+
+    @property
+    def shape(self) -> StepShape:
+        """The shape that stays, after all stages."""
+        return self.plan.last
+
+    @property
+    def peak_flops(self) -> float | None:
+        """What the device could do at best, where that is known."""
+        return peak_flops(self.runtime.device, self.runtime.precision)
+
+    def flops_of(self, batch: StepBatch) -> float:
+        """Operations that a step needs."""
+        return step_flops(
+            self.denoiser.config, self.data_shape, tokens=batch.num_tokens, documents=batch.num_documents,
+            squares=batch.num_squares, scored=batch.num_scored,
+        )  # fmt: skip
 
     def reader(self) -> StepReader:
         """Reads training steps."""
+        with_rows = self.denoiser.kernels.attention in ("sdpa", "rows")
         return StepReader(
-            self.store,
-            self.train_split,
-            self.order,
-            self.shape,
-            self.corruption.corrupt,
-            self.count,
-            self.config.speed.layout,
-        )
+            self.store, self.train_split, self.order, self.plan, self.corruption.corrupt, self.count,
+            with_rows=with_rows and not self.lengths.equal,
+        )  # fmt: skip
 
     def count(self, positions: np.ndarray, lengths: np.ndarray) -> Counts:
         """What the loss of a step with these documents is divided by."""
@@ -69,11 +96,12 @@ class Setup:
         return Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
-            optimizer=build_optimizer(self.denoiser, config.optim, fused=config.speed.fused_optimizer),
+            optimizers=build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer),
             ema=Ema(self.denoiser, config.optim.ema_decay) if config.optim.ema_decay > 0 else None,
             scaler=torch.amp.GradScaler(device.type, enabled=self.runtime.precision == "fp16"),
             runtime=self.runtime,
             config=config.optim,
+            graphs=Graphs() if config.speed.cuda_graphs and device.type == "cuda" else None,
         )
 
 
@@ -95,19 +123,15 @@ def set_up(config: Config, runtime: Runtime) -> Setup:
     denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
     init_weights(denoiser, config.train.seed, counts)
-    denoiser.attention = runtime.attention
-    denoiser.recompute_blocks = config.speed.activation_checkpointing == "block"
     denoiser.to(runtime.device)
-    if runtime.compile:
-        compile_blocks(denoiser)
     active = Active.of(config.corruption, config.objective, length_modelled=config.model.length == "modelled")
-    return Setup(
+    setup = Setup(
         config=config,
         runtime=runtime,
         store=store,
         train_split=train_split,
         valid_split=valid_split,
-        shape=_step_shape(config, store, train_split, data_shape),
+        lengths=Lengths.of(train_split.lengths, data_shape.max_length),
         data_shape=data_shape,
         corruption=corruption,
         objective=Objective(
@@ -121,12 +145,51 @@ def set_up(config: Config, runtime: Runtime) -> Setup:
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
     )
+    setup.plan  # noqa: B018  sizes that do not fit the data are refused here
+    choose_kernels(setup)
+    if runtime.compile:
+        compile_blocks(denoiser)
+    return setup
+
+
+def choose_kernels(setup: Setup) -> None:
+    """Tell the denoiser which of several equal ways to compute; the fastest attention is measured if need be."""
+    config, runtime, denoiser = setup.config.speed, setup.runtime, setup.denoiser
+    kind, depth = config.activation_checkpointing, denoiser.config.depth
+    share = {"block": 0.0, "budget": config.activation_budget}.get(kind, 1.0)
+    denoiser.recomputed = recomputed_blocks(depth, share)
+    keep = "products" if kind == "selective" else "all"
+    denoiser.kernels = Kernels(runtime.attention, runtime.fused, keep)
+    if runtime.attention == "auto":
+        denoiser.kernels = denoiser.kernels._replace(attention=_fastest_attention(setup))
+
+
+def _fastest_attention(setup: Setup) -> str:
+    model, runtime = setup.denoiser.config, setup.runtime
+    first = next(plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0))
+    layout = to_device(setup.reader().make(first).micro_batches[0].open().noisy.layout, runtime.device)
+    names = candidates(
+        layout, model.head_width, compiled=runtime.compile, kernels=kernels_run_on(runtime.device)
+    )
+    return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
 
 
 def compile_blocks(denoiser: Denoiser) -> None:
     """One graph per block without breaks; all blocks share it."""
+    torch._dynamo.config.recompile_limit = (
+        64  # a shape for each stage of the batch and each size of micro-batch
+    )
     for block in denoiser.blocks:
         block.compile(fullgraph=True, dynamic=False)
+
+
+def plain_blocks(setup: Setup) -> None:
+    """Take compilation back."""
+    for block in setup.denoiser.blocks:
+        block._compiled_call_impl = None
+    setup.objective = replace(setup.objective, compiled=False)
+    if setup.denoiser.kernels.attention == "flex":
+        setup.denoiser.kernels = setup.denoiser.kernels._replace(attention="varlen")
 
 
 def data_shape_of(store: PairStore) -> DataShape:
@@ -134,14 +197,3 @@ def data_shape_of(store: PairStore) -> DataShape:
     manifest = store.manifest
     longest = max(split["max_length"] for split in manifest.splits.values())
     return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)
-
-
-def _step_shape(config: Config, store: PairStore, split: Split, data_shape: DataShape) -> StepShape:
-    described = store.manifest.splits[split.name]
-    return plan_shape(
-        config.batch,
-        mean_length=described["num_tokens"] / described["num_documents"],
-        max_length=data_shape.max_length,
-        num_slots=data_shape.num_slots,
-        layout=config.speed.layout,
-    )

@@ -13,8 +13,9 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
 from mmldlm.train.ema import Ema
-from mmldlm.train.optim import set_lr
-from mmldlm.types import to_device
+from mmldlm.train.graphs import Graphs
+from mmldlm.train.optim import Optimizers
+from mmldlm.types import MicroBatch
 
 
 @dataclass
@@ -33,21 +34,20 @@ class Stepper:
 
     denoiser: Denoiser
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizers: Optimizers
     ema: Ema | None
     scaler: torch.amp.GradScaler
     runtime: Runtime
     config: OptimConfig
+    graphs: Graphs | None = None
+    """Recorded micro-batches, where launching them one kernel at a time takes too long."""
 
     def __call__(self, batch: StepBatch, lr: float, step: int) -> StepResult:
-        """Train on one step's documents. The loss of the step is the sum over its micro-batches."""
-        set_lr(self.optimizer, lr)
+        """Train on one step's documents, which are on the device. Its loss is the sum over its micro-batches."""
+        self.optimizers.set_lr(lr)
         terms: LossTerms | None = None
-        for micro_batch in batch.micro_batches:
-            moved = to_device(micro_batch, self.runtime.device)
-            with self.runtime.autocast():
-                part = self.objective(self.denoiser, moved, batch.counts)
-            self.scaler.scale(part.loss).backward()
+        for parcel in batch.micro_batches:
+            part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
             terms = add_terms(terms, part)
         assert terms is not None
         grad_norm, skipped = self._update()
@@ -55,27 +55,32 @@ class Stepper:
             self.ema.update(step + 1)
         return StepResult(terms, grad_norm, skipped)
 
+    def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
+        """Forward and backward; adds to the gradients."""
+        with self.runtime.autocast():
+            terms = self.objective(self.denoiser, micro_batch.noisy, micro_batch.counts)
+        self.scaler.scale(terms.loss).backward()
+        return terms
+
+    def forget(self) -> None:
+        """Drop the gradients of a step that failed half-way, and the memory that it took."""
+        if self.graphs is not None:
+            self.graphs = Graphs()
+        self.optimizers.zero_grad(set_to_none=True)
+        if self.runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _update(self) -> tuple[Tensor, Tensor]:
         """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
-        self.scaler.unscale_(self.optimizer)
-        grad_norm = self._clip()
+        self.optimizers.unscale(self.scaler)
+        grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
         skipped = (~torch.isfinite(grad_norm)).float()
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        elif self.optimizer.defaults.get("fused"):
-            self.optimizer.found_inf = skipped  # type: ignore[attr-defined]  # the kernel looks at it: no wait for the device
-            self.optimizer.step()
-        elif not skipped.item():
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
+        self.optimizers.zero_grad(set_to_none=self.graphs is None or bool(self.graphs.broken))
         return grad_norm, skipped
 
-    def _clip(self) -> Tensor:
-        grads = [
-            p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
-        norm = torch.nn.utils.get_total_norm(grads)
-        if self.config.clip_norm > 0:
-            torch._foreach_mul_(grads, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+    def _shrink(self, grad_norm: Tensor) -> Tensor | None:
+        """What the gradients are to be multiplied with so that their norm is within bounds."""
+        if self.config.clip_norm <= 0:
+            return None
+        return (self.config.clip_norm / (grad_norm + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,204 @@
+"""Add a gated branch to a residual stream, normalise the sum and modulate it: one pass forward, one backward.
+
+    out = x + gate[d] * branch          y = norm(out) * (1 + scale[d]) + shift[d]          d = document of the row
+
+Rows of one document are neighbours, so the gradients of gate, shift and scale are sums over runs of rows. A program
+walks over ROWS rows and writes a partial sum whenever a document or its block ends. The partial of (block b, document
+d) goes to place b + d: along the rows both numbers only grow, so no two share a place, and those of one document are
+neighbours again. Nothing is added atomically; the result is the same every time.
+Shapes: M rows, N documents, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16
+EPS = 1e-5
+
+
+@triton.jit
+def _forward_kernel(
+    x, branch, gate, shift, scale, document, out, y, mean, rstd,
+    gate_stride, shift_stride, scale_stride, width, eps, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    d = tl.load(document + row).to(tl.int64)
+    here = row * width + column
+    gates = tl.load(gate + d * gate_stride + column, inside, other=0.0).to(tl.float32)
+    value = tl.load(x + here, inside, other=0.0).to(tl.float32)
+    value += gates * tl.load(branch + here, inside, other=0.0).to(tl.float32)
+    tl.store(out + here, value, inside)
+    average = tl.sum(value, 0) / width
+    centred = tl.where(inside, value - average, 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    scales = tl.load(scale + d * scale_stride + column, inside, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + d * shift_stride + column, inside, other=0.0).to(tl.float32)
+    tl.store(y + here, centred * inverse * (1.0 + scales) + shifts, inside)
+    tl.store(mean + row, average)
+    tl.store(rstd + row, inverse)
+
+
+@triton.jit
+def _backward_kernel(
+    grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
+    gate_stride, scale_stride, num_rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    first = block * ROWS
+    end = tl.minimum(first + ROWS, num_rows)
+    current = tl.load(document + first).to(tl.int64)
+    gates = tl.load(gate + current * gate_stride + column, inside, other=0.0).to(tl.float32)
+    scales = tl.load(scale + current * scale_stride + column, inside, other=0.0).to(tl.float32)
+    gate_sum = tl.zeros([WIDTH], tl.float32)
+    shift_sum = tl.zeros([WIDTH], tl.float32)
+    scale_sum = tl.zeros([WIDTH], tl.float32)
+    for row in range(first, end):
+        d = tl.load(document + row).to(tl.int64)
+        if d != current:
+            place = partial + (block + current) * 3 * width + column
+            tl.store(place, gate_sum, inside)
+            tl.store(place + width, shift_sum, inside)
+            tl.store(place + 2 * width, scale_sum, inside)
+            gate_sum = tl.zeros([WIDTH], tl.float32)
+            shift_sum = tl.zeros([WIDTH], tl.float32)
+            scale_sum = tl.zeros([WIDTH], tl.float32)
+            gates = tl.load(gate + d * gate_stride + column, inside, other=0.0).to(tl.float32)
+            scales = tl.load(scale + d * scale_stride + column, inside, other=0.0).to(tl.float32)
+            current = d
+        here = row * width + column
+        inverse = tl.load(rstd + row)
+        normed = (tl.load(out + here, inside, other=0.0).to(tl.float32) - tl.load(mean + row)) * inverse
+        normed = tl.where(inside, normed, 0.0)
+        upstream = tl.load(grad_y + here, inside, other=0.0).to(tl.float32)
+        scaled = upstream * (1.0 + scales)
+        along = tl.sum(scaled * normed, 0) / width
+        level = tl.sum(scaled, 0) / width
+        total = tl.load(grad_out + here, inside, other=0.0).to(tl.float32)
+        total += (scaled - level - normed * along) * inverse
+        branches = tl.load(branch + here, inside, other=0.0).to(tl.float32)
+        tl.store(grad_x + here, total, inside)
+        tl.store(grad_branch + here, total * gates, inside)
+        gate_sum += total * branches
+        shift_sum += upstream
+        scale_sum += upstream * normed
+    place = partial + (block + current) * 3 * width + column
+    tl.store(place, gate_sum, inside)
+    tl.store(place + width, shift_sum, inside)
+    tl.store(place + 2 * width, scale_sum, inside)
+
+
+@triton.jit
+def _sum_kernel(partial, starts, result, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Partials of one document and one of (gate, shift, scale) -> their sum; 0 for a document without rows."""
+    d = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    first = tl.load(starts + d).to(tl.int64)
+    end = tl.load(starts + d + 1).to(tl.int64)
+    total = tl.zeros([WIDTH], tl.float32)
+    if end > first:
+        for place in range(first // ROWS + d, (end - 1) // ROWS + d + 1):
+            total += tl.load(partial + (place * 3 + part) * width + column, inside, other=0.0)
+    tl.store(result + (d * 3 + part) * width + column, total, inside)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+
+
+def _warps(width: int) -> int:
+    return min(8, max(1, triton.next_power_of_2(width) // 256))
+
+
+@torch.library.custom_op("mmldlm::add_norm", mutates_args=())
+def add_norm(
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, branch (M, D); gate, shift, scale (N, D); document (M,) in rising order; starts (N+1,) first row of each.
+
+    Returns out (M, D) in the type of x, y (M, D) in the type of branch, and mean and inverse deviation of each row.
+    """
+    num_rows, width = x.shape
+    x, branch, gate, shift, scale = (
+        x.contiguous(),
+        branch.contiguous(),
+        _rows(gate),
+        _rows(shift),
+        _rows(scale),
+    )
+    out, y = torch.empty_like(x), torch.empty_like(branch)
+    mean, rstd = (torch.empty(num_rows, device=x.device, dtype=torch.float32) for _ in range(2))
+    _forward_kernel[(num_rows,)](
+        x, branch, gate, shift, scale, document, out, y, mean, rstd,
+        gate.stride(0), shift.stride(0), scale.stride(0), width, EPS,
+        WIDTH=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+    return out, y, mean, rstd
+
+
+@add_norm.register_fake
+def _(
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor
+) -> Any:
+    row = x.new_empty(x.shape[0], dtype=torch.float32)
+    return x.new_empty(x.shape), branch.new_empty(branch.shape), row, torch.empty_like(row)
+
+
+@torch.library.custom_op("mmldlm::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    grad_out: Tensor, grad_y: Tensor, out: Tensor, branch: Tensor, gate: Tensor, scale: Tensor,
+    document: Tensor, starts: Tensor, mean: Tensor, rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x (M, D), of branch (M, D), and of gate, shift and scale together (N, 3, D)."""
+    num_rows, width = out.shape
+    num_documents = gate.shape[0]
+    grad_out, grad_y, branch = grad_out.contiguous(), grad_y.contiguous(), branch.contiguous()
+    gate, scale = _rows(gate), _rows(scale)
+    num_blocks = triton.cdiv(num_rows, ROWS)
+    grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
+    partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
+    padded, warps = triton.next_power_of_2(width), _warps(width)
+    _backward_kernel[(num_blocks,)](
+        grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
+        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, num_warps=warps,
+    )  # fmt: skip
+    sums = torch.empty((num_documents, 3, width), device=out.device, dtype=gate.dtype)
+    _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=ROWS, WIDTH=padded, num_warps=warps)
+    return grad_x, grad_branch, sums
+
+
+@add_norm_backward.register_fake
+def _(
+    grad_out: Tensor, grad_y: Tensor, out: Tensor, branch: Tensor, gate: Tensor, scale: Tensor,
+    document: Tensor, starts: Tensor, mean: Tensor, rstd: Tensor,
+) -> Any:  # fmt: skip
+    sums = gate.new_empty((gate.shape[0], 3, gate.shape[1]))
+    return out.new_empty(out.shape), branch.new_empty(branch.shape), sums
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    _, branch, gate, _, scale, document, starts = inputs
+    out, _, mean, rstd = output
+    ctx.save_for_backward(out, branch, gate, scale, document, starts, mean, rstd)
+
+
+def _gradients(ctx: Any, *upstream: Any) -> Any:
+    out, branch, gate, scale, document, starts, mean, rstd = ctx.saved_tensors
+    grad_x, grad_branch, sums = add_norm_backward(
+        upstream[0], upstream[1], out, branch, gate, scale, document, starts, mean, rstd
+    )
+    return grad_x, grad_branch, sums[:, 0], sums[:, 1], sums[:, 2], None, None
+
+
+add_norm.register_autograd(_gradients, setup_context=_keep)

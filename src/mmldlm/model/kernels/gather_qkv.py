@@ -1,0 +1,199 @@
+"""From the projections of both streams to the queries, keys and values of the packed stream, in one pass.
+
+Each place of the stream reads its row of the text or of the latent stream, normalises the heads of q and k, turns those
+of tokens by their rotary angles, and writes all three side by side. Backward, each row reads the gradient at its place.
+The gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
+Shapes: T tokens, M slots, L = T + M places, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16
+EPS = 1e-6
+
+
+@triton.jit
+def _gather_kernel(
+    text, latent, to_stream, cosine, sine, text_weight, latent_weight, out, num_tokens, eps,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, HALF_UP: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(to_stream + place).to(tl.int64)
+    head, channel = tl.arange(0, HEADS_UP), tl.arange(0, HALF_UP)
+    HALF: tl.constexpr = WIDTH // 2
+    of_text = channel < tl.where(row < num_tokens, HALF, 0)
+    of_latent = channel < tl.where(row < num_tokens, 0, HALF)
+    real_head = head[:, None] < HEADS
+    inside = real_head & (channel[None, :] < HALF)
+    cell = head[:, None] * WIDTH + channel[None, :]
+    size = 3 * HEADS * WIDTH
+    cosines = tl.load(cosine + row * HALF + channel, of_text, other=1.0)[None, :]
+    sines = tl.load(sine + row * HALF + channel, of_text, other=0.0)[None, :]
+    for part in tl.static_range(3):
+        at = part * HEADS * WIDTH + cell
+        from_text = text + row * size + at
+        from_latent = latent + (row - num_tokens) * size + at
+        mine, theirs = real_head & of_text[None, :], real_head & of_latent[None, :]
+        first = tl.load(from_text, mine, other=0.0) + tl.load(from_latent, theirs, other=0.0)
+        second = tl.load(from_text + HALF, mine, other=0.0) + tl.load(from_latent + HALF, theirs, other=0.0)
+        goal = out + place * size + at
+        if part < 2:
+            first, second = first.to(tl.float32), second.to(tl.float32)
+            if NORM:
+                square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+                inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
+                weight = part * WIDTH + channel
+                low = tl.load(text_weight + weight, of_text, other=0.0)
+                low += tl.load(latent_weight + weight, of_latent, other=0.0)
+                high = tl.load(text_weight + weight + HALF, of_text, other=0.0)
+                high += tl.load(latent_weight + weight + HALF, of_latent, other=0.0)
+                first, second = first * inverse * low[None, :], second * inverse * high[None, :]
+            tl.store(goal, first * cosines - second * sines, inside)
+            tl.store(goal + HALF, second * cosines + first * sines, inside)
+        else:
+            tl.store(goal, first, inside)
+            tl.store(goal + HALF, second, inside)
+
+
+@triton.jit
+def _return_kernel(
+    grad, raw, from_stream, cosine, sine, weight, grad_raw, partial, num_rows, first_place, eps,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, HALF_UP: tl.constexpr,
+    NORM: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the projections of one stream, and partial sums for the weights of its norms."""
+    block = tl.program_id(0).to(tl.int64)
+    head, channel = tl.arange(0, HEADS_UP), tl.arange(0, HALF_UP)
+    HALF: tl.constexpr = WIDTH // 2
+    inside = (head[:, None] < HEADS) & (channel[None, :] < HALF)
+    used = channel < HALF
+    cell = head[:, None] * WIDTH + channel[None, :]
+    size = 3 * HEADS * WIDTH
+    for part in tl.static_range(3):
+        low_sum = tl.zeros([HALF_UP], tl.float32)
+        high_sum = tl.zeros([HALF_UP], tl.float32)
+        at = part * HEADS * WIDTH + cell
+        for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, num_rows)):
+            place = tl.load(from_stream + first_place + row).to(tl.int64)
+            first = tl.load(grad + place * size + at, inside, other=0.0)
+            second = tl.load(grad + place * size + at + HALF, inside, other=0.0)
+            if part < 2:
+                first, second = first.to(tl.float32), second.to(tl.float32)
+                if TURN:
+                    cosines = tl.load(cosine + row * HALF + channel, used, other=1.0)[None, :]
+                    sines = tl.load(sine + row * HALF + channel, used, other=0.0)[None, :]
+                    turned = first * cosines + second * sines
+                    second = second * cosines - first * sines
+                    first = turned
+                if NORM:
+                    x_low = tl.load(raw + row * size + at, inside, other=0.0).to(tl.float32)
+                    x_high = tl.load(raw + row * size + at + HALF, inside, other=0.0).to(tl.float32)
+                    square = tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)
+                    inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
+                    x_low, x_high = x_low * inverse, x_high * inverse
+                    low_sum += tl.sum(first * x_low, 0)
+                    high_sum += tl.sum(second * x_high, 0)
+                    low = tl.load(weight + part * WIDTH + channel, used, other=0.0)[None, :]
+                    high = tl.load(weight + part * WIDTH + HALF + channel, used, other=0.0)[None, :]
+                    first, second = first * low, second * high
+                    along = (tl.sum(first * x_low, 1) + tl.sum(second * x_high, 1))[:, None] / WIDTH
+                    first = (first - x_low * along) * inverse
+                    second = (second - x_high * along) * inverse
+            tl.store(grad_raw + row * size + at, first, inside)
+            tl.store(grad_raw + row * size + at + HALF, second, inside)
+        if NORM and part < 2:
+            goal = partial + (block * 2 + part) * WIDTH + channel
+            tl.store(goal, low_sum, used)
+            tl.store(goal + HALF, high_sum, used)
+
+
+def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
+    up = triton.next_power_of_2
+    return {
+        "HEADS": num_heads,
+        "WIDTH": width,
+        "HEADS_UP": up(num_heads),
+        "HALF_UP": up(width // 2),
+        "NORM": norm,
+    }
+
+
+@torch.library.custom_op("mmldlm::gather_qkv", mutates_args=())
+def gather_qkv(
+    text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
+    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
+) -> Tensor:  # fmt: skip
+    """text (T, 3*H*K), latent (M, 3*H*K); weights (2, K) of the norms of q and k; cosine, sine (T, K/2).
+
+    Returns (L, 3, H, K). Without `norm` the weights are not looked at.
+    """
+    text, latent = text.contiguous(), latent.contiguous()
+    width = text.shape[1] // (3 * num_heads)
+    places = len(to_stream)
+    out = torch.empty((places, 3, num_heads, width), device=text.device, dtype=text.dtype)
+    _gather_kernel[(places,)](
+        text, latent, to_stream, cosine, sine, text_weight, latent_weight, out, text.shape[0], EPS,
+        **_sizes(num_heads, width, norm), num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+@gather_qkv.register_fake
+def _(
+    text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
+    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
+) -> Tensor:  # fmt: skip
+    return text.new_empty((to_stream.shape[0], 3, num_heads, text.shape[1] // (3 * num_heads)))
+
+
+@torch.library.custom_op("mmldlm::return_qkv", mutates_args=())
+def return_qkv(
+    grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
+    first_place: int, turn: bool, norm: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the projections (rows, 3*H*K) of one stream and of its norms' weights (2, K)."""
+    grad, raw = grad.contiguous(), raw.contiguous()
+    num_heads, width = grad.shape[2:]
+    num_blocks = triton.cdiv(raw.shape[0], ROWS)
+    grad_raw = torch.empty_like(raw)
+    partial = torch.empty((num_blocks, 2, width), device=raw.device, dtype=torch.float32)
+    _return_kernel[(num_blocks,)](
+        grad, raw, from_stream, cosine, sine, weight, grad_raw, partial, raw.shape[0], first_place, EPS,
+        **_sizes(num_heads, width, norm), TURN=turn, ROWS=ROWS, num_warps=4,
+    )  # fmt: skip
+    return grad_raw, partial.sum(0) if norm else torch.zeros_like(weight)
+
+
+@return_qkv.register_fake
+def _(
+    grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
+    first_place: int, turn: bool, norm: bool,
+) -> Any:  # fmt: skip
+    return raw.new_empty(raw.shape), weight.new_empty((2, grad.shape[3]), dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    text, latent, text_weight, latent_weight, cosine, sine, _, from_stream, _, ctx.norm = inputs
+    ctx.save_for_backward(text, latent, text_weight, latent_weight, cosine, sine, from_stream)
+
+
+def _gradients(ctx: Any, *upstream: Any) -> Any:
+    text, latent, text_weight, latent_weight, cosine, sine, from_stream = ctx.saved_tensors
+    grad = upstream[0]
+    grad_text, grad_text_weight = return_qkv(
+        grad, text, text_weight, cosine, sine, from_stream, 0, True, ctx.norm
+    )
+    grad_latent, grad_latent_weight = return_qkv(
+        grad, latent, latent_weight, cosine, sine, from_stream, text.shape[0], False, ctx.norm
+    )
+    return grad_text, grad_latent, grad_text_weight, grad_latent_weight, *[None] * 6
+
+
+gather_qkv.register_autograd(_gradients, setup_context=_keep)
