@@ -9,9 +9,10 @@ Everything else is that of `mmldlm monitor`; `--help` lists it.
 import sys
 from pathlib import Path
 
+# the checkout works without an installation of the package
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from mmldlm.cli.main import main  # noqa: E402 (the checkout works without an installation of the package)
+from mmldlm.cli.main import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["monitor"]

@@ -43,7 +43,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(doctor.app, name="doctor")
 app.command("migrate")(migrate.migrate)
-app.command("monitor")(monitor.monitor)
+app.command("monitor", cls=monitor.MonitorCommand)(monitor.monitor)
 app.command("benchmark")(benchmark.benchmark)
 app.command("demo")(demo.demo)
 

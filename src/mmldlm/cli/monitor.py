@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mmldlm.errors import UserError
 
@@ -42,6 +44,12 @@ def monitor(
         str,
         typer.Option(help="Exit with 1 if anything of this level or worse was found: info, warn or error."),
     ] = "error",
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:PORT]", help="Show a live page; at 127.0.0.1:8377 unless told otherwise."
+        ),
+    ] = None,
     alerts: Annotated[
         Path | None, typer.Option(help="Append alerts to this file, a JSON object a line.")
     ] = None,
@@ -53,6 +61,10 @@ def monitor(
         typer.Option(help=f"Post alerts to this address; better in the variable {WEBHOOK_VARIABLE}."),
     ] = None,
     webhook_format: Annotated[str, typer.Option(help="auto, json, slack or discord.")] = "auto",
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report.html, report.md and report.json, written at the end."),
+    ] = None,
     notify: Annotated[str, typer.Option(help="Least level that is sent on: info, warn or error.")] = "warn",
     set_: Annotated[
         list[str] | None,
@@ -86,13 +98,30 @@ def monitor(
     with contextlib.closing(session), _stoppable():
         if once:
             session.look(live=False)
+        elif serve is not None:
+            _serve(session, interval, serve)
         else:
             _follow(session, interval, as_json, color)
         if once or not as_json:
             _show_end(session, as_json)
+        if report is not None:
+            _write_report(session, report)
     worst = session.worst()
     if worst is not None and LEVELS.index(worst) >= LEVELS.index(fail_on):
         raise typer.Exit(1)
+
+
+class MonitorCommand(TyperCommand):
+    """Lets --serve stand alone: an address is only taken where one follows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        filled: list[str] = []
+        for idx, word in enumerate(args):
+            filled.append(word)
+            following = args[idx + 1] if idx + 1 < len(args) else ""
+            if word == "--serve" and not re.fullmatch(r"[\w.\-\[\]:]*:\d+|\d{1,5}", following):
+                filled.append("127.0.0.1:8377")
+        return super().parse_args(ctx, filled)
 
 
 def _explain(code: str) -> None:
@@ -194,8 +223,31 @@ def _follow_screen(session: Session, interval: float, console: Any) -> None:
                 return
 
 
+def _serve(session: Session, interval: float, address: str) -> None:
+    """Look and publish until somebody stops it; a run that has ended stays on the page."""
+    from mmldlm.diagnostics.monitor.server import PageServer
+    from mmldlm.diagnostics.monitor.words import change_line
+
+    page = PageServer(address, interval=interval)
+    open_to_all = "" if page.is_local else " (anybody who reaches this address can read it)"
+    typer.echo(f"watching {len(session.runs)} runs at {page.url}{open_to_all}; Ctrl-C ends it", err=True)
+    with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for run, change in session.look(live=True):
+                print(change_line(run.source.name, change.what, change.alert.as_dict()), flush=True)
+            page.publish(session.state(curves=True))
+            time.sleep(interval)
+
+
 def _show_end(session: Session, as_json: bool) -> None:
     from mmldlm.diagnostics.monitor.words import plain_text
 
     state = session.state()
     typer.echo(json.dumps(state, ensure_ascii=False, allow_nan=False) if as_json else plain_text(state))
+
+
+def _write_report(session: Session, folder: Path) -> None:
+    from mmldlm.diagnostics.monitor.report import write_report
+
+    for path in write_report(session.state(curves=True), folder):
+        typer.echo(str(path), err=True)

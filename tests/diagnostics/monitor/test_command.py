@@ -73,6 +73,13 @@ def test_a_log_full_of_nan_is_ill(tmp_path):
     assert state["alerts"][0]["code"] == "M101"
 
 
+def test_serve_may_stand_alone(tmp_path):
+    log = write_log(tmp_path / "train.jsonl", [2.0, 2.0])
+    assert call("--serve", "--once", log).exit_code == 0
+    assert call("--once", "--serve", log).exit_code == 0
+    assert call("--once", "--serve", "localhost:0", log).exit_code == 0
+
+
 MISTAKES = [
     ([], "nothing to watch"),
     (["--once", "no/such/file.log"], "no/such/file.log"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -107,6 +108,23 @@ def test_the_screen_in_a_terminal(tmp_path):
     assert any(0x2801 <= ord(letter) <= 0x28FF for letter in text)  # a curve
     assert "\x1b[31m" not in text
     assert "\x1b[32m" not in text
+
+
+def test_the_page_is_served_until_a_stop(tmp_path):
+    log = tmp_path / "train.jsonl"
+    append(log, 1, [2.0] * 5)
+    with monitoring("--serve", "127.0.0.1:0", "--interval", "0.2", log) as process:
+        address = process.stderr.readline().split(" at ")[1].split(";")[0]
+        for _ in range(100):
+            with urllib.request.urlopen(f"{address}api/state", timeout=10) as answer:
+                state = json.load(answer)
+            if state:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert state["runs"][0]["step"] == 5
+    assert process.returncode == 0
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):

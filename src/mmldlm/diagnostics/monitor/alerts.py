@@ -29,6 +29,10 @@ class Alert:
     sent_time: float = -math.inf
     last_line: int = 0
 
+    @property
+    def name(self) -> str:
+        return BY_CODE[self.code].name
+
     def as_dict(self) -> dict[str, Any]:
         """For machines: the alert with all that a reader needs."""
         kind = BY_CODE[self.code]
@@ -47,6 +51,10 @@ class Change:
 
     what: str
     alert: Alert
+    step: int | None = None
+    time: float | None = None
+    evidence: str = ""
+    """As it was then; the alert itself goes on changing."""
 
 
 class AlertBook:
@@ -118,11 +126,15 @@ class AlertBook:
 
     def _resolve(self, alert: Alert) -> None:
         alert.status, alert.resolved_step = "resolved", self.step
-        self._news.append(Change("resolved", alert))
+        self._note("resolved", alert)
 
     def _tell(self, what: str, alert: Alert) -> None:
         alert.sent_time = self.time if self.time is not None else 0.0
-        self._news.append(Change(what, alert))
+        self._note(what, alert)
+
+    def _note(self, what: str, alert: Alert) -> None:
+        step = self.step if what == "resolved" else alert.last_step
+        self._news.append(Change(what, alert, step, self.time, alert.evidence))
 
     def is_open(self, code: str, subject: str = "") -> bool:
         alert = self.alerts.get((code, subject))

@@ -36,7 +36,7 @@ def run_state(run: RunWatch, *, curves: bool = False) -> dict[str, Any]:
         "num_lines": run.num_lines,
         "num_ranks": len(run.ranks) or None,
         "last_line_seconds": round(now - run.line_time, 1) if run.line_time is not None else None,
-        "left_seconds": round(left) if left is not None else None,
+        "left_seconds": round(left) if left else None,
         "rate_kind": run.rate_kind or None,
         "values": {name: plain(run.latest[name]) for name in SHOWN if name in run.latest},
         "buckets": {name: [plain(value) for value in values] for name, values in run.buckets.items()},
@@ -48,7 +48,7 @@ def run_state(run: RunWatch, *, curves: bool = False) -> dict[str, Any]:
         state["curves"] = {
             name: _points(curve.points()) for name, curve in run.curves.items() if curve.points()[0]
         }
-        state["timeline"] = list(run.timeline)
+        state["timeline"] = sorted(run.timeline, key=lambda entry: entry["time"] or 0.0)
     return state
 
 

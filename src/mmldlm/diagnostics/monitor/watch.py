@@ -169,9 +169,9 @@ class RunWatch:
         for change in news:
             if change.what != "still":
                 alert = change.alert
-                step = alert.resolved_step if change.what == "resolved" else alert.first_step
-                at = alert.first_time if change.what == "opened" else alert.last_time
-                self._note(at, step, f"{alert.code} {change.what}: {alert.evidence}", alert.level)
+                what = f"{alert.code} {alert.name} {change.what}"
+                what += "" if change.what == "resolved" else f": {change.evidence}"
+                self._note(change.time, change.step, what, alert.level)
 
     def _after_reading(self, live: bool) -> None:
         now, facts = self.clock(), self.facts
