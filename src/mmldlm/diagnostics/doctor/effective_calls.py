@@ -26,7 +26,8 @@ def find_calls(file: PythonFile) -> dict[str, list[ast.Call]]:
     found: dict[str, list[ast.Call]] = {}
     called: set[ast.Call] = set()
     for call, name in file.calls:
-        made = None if name else _single_value(file, call.func)
+        through = name is None and dotted(call.func) in file.alias_names
+        made = _single_value(file, call.func) if through else None
         if isinstance(made, ast.Call) and made.args and file.resolve(made.func) == PARTIAL:
             name = file.resolve(made.args[0])
             called.add(made)
@@ -52,6 +53,8 @@ def is_marker(keyword: ast.keyword) -> bool:
 
 def alias_of(file: PythonFile, node: ast.expr) -> str | None:
     """The canonical name of what a local name, module name, `self.x` or class attribute stands for."""
+    if not file.alias_names or dotted(node) not in file.alias_names:
+        return None
     value = _single_value(file, node)
     return file.resolve(value) if isinstance(value, ast.Name | ast.Attribute) else None
 

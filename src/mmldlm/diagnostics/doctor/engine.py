@@ -6,6 +6,7 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +28,7 @@ from mmldlm.diagnostics.doctor.torch_pin import read_pins, remember, within
 from mmldlm.diagnostics.doctor.types import Facts, Finding, Kind, Span
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile, YamlSyntaxError
 
+_PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PARALLEL_FROM = 96
@@ -105,7 +107,7 @@ def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileRe
     except CannotParseError as error:
         place = Span(error.line, 1, error.line, 1)
         result.findings.append(
-            unreadable.at(path, place, f"not valid Python 3 ({error}); nothing was checked")
+            unreadable.at(path, place, f"{_PYTHON} cannot parse it ({error}); nothing was checked")
         )
         return result
     except ShellError as error:

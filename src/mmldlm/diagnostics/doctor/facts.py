@@ -71,7 +71,7 @@ def _python(file: PythonFile) -> Facts:
     facts.features |= {feature for name, feature in _BY_ATTRIBUTE.items() if name in words}
     if any("BatchNorm" in word or "batch_norm" in word for word in words):
         facts.features.add("batch_norm")
-    if file.training_loops:
+    if file.training_loops or file.step_functions:
         facts.features.add("training")
     _python_calls(file, facts)
     for module, feature in (
@@ -93,7 +93,7 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
             held = dotted(call.func.value) or ""
             if "grad" in held.rsplit(".", 1)[-1]:
                 facts.features.add("grad_detached")
-        if name in DISTRIBUTED_CALLS:
+        if name in DISTRIBUTED_CALLS or _asks_for_ranks(call, name):
             facts.features.add("distributed")
         if name == "torch.nn.parallel.DistributedDataParallel":
             facts.features.add("ddp")
@@ -141,6 +141,22 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
     for attribute in file.of(ast.Attribute):
         if attribute.attr == "__dict__":
             _add_spread(facts, attribute.value)
+
+
+def _asks_for_ranks(call: ast.Call, name: str | None) -> bool:
+    """A Lightning strategy, a Lightning trainer with one, or Accelerate: several processes, started elsewhere."""
+    if name in ("accelerate.Accelerator", "accelerate.accelerator.Accelerator"):
+        return True
+    lightning = name is not None and name.split(".", 1)[0] in (
+        "lightning",
+        "pytorch_lightning",
+        "lightning_fabric",
+    )
+    if not lightning or name is None:
+        return False
+    return name.endswith("DDPStrategy") or (
+        name.endswith((".Trainer", ".Fabric")) and any(keyword.arg == "strategy" for keyword in call.keywords)
+    )
 
 
 def _is_module_compile(file: PythonFile, call: ast.Call) -> bool:
@@ -210,6 +226,8 @@ def _yaml(file: YamlFile) -> Facts:
             else "["
         )
         facts.settings.append(Setting(file.path, entry.key, value, file.span(entry.key_node)))
+        if entry.name in ("_target_", "class_path") and (entry.scalar or "").endswith("DDPStrategy"):
+            facts.features.add("distributed")
         if entry.scalar and "$" in entry.scalar:
             facts.words |= {f"interpolated:{key}" for key in re.findall(r"\$\{([\w.]+)\}", entry.scalar)}
     return facts

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TypeVar
 
-from mmldlm.diagnostics.doctor.effective_calls import alias_of, find_calls, find_changes
+from mmldlm.diagnostics.doctor.effective_calls import PARTIAL, alias_of, find_calls, find_changes
 from mmldlm.diagnostics.doctor.names import Names, dotted
 from mmldlm.diagnostics.doctor.source import Source
-from mmldlm.diagnostics.doctor.steps import is_certain, step_functions
+from mmldlm.diagnostics.doctor.steps import find_definitions, is_certain, is_measurement, step_functions
 from mmldlm.diagnostics.doctor.types import Span
 
 Loop = ast.For | ast.While | ast.AsyncFor
@@ -139,10 +139,14 @@ class PythonFile:
 
     def uses(self, prefix: str) -> bool:
         """Whether the file imports this module or anything below it."""
-        dot = prefix + "."
-        return any(name == prefix or name.startswith(dot) for name in self.names.aliases.values()) or any(
-            name == prefix or name.startswith(dot) for name in self.names.modules
-        )
+        return prefix in self._imported
+
+    @cached_property
+    def _imported(self) -> set[str]:
+        """Every imported dotted name and all its beginnings."""
+        names = [*self.names.aliases.values(), *self.names.modules]
+        parts = [name.split(".") for name in names]
+        return {".".join(words[:count]) for words in parts for count in range(1, len(words) + 1)}
 
     @cached_property
     def attributes(self) -> set[str]:
@@ -217,14 +221,30 @@ class PythonFile:
 
     @cached_property
     def training_loops(self) -> list[Loop]:
-        """Loops that call `.backward()` in their own body, innermost first; not those inside nested functions."""
+        """Loops that call `.backward()` in their own body, innermost first; not those inside nested functions.
+
+        Loops of benchmarks and profilers are left out: they wait and repeat on purpose.
+        """
         loops: list[Loop] = []
-        for call, _ in self.calls:
-            if is_method(call, "backward"):
+        if is_measurement(self.path.rsplit("/", 1)[-1]):
+            return loops
+        for function, calls in self.backward_calls.items():
+            if isinstance(function, ast.FunctionDef) and is_measurement(function.name):
+                continue
+            for call in calls:
                 loop = self.loop_of(call)
                 if loop is not None and loop not in loops:
                     loops.append(loop)
         return loops
+
+    @cached_property
+    def backward_calls(self) -> dict[ast.AST, list[ast.Call]]:
+        """Function or module -> the `.backward()` calls in its own body."""
+        found: dict[ast.AST, list[ast.Call]] = {}
+        for call in self.of(ast.Call):
+            if is_method(call, "backward"):
+                found.setdefault(self.function_of(call), []).append(call)
+        return found
 
     def in_training_loop(self, node: ast.AST) -> Loop | None:
         """The training loop around a node, if it runs in every round: no `if` and no inner loop between."""
@@ -232,6 +252,11 @@ class PythonFile:
         if loop is None or loop not in self.training_loops or self.conditions(node, loop):
             return None
         return loop
+
+    @cached_property
+    def definitions(self) -> dict[tuple[ast.AST | None, str], ast.AST]:
+        """(class or None, name) -> function of the module or method."""
+        return find_definitions(self)
 
     @cached_property
     def step_functions(self) -> set[ast.AST]:
@@ -266,6 +291,19 @@ class PythonFile:
                 if name and isinstance(owner, ast.ClassDef):
                     found.setdefault((owner, f"self.{name}"), []).append(value)
         return found
+
+    @cached_property
+    def alias_names(self) -> set[str]:
+        """Names that are given to an imported thing or to a partial, somewhere in the file."""
+        return {
+            name
+            for (_, name), values in self._bindings.items()
+            if len(values) == 1
+            and (
+                (isinstance(values[0], ast.Name | ast.Attribute) and self.resolve(values[0]) is not None)
+                or (isinstance(values[0], ast.Call) and self.resolve(values[0].func) == PARTIAL)
+            )
+        }
 
     def _scope_for(self, node: ast.AST, name: str) -> ast.AST:
         if name.startswith("self."):

@@ -24,12 +24,15 @@ _FRAMEWORK_STEPS = {
     "pytorch_lightning": {"training_step"},
     "transformers": {"training_step", "compute_loss"},
 }
+_MEASURES = re.compile(
+    r"bench|profil|warm_?up|measure|(^|_)probe|timing|(^|_)(validate|check)_?kernel|kernel_(validate|check)"
+)
 _OWNER = tuple[ast.AST | None, str]
 
 
 def step_functions(file: PythonFile) -> set[ast.AST]:
     """Functions and methods of this file whose body runs once in every training step."""
-    definitions = _definitions(file)
+    definitions = file.definitions
     found = {function for function in definitions.values() if _is_step(file, function)}
     todo = [*found, *file.training_loops]
     while todo:
@@ -42,7 +45,12 @@ def step_functions(file: PythonFile) -> set[ast.AST]:
     return found
 
 
-def _definitions(file: PythonFile) -> dict[_OWNER, ast.AST]:
+def is_measurement(name: str) -> bool:
+    """Whether a file or function is named as one that measures or checks kernels instead of training."""
+    return bool(_MEASURES.search(name.lower()))
+
+
+def find_definitions(file: PythonFile) -> dict[_OWNER, ast.AST]:
     """(class or None, name) -> function."""
     found: dict[_OWNER, ast.AST] = {}
     for function in file.of(ast.FunctionDef):
@@ -52,6 +60,11 @@ def _definitions(file: PythonFile) -> dict[_OWNER, ast.AST]:
         elif isinstance(owner, ast.ClassDef):
             found[owner, function.name] = function
     return found
+
+
+def function_called(file: PythonFile, call: ast.Call) -> ast.AST | None:
+    """The function of this file that a call reaches, or None."""
+    return file.definitions.get(_target(file, call))
 
 
 def _target(file: PythonFile, call: ast.Call) -> _OWNER:
@@ -75,10 +88,10 @@ def _is_step(file: PythonFile, function: ast.AST) -> bool:
         for framework, names in _FRAMEWORK_STEPS.items()
     ):
         return True
-    inside = [node for node in file.inside(function) if _is_backward(node)]
+    inside = file.backward_calls.get(function, [])
     if not inside or any(file.loop_of(node) is not None for node in inside):
         return False  # with a loop of its own it is the training loop, not the step
-    if any(word in function.name for word in ("bench", "warmup", "profile", "measure")):
+    if is_measurement(function.name) or is_measurement(file.path.rsplit("/", 1)[-1]):
         return False
     return bool(_STEP_NAME.match(function.name)) or _called_in_loop(file, function)
 
@@ -86,12 +99,6 @@ def _is_step(file: PythonFile, function: ast.AST) -> bool:
 def _inherits(owner: ast.ClassDef, framework: str) -> bool:
     wanted = "Trainer" if framework == "transformers" else "Module"
     return any(ast.unparse(base).endswith(wanted) for base in owner.bases)
-
-
-def _is_backward(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
-    )
 
 
 def _called_in_loop(file: PythonFile, function: ast.FunctionDef) -> bool:

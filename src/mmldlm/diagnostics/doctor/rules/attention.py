@@ -41,14 +41,14 @@ SDPA_DOCS = "PyTorch docs, scaled_dot_product_attention"
 def hand_written(file: PythonFile, about: Rule) -> Iterator[Finding]:
     if not file.uses("torch"):
         return
-    for call, name in file.calls:
-        softmax = name in ("torch.softmax", "torch.nn.functional.softmax") or is_method(call, "softmax")
+    for call, called in file.calls:
+        softmax = called in ("torch.softmax", "torch.nn.functional.softmax") or is_method(call, "softmax")
         if not softmax:
             continue
         function = file.function_of(call)
         if not isinstance(function, ast.FunctionDef):
             continue
-        if isinstance(call.func, ast.Attribute) and name is None:
+        if isinstance(call.func, ast.Attribute) and called is None:
             scores: ast.expr | None = call.func.value
         else:
             scores = call.args[0] if call.args else None
@@ -57,7 +57,15 @@ def hand_written(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if any(_needs_scores(file, n) for n in file.inside(function)) or _stands_in(file, function):
             continue
         products = [n for n in file.inside(function) if _product(file, n) is not None]
-        after = [n for n in products if file.span(n).line >= file.span(call).line and not _has_transpose(n)]
+        statement = file.statement_of(call)
+        name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
+        after = [
+            n
+            for n in products
+            if file.span(n).line >= file.span(call).line
+            and not _has_transpose(n)
+            and (not _einsum(file, n) or _takes(n, call, name))
+        ]
         if after and not _weights_kept(file, call, function) and not _weights_mixed(file, call):
             message = (
                 "attention written out keeps the whole score matrix; scaled_dot_product_attention does not"
@@ -129,10 +137,32 @@ def _product(file: PythonFile, node: ast.AST) -> tuple[ast.expr, ast.expr] | Non
         and len(node.args) == 2
     ):
         return node.args[0], node.args[1]
+    if isinstance(node, ast.Call) and _einsum(file, node):
+        return node.args[1], node.args[2]
     if is_method(node, "matmul", "bmm") and isinstance(node, ast.Call) and len(node.args) == 1:
         assert isinstance(node.func, ast.Attribute)
         return node.func.value, node.args[0]
     return None
+
+
+def _einsum(file: PythonFile, node: ast.AST) -> bool:
+    """Whether a node is an einsum of two operands that is a batched matrix product: `bhid,bhjd->bhij`."""
+    if not isinstance(node, ast.Call) or len(node.args) != 3:
+        return False
+    called = file.resolve(node.func) == "torch.einsum" or dotted(node.func) == "einsum"
+    formula = node.args[0]
+    if not called or not isinstance(formula, ast.Constant) or not isinstance(formula.value, str):
+        return False
+    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", "".join(formula.value.replace("...", "").split()))
+    if match is None:
+        return False
+    first, second, result = (set(part) for part in match.groups())
+    return len((first & second) - result) == len(first - second) == len(second - first) == 1
+
+
+def _takes(node: ast.AST, softmax: ast.Call, name: str | None) -> bool:
+    """Whether an operand of a product is the output of this softmax, by name or in place."""
+    return any(part is softmax or (name is not None and dotted(part) == name) for part in ast.walk(node))
 
 
 def _is_scores(file: PythonFile, node: ast.expr, function: ast.AST, depth: int) -> bool:
@@ -141,7 +171,7 @@ def _is_scores(file: PythonFile, node: ast.expr, function: ast.AST, depth: int) 
         return False
     product = _product(file, node)
     if product is not None:
-        return _is_transposed(product[1])
+        return _is_transposed(product[1]) or _einsum(file, node)
     if isinstance(node, ast.BinOp):
         return any(_is_scores(file, side, function, depth + 1) for side in (node.left, node.right))
     if isinstance(node, ast.Name):

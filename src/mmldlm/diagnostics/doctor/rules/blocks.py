@@ -21,6 +21,7 @@ EVALUATES = {
     *("eval", "evaluation", "val", "valid", "validation", "test", "dev"),
     *("testloader", "valloader", "predict"),
 }
+PURE_HALF = ("bf16-true", "16-true")
 _SEARCH_KEYS = ("find_unused_parameters", "ddp_find_unused_parameters")
 _SMALL = {"debug", "tests", "smoke", "toy", "demo"}
 
@@ -141,3 +142,37 @@ def bucket_view_missing(file: YamlFile, about: Rule) -> Iterator[Finding]:
             fix = set_argument(file, block, "gradient_as_bucket_view", "true", safe=False)
             message = f"{block.path}: DDP copies gradients into buckets; views save one copy"
             yield about.at(file.path, place(file, block), message, fix, unless=["grad_detached"])
+
+
+def waits_for_days(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    """DDP006 in a block: `timeout: {_target_: datetime.timedelta, days: 10}`."""
+    for block in find_targets(file):
+        days = block.scalar("days") or ""
+        if (
+            block.name == "datetime.timedelta"
+            and "timeout" in block.path
+            and days.isdigit()
+            and int(days) > 1
+        ):
+            message = f"{block.path}: the process group waits {days} days for a lost rank"
+            yield about.at(file.path, place(file, block), message)
+
+
+def half_weights_asked_for(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    """AMP005 as Lightning's precision."""
+    for entry in file.entries:
+        if entry.name == "precision" and entry.scalar in PURE_HALF:
+            message = (
+                f"{entry.key}: {entry.scalar} keeps the weights themselves in half precision; use bf16-mixed"
+            )
+            yield about.at(file.path, file.span(entry.value), message)
+
+
+def anomaly_detection_asked_for(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    """SYN005 as a key."""
+    for entry in file.entries:
+        small = name_words(entry.key, file.path) & _SMALL
+        if entry.name == "detect_anomaly" and (entry.scalar or "").lower() == "true" and not small:
+            message = f"{entry.key}: true slows every step; put it behind a debug configuration"
+            fix = _replaced(file, entry, "false")
+            yield about.at(file.path, file.span(entry.value), message, fix)

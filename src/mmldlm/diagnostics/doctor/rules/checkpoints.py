@@ -16,6 +16,7 @@ from mmldlm.diagnostics.doctor.python_file import (
     words_of,
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.steps import function_called
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 
 SAVE_DOCS = "PyTorch docs, torch.save / torch.load"
@@ -182,30 +183,46 @@ def _steps(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
 def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
     wrapped = {file.function_of(call) for call in file.calls_of("torch.nn.parallel.DistributedDataParallel")}
     for call in file.calls_of("torch.save"):
-        function = file.function_of(call)
-        if function not in wrapped or len(call.args) < 2:
+        if len(call.args) < 2 or mentions_rank(call.args[1]):
             continue
-        guarded = any(mentions_rank(test) for test in file.conditions(call, file.tree)) or mentions_rank(
-            call.args[1]
-        )
-        returns = any(
-            isinstance(n, ast.If)
-            and mentions_rank(n.test)
-            and any(isinstance(b, ast.Return | ast.Continue) for b in n.body)
-            for n in file.inside(function)
-        )
-        # Behind a condition only where it is periodic (`if step % 1000 == 0`) and the function never asks for a rank.
-        tests = list(file.conditions(call, function))
-        periodic = all(
-            isinstance(test, ast.Compare)
-            and isinstance(test.left, ast.BinOp)
-            and isinstance(test.left.op, ast.Mod)
-            for test in tests
-        )
-        if not guarded and not returns and (not tests or (periodic and not mentions_rank(function))):
+        function = file.function_of(call)
+        if function in wrapped:
+            reached = _reached_by_all(file, call)
+        else:
+            # A function of its own: every call of it in this file must be one of all ranks.
+            callers = [c for c, _ in file.calls if function_called(file, c) is function]
+            reached = (
+                bool(callers)
+                and not mentions_rank(function)
+                and all(file.function_of(c) in wrapped and _reached_by_all(file, c) for c in callers)
+            )
+        if reached:
             yield about.at(
                 file.path, file.span(call), "every rank writes this file at the same time; save on one rank"
             )
+
+
+def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
+    """Whether a call stands behind no condition on the rank, and behind others only where they are periodic."""
+    function = file.function_of(call)
+    if any(mentions_rank(test) for test in file.conditions(call, file.tree)):
+        return False
+    returns = any(
+        isinstance(n, ast.If)
+        and mentions_rank(n.test)
+        and any(isinstance(b, ast.Return | ast.Continue) for b in n.body)
+        for n in file.inside(function)
+    )
+    tests = list(file.conditions(call, function))
+    # `if step % 1000 == 0`, in a function that never asks for a rank in a condition.
+    periodic = all(
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.BinOp)
+        and isinstance(test.left.op, ast.Mod)
+        for test in tests
+    )
+    asks = any(isinstance(n, ast.If) and mentions_rank(n.test) for n in file.inside(function))
+    return not returns and (not tests or (periodic and not asks))
 
 
 @rule(

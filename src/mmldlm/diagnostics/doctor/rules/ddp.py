@@ -22,6 +22,7 @@ from mmldlm.diagnostics.doctor.rules.blocks import (
     STRATEGY,
     bucket_view_missing,
     unused_parameters_searched,
+    waits_for_days,
 )
 from mmldlm.diagnostics.doctor.rules.edits import replace_node, set_keyword
 from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
@@ -61,6 +62,12 @@ _PASSED_ON = (
         for root in ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
         for module in ("", ".ddp")
     ),
+)
+
+_WAITS = (
+    "accelerate.InitProcessGroupKwargs",
+    "accelerate.utils.InitProcessGroupKwargs",
+    *(name for name in _PASSED_ON if name.endswith("DDPStrategy")),
 )
 
 
@@ -176,9 +183,9 @@ _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
     good="with model.no_sync() if not last else nullcontext():\n    (loss / accumulation_steps).backward()",
 )
 def no_sync_missing(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for loop in file.training_loops:
-        steps = [n for n in file.inside(loop) if is_method(n, "backward")]
-        if any(_ACCUMULATION.search(word) for word in words_of(loop) if len(word) < 60) and steps:
+    for scope in [*file.training_loops, *file.step_functions]:
+        steps = [n for n in file.inside(scope) if is_method(n, "backward")]
+        if any(_ACCUMULATION.search(word) for word in words_of(scope) if len(word) < 60) and steps:
             first = min(steps, key=lambda node: (file.span(node).line, file.span(node).column))
             message = "accumulates gradients, but every backward reduces them over all ranks; use no_sync()"
             yield about.at(file.path, file.span(first), message, needs=["ddp"], unless=["no_sync"])
@@ -206,6 +213,7 @@ def data_parallel(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="DDP006",
     name="process-group-timeout-in-days",
     severity=Severity.ERROR,
@@ -218,8 +226,11 @@ def data_parallel(file: PythonFile, about: Rule) -> Iterator[Finding]:
     bad='init_process_group("nccl", timeout=timedelta(days=7))',
     good='init_process_group("nccl", timeout=timedelta(minutes=30))',
 )
-def timeout_in_days(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.distributed.init_process_group"):
+def timeout_in_days(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from waits_for_days(file, about)
+        return
+    for call in file.calls_of("torch.distributed.init_process_group", *_WAITS):
         given = argument(call, "timeout")
         value = file.value_of(given) if given is not None else None
         seconds = _timedelta_seconds(file, value)

@@ -10,6 +10,7 @@ from mmldlm.diagnostics.doctor.names import dotted
 from mmldlm.diagnostics.doctor.python_file import PythonFile, argument, has_spread, is_constant, is_method
 from mmldlm.diagnostics.doctor.registry import Rule, rule
 from mmldlm.diagnostics.doctor.rules.edits import replace_node
+from mmldlm.diagnostics.doctor.steps import function_called, is_measurement
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 
 _FINITE = tuple(
@@ -53,7 +54,10 @@ def local_skip(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if isinstance(node.body[-1], ast.Return):
             # A training step in a function of its own: the backward that is skipped comes later in it.
             ends = file.span(node).end_line
-            if not any(is_method(n, "backward") and file.span(n).line > ends for n in file.inside(function)):
+            later = any(is_method(n, "backward") and file.span(n).line > ends for n in file.inside(function))
+            # Lightning runs the backward itself; a step that returns None skips it.
+            called = isinstance(function, ast.FunctionDef) and function.name == "training_step"
+            if not later and not (called and function in file.step_functions):
                 continue
         elif loop is None or loop not in file.training_loops:
             continue
@@ -128,7 +132,9 @@ def local_count(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if not _is_loss(node.targets[0]):
             continue
         value = node.value
-        if re.match(r"(mean|avg|average|eval|val|log)_", (dotted(node.targets[0]) or "").rsplit(".", 1)[-1]):
+        if re.match(
+            r"(mean|avg|average|eval|val|log|per)_", (dotted(node.targets[0]) or "").rsplit(".", 1)[-1]
+        ):
             continue  # a number for the log
         if (
             not isinstance(value, ast.BinOp)
@@ -136,11 +142,27 @@ def local_count(file: PythonFile, about: Rule) -> Iterator[Finding]:
             or not _is_sum(value.left, "", file)
         ):
             continue
-        if _is_sum(value.right, "mask", file):
+        if _is_sum(value.right, "mask", file) or _weighs_by(value.left, value.right):
             function = file.function_of(node)
             if not any(is_method(n, "all_reduce") for n in file.inside(function)):
                 message = "every rank divides by its own count; DDP then averages means of different sizes"
                 yield about.at(file.path, file.span(value), message, needs=["distributed"])
+
+
+def _weighs_by(numerator: ast.expr, denominator: ast.expr) -> bool:
+    """`(losses * weight).sum() / weight.sum()`: whatever it is called, it is a mask."""
+    factors = {
+        dotted(side)
+        for part in ast.walk(numerator)
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult)
+        for side in (part.left, part.right)
+    }
+    summed = {
+        dotted(part.func.value)
+        for part in ast.walk(denominator)
+        if is_method(part, "sum") and isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)
+    }
+    return bool((factors & summed) - {None})
 
 
 def _is_sum(node: ast.expr, word: str, file: PythonFile) -> bool:
@@ -215,9 +237,12 @@ def nan_replaced(file: PythonFile, about: Rule) -> Iterator[Finding]:
 )
 def swallowed(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for node in file.of(ast.Try):
-        if file.loop_of(node) is None:
+        if file.loop_of(node) is None or is_measurement(file.path.rsplit("/", 1)[-1]):
             continue
-        if not any(is_method(part, "backward") for statement in node.body for part in ast.walk(statement)):
+        tried = [
+            part for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Call)
+        ]
+        if not any(is_method(call, "backward") or _runs_backward(file, call) for call in tried):
             continue
         for handler in node.handlers:
             broad = handler.type is None or dotted(handler.type) in ("Exception", "BaseException")
@@ -230,6 +255,14 @@ def swallowed(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 yield about.at(
                     file.path, file.span(handler), "any error of the step is swallowed and training goes on"
                 )
+
+
+def _runs_backward(file: PythonFile, call: ast.Call) -> bool:
+    """Whether a call reaches a function of the training step that runs the backward pass itself."""
+    function = function_called(file, call)
+    if function is None or function not in file.step_functions:
+        return False
+    return any(is_method(part, "backward") for part in file.inside(function))
 
 
 _CROSS_ENTROPY = ("torch.nn.functional.cross_entropy",)

@@ -162,7 +162,7 @@ def _rebound_to_number(file: PythonFile, loop: ast.AST, name: str) -> bool:
 )
 def empties_cache(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of("torch.cuda.empty_cache"):
-        if file.in_training_loop(call) is not None:
+        if file.runs_every_step(call):
             yield about.at(file.path, file.span(call), "empties the allocator's cache in every step")
 
 
@@ -233,14 +233,14 @@ def keeps_graph(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call, _ in file.calls:
         if not is_method(call, "backward") or has_spread(call):
             continue
-        loop = file.in_training_loop(call)
         given = argument(call, "retain_graph")
-        if loop is None or not (isinstance(given, ast.Constant) and given.value is True):
+        if not (isinstance(given, ast.Constant) and given.value is True) or not file.runs_every_step(call):
             continue
-        backwards = [n for n in file.inside(loop) if is_method(n, "backward") or _is_grad(file, n)]
+        scope = file.in_training_loop(call) or file.function_of(call)
+        backwards = [n for n in file.inside(scope) if is_method(n, "backward") or _is_grad(file, n)]
         if len(backwards) == 1:
             yield about.at(
-                file.path, file.span(call), "retain_graph=True, but this loop has no second backward"
+                file.path, file.span(call), "retain_graph=True, but this step has no second backward"
             )
 
 

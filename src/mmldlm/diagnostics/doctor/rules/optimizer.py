@@ -271,23 +271,29 @@ def coupled_decay(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]
 def clipping_too_late(file: PythonFile, about: Rule) -> Iterator[Finding]:
     names = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
     for clip in file.calls_of(*names):
-        loop = file.loop_of(clip)
-        if loop is None or loop not in file.training_loops:
-            continue
-        block = list(loop.body)
-        order = {}
-        for index, statement in enumerate(block):
-            for part in ast.walk(statement):
-                if part is clip and file.statement_of(clip) is statement:
-                    order["clip"] = index
-                if (
-                    isinstance(statement, ast.Expr)
-                    and part is statement.value
-                    and is_method(part, "step", "backward")
-                ):
-                    assert isinstance(part, ast.Call)
-                    assert isinstance(part.func, ast.Attribute)
-                    if part.func.attr == "backward" or "optim" in (dotted(part.func.value) or "").lower():
-                        order.setdefault(part.func.attr, index)
-        if {"clip", "step", "backward"} <= set(order) and order["backward"] < order["step"] < order["clip"]:
-            yield about.at(file.path, file.span(clip), "clips gradients after optimizer.step() has used them")
+        statement = file.statement_of(clip)
+        for block in _blocks_of(file.parents.get(statement)):
+            if statement in block and _steps_since_backward(block[: block.index(statement)]):
+                message = "clips gradients after optimizer.step() has used them"
+                yield about.at(file.path, file.span(clip), message)
+
+
+def _blocks_of(owner: ast.AST | None) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(owner, name, None)
+        if isinstance(block, list):
+            yield block
+
+
+def _steps_since_backward(block: list[ast.stmt]) -> bool:
+    """Whether the optimizer steps in these statements and no backward pass follows."""
+    stepped = False
+    for statement in block:
+        for part in ast.walk(statement):
+            if is_method(part, "backward"):
+                stepped = False
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step":
+            held = (dotted(call.func.value) or "").lower().rsplit(".", 1)[-1]
+            stepped = stepped or held in ("opt", "scaler", "grad_scaler") or "optim" in held
+    return stepped

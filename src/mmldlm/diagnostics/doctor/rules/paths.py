@@ -82,7 +82,10 @@ def _texts(file: Any) -> Iterator[tuple[str, Span]]:
                         yield part + ("/" if part.count("/") == 2 else ""), file.word_span(word)
     elif isinstance(file, YamlFile):
         for entry in file.entries:
-            if isinstance(entry.value, yaml.ScalarNode):
+            exported = entry.key == "prefix" and file.has(
+                "dependencies"
+            )  # conda writes it and does not read it
+            if isinstance(entry.value, yaml.ScalarNode) and not exported:
                 yield entry.value.value, file.span(entry.value)
         for _, item in file.items:
             yield item.value, file.span(item)

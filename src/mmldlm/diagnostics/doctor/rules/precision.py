@@ -5,9 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from mmldlm.diagnostics.doctor.python_file import PythonFile, argument, has_spread, is_method, words_of
+from mmldlm.diagnostics.doctor.names import dotted
+from mmldlm.diagnostics.doctor.python_file import (
+    PythonFile,
+    argument,
+    has_spread,
+    is_constant,
+    is_method,
+    words_of,
+)
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.blocks import PURE_HALF, half_weights_asked_for
 from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
 AMP_DOCS = "PyTorch docs, torch.amp"
 _OLD = {
@@ -209,6 +219,7 @@ def _is_scaled(node: ast.AST) -> bool:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="AMP005",
     name="half-precision-weights-under-adam",
     severity=Severity.ERROR,
@@ -222,55 +233,30 @@ def _is_scaled(node: ast.AST) -> bool:
     bad="model = Model().to(device, dtype=torch.bfloat16)\noptimizer = AdamW(model.parameters())",
     good='model = Model().to(device)\nwith torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = model(batch)',
 )
-def half_weights(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    trained = _trained_names(file)
-    if not file.training_loops:
-        # The loop may live in another file; an optimizer over these very weights is evidence enough.
-        trained = {
-            part.id
-            for call in file.calls_of(*_ADAMS)
-            for value in call.args[:1]
-            for part in ast.walk(value)
-            if isinstance(part, ast.Name)
-        }
-    low_default = [
-        c for c in file.calls_of("torch.set_default_dtype") if c.args and file.resolve(c.args[0]) in _HALF
-    ]
-    for call in low_default if file.training_loops else []:
-        yield about.at(
-            file.path,
-            file.span(call),
-            "every new weight is in half precision; small updates are rounded away",
-        )
-    has_autocast = bool(_autocasts(file)) or "autocast" in file.identifiers
-    for node in file.of(ast.Assign):
-        if not isinstance(node.value, ast.Call):
+def half_weights(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from half_weights_asked_for(file, about)
+        return
+    for keyword in file.of(ast.keyword):
+        call = file.parents.get(keyword)
+        named = isinstance(call, ast.Call) and (dotted(call.func) or "").endswith(("Trainer", "Fabric"))
+        if named and keyword.arg == "precision" and is_constant(keyword.value, *PURE_HALF):
+            message = "the weights themselves are kept in half precision; use bf16-mixed"
+            yield about.at(file.path, file.span(keyword.value), message)
+    trains = bool(file.training_loops or file.step_functions)
+    # The loop may live in another file; an optimizer over these very weights is evidence enough.
+    trained = _trained_names(file) if trains else _optimized_names(file)
+    for call in file.calls_of("torch.set_default_dtype") if trains else []:
+        if call.args and file.resolve(call.args[0]) in _HALF:
+            message = "every new weight is in half precision; small updates are rounded away"
+            yield about.at(file.path, file.span(call), message)
+    for node in file.of(ast.Assign, ast.Expr):
+        cast = _cast_of(file, node, trained)
+        if cast is None:
             continue
-        target = node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
-        cast = node.value
-        if target not in trained or not isinstance(cast.func, ast.Attribute):
-            continue
-        given = cast.args[0] if cast.args else None
-        dtype = argument(cast, "dtype") or (cast.args[1] if len(cast.args) > 1 else given)
-        literal = cast.func.attr in ("bfloat16", "half") or (
-            cast.func.attr == "to" and dtype is not None and file.resolve(file.value_of(dtype)) in _HALF
-        )
-        from_settings = (
-            not has_autocast
-            and cast.func.attr == "to"
-            and argument(cast, "dtype") is not None
-            and isinstance(dtype, ast.Name)
-            and isinstance(file.value_of(dtype), ast.Call)
-            and any(word in ("config", "cfg", "args", "hparams") for word in words_of(file.value_of(dtype)))
-        )
-        if literal or from_settings:
-            what = (
-                "to half precision"
-                if literal
-                else f"to `{file.text(dtype)}` from the settings"
-                if dtype
-                else ""
-            )
+        literal = _casts_to_half(file, cast)
+        what = "to half precision" if literal else _cast_from_settings(file, cast)
+        if what:
             message = (
                 f"the trained weights are cast {what}: Adam's small updates are rounded away; use autocast"
             )
@@ -278,28 +264,79 @@ def half_weights(file: PythonFile, about: Rule) -> Iterator[Finding]:
             yield about.at(file.path, file.span(cast), message, severity=severity)
 
 
+def _cast_of(file: PythonFile, node: ast.AST, trained: set[str]) -> ast.Call | None:
+    """The call that makes or changes a trained module: `self.model = Net().to(...).cuda()`, `model.bfloat16()`."""
+    call = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return None
+    links = []
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        links.append(call)
+        call = call.func.value
+    held = (
+        dotted(node.targets[0])
+        if isinstance(node, ast.Assign)
+        else dotted(call)
+        if call is not None
+        else None
+    )
+    if held not in trained:
+        return None
+    return next(
+        (link for link in links if _casts_to_half(file, link) or _cast_from_settings(file, link)), None
+    )
+
+
+def _dtype_given(cast: ast.Call) -> ast.expr | None:
+    given = cast.args[0] if cast.args else None
+    return argument(cast, "dtype") or (cast.args[1] if len(cast.args) > 1 else given)
+
+
+def _casts_to_half(file: PythonFile, cast: ast.Call) -> bool:
+    assert isinstance(cast.func, ast.Attribute)
+    if cast.func.attr in ("bfloat16", "half"):
+        return not cast.args
+    dtype = _dtype_given(cast)
+    return cast.func.attr == "to" and dtype is not None and file.resolve(file.value_of(dtype)) in _HALF
+
+
+def _cast_from_settings(file: PythonFile, cast: ast.Call) -> str:
+    """Where the type comes from the settings and nothing in the file uses autocast: the sentence, else ''."""
+    assert isinstance(cast.func, ast.Attribute)
+    dtype = argument(cast, "dtype")
+    if cast.func.attr != "to" or not isinstance(dtype, ast.Name) or "autocast" in file.identifiers:
+        return ""
+    value = file.value_of(dtype)
+    asked = isinstance(value, ast.Call) and words_of(value) & {"config", "cfg", "args", "hparams"}
+    return f"to `{file.text(dtype)}` from the settings" if asked else ""
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {
+        name
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name | ast.Attribute) and (name := dotted(part))
+    }
+
+
+def _optimized_names(file: PythonFile) -> set[str]:
+    return {name for call in file.calls_of(*_ADAMS) for value in call.args[:1] for name in _names_in(value)}
+
+
 def _trained_names(file: PythonFile) -> set[str]:
-    """Names whose parameters go to an optimizer, or that are wrapped, called `model` or handed to a trainer that is."""
-    names: set[str] = set()
-    for call, name in file.calls:
-        if name in _ADAMS or (isinstance(call.func, ast.Name) and "optimizer" in call.func.id.lower()):
-            for value in call.args:
-                names |= {part.id for part in ast.walk(value) if isinstance(part, ast.Name)}
+    """Names whose parameters go to an optimizer, or that are handed as `model` to a trainer whose parameters do."""
+    names = _optimized_names(file)
     for call, _ in file.calls:
-        if isinstance(call.func, ast.Name | ast.Attribute):
-            parent = file.parents.get(call)
-            # One step back: `trainer = Trainer(model=model, ...)` and `trainer = Trainer(...).to(device)`.
-            while isinstance(parent, ast.Attribute | ast.Call):
-                parent = file.parents.get(parent)
-            if (
-                isinstance(parent, ast.Assign)
-                and isinstance(parent.targets[0], ast.Name)
-                and parent.targets[0].id in names
-            ):
-                names |= {
-                    k.value.id for k in call.keywords if isinstance(k.value, ast.Name) and k.arg == "model"
-                }
-    return names
+        if isinstance(call.func, ast.Name) and "optimizer" in call.func.id.lower():
+            names |= {name for value in call.args for name in _names_in(value)}
+    for call, _ in file.calls:
+        parent = file.parents.get(call)
+        # One step back: `trainer = Trainer(model=model, ...)` and `trainer = Trainer(...).to(device)`.
+        while isinstance(parent, ast.Attribute | ast.Call):
+            parent = file.parents.get(parent)
+        if isinstance(parent, ast.Assign) and dotted(parent.targets[0]) in names:
+            names |= {name for k in call.keywords if k.arg == "model" and (name := dotted(k.value))}
+    return names - {"self"}
 
 
 @rule(

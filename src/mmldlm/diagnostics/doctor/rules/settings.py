@@ -28,7 +28,9 @@ _FOLDERS = {
 }
 _FOREIGN = re.compile(
     r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|/templates?/|/workflows/|"
-    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|/tests?/|readthedocs|conda"
+    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|/tests?/|readthedocs|conda|"
+    # what Hydra wrote down about a run that was
+    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun)/"
 )
 _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from mmldlm.diagnostics.doctor.names import dotted
 from mmldlm.diagnostics.doctor.python_file import PythonFile, is_constant, is_method, words_of
 from mmldlm.diagnostics.doctor.registry import Rule, rule
+from mmldlm.diagnostics.doctor.rules.blocks import anomaly_detection_asked_for
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
+from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
 SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchronization"
 
@@ -148,6 +150,7 @@ def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.PYTHON,
+    Kind.YAML,
     code="SYN005",
     name="anomaly-detection-left-on",
     severity=Severity.WARNING,
@@ -155,11 +158,22 @@ def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     why="It records a traceback for every operation and checks every gradient for NaN.",
     effect="Documented: 'will slow down your program execution'; measured on the CPU (command in docs/doctor.md).",
     source="PyTorch docs, torch.autograd.set_detect_anomaly",
-    remedy="Behind a debug switch.",
+    fix="unsafe",
+    remedy="Behind a debug switch. Only the key detect_anomaly of a settings file has a fix.",
     bad="torch.autograd.set_detect_anomaly(True)",
     good="torch.autograd.set_detect_anomaly(args.debug)",
 )
-def anomaly_left_on(file: PythonFile, about: Rule) -> Iterator[Finding]:
+def anomaly_left_on(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from anomaly_detection_asked_for(file, about)
+        return
+    for keyword in file.of(ast.keyword):
+        if keyword.arg == "detect_anomaly" and is_constant(keyword.value, True):
+            yield about.at(
+                file.path,
+                file.span(keyword.value),
+                "anomaly detection slows every step; put it behind a debug switch",
+            )
     for call in file.calls_of("torch.autograd.set_detect_anomaly", "torch.autograd.detect_anomaly"):
         switched = file.resolve(call.func) == "torch.autograd.detect_anomaly" or (
             call.args and is_constant(call.args[0], True)
@@ -215,13 +229,24 @@ def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 )
                 and "grad" in words_of(part.func.value)
                 and names & set(_names(part.func.value))
-            ):
+            ) or (isinstance(part, ast.If) and _asks_gradient(file, part.test, names)):
                 yield about.at(
                     file.path,
-                    file.span(part),
+                    file.span(part.test if isinstance(part, ast.If) else part),
                     "waits for the GPU once per parameter; add norms on the device",
                 )
                 break
+
+
+def _asks_gradient(file: PythonFile, test: ast.expr, names: set[str]) -> bool:
+    """`if torch.isnan(p.grad).any():` for a parameter of the loop."""
+    return any(
+        isinstance(part, ast.Call)
+        and file.resolve(part.func) in _CHECKS
+        and "grad" in words_of(part)
+        and bool(names & _names(part))
+        for part in ast.walk(test)
+    )
 
 
 def _names(node: ast.AST) -> set[str]:
