@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit soak gpu format clean
+.PHONY: help demo test lint types unit soak gpu bench format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,11 @@ soak: $(STAMP)  ## the long-running tests
 
 gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
+
+bench: $(STAMP)  ## what the speed-ups are worth on this CPU, at a small shape, in a few minutes
+	$(BIN)/mmldlm benchmark --recipe laptop --ladder full --only packed --only 'scored rows' --only everything \
+	  --repeats 2 --steps 12 --warmup 3 --block 3 --gate-steps 5 --vocabulary 8192 --documents 8192 \
+	  batch.tokens_per_step=1024 train.device=cpu
 
 format: $(STAMP)  ## rewrite the code in our style
 	$(BIN)/ruff check --fix src tests

@@ -3,42 +3,40 @@
 #
 #   bash scripts/benchmark_training.sh [option of mmldlm benchmark ...] [section.key=value ...]
 #
-# Every option can also be given as an environment variable:
-#   RECIPE    recipe by name or file (small on a GPU, laptop without one)
-#   STORE     pair store (default: random documents)
-#   LENGTH    tokens of every random document     LENGTHS   shortest:longest random document (4:64)
-#   STEPS     timed steps (20)                    WARMUP    steps before the clock starts (5)
-#   REPEATS   processes per arm (3)               LADDER    short, full or none (short)
-#   GATE      steps of the loss gate (10)         OUT       folder of the report (a new one under TMPDIR)
-# Nothing in the repository is changed.
+# Every option of the command is also an environment variable, in capitals: RECIPE, STORE, LENGTH, LENGTHS, VOCABULARY,
+# CHANNELS, DOCUMENTS, STEPS, WARMUP, BLOCK, REPEATS, GATE_STEPS, TOLERANCE, TIMEOUT, MEMORY_LIMIT, SEED, LADDER, ARM, ONLY,
+# BASELINE, FAIL_IF, SWEEP, UNIT, OUT; FIND_BATCH=1 searches for the batch. What they mean: mmldlm benchmark --help
+# The report goes to a new folder under TMPDIR unless OUT names another. Nothing in the repository is changed.
 set -euo pipefail
 
 case "${1:-}" in
   --help | -h)
-    sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'
     exit 0
     ;;
 esac
 
-mmldlm=(mmldlm)
-if ! command -v mmldlm >/dev/null 2>&1; then
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if command -v mmldlm >/dev/null 2>&1; then
+  mmldlm=(mmldlm)
+elif [ -x "$root/.venv/bin/mmldlm" ]; then
+  mmldlm=("$root/.venv/bin/mmldlm")
+else
+  export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
   mmldlm=("${PYTHON:-python3}" -m mmldlm.cli.main)
 fi
 
-options=(--out "${OUT:-${TMPDIR:-/tmp}/mmldlm-benchmark-$(date +%Y%m%d-%H%M%S)}")
-add() {
-  if [ -n "$2" ]; then
-    options+=("$1" "$2")
+OUT=${OUT:-${TMPDIR:-/tmp}/mmldlm-benchmark-$(date +%Y%m%d-%H%M%S)}
+options=()
+for name in RECIPE STORE LENGTH LENGTHS VOCABULARY CHANNELS DOCUMENTS STEPS WARMUP BLOCK REPEATS GATE_STEPS TOLERANCE TIMEOUT \
+  MEMORY_LIMIT SEED LADDER ARM ONLY BASELINE FAIL_IF SWEEP UNIT OUT; do
+  if [ -n "${!name:-}" ]; then
+    option=${name,,}
+    options+=("--${option//_/-}" "${!name}")
   fi
-}
-add --recipe "${RECIPE:-}"
-add --store "${STORE:-}"
-add --length "${LENGTH:-}"
-add --lengths "${LENGTHS:-}"
-add --steps "${STEPS:-}"
-add --warmup "${WARMUP:-}"
-add --repeats "${REPEATS:-}"
-add --ladder "${LADDER:-}"
-add --gate-steps "${GATE:-}"
+done
+if [ "${FIND_BATCH:-0}" != 0 ]; then
+  options+=(--find-batch)
+fi
 
 PYTHONDONTWRITEBYTECODE=1 exec "${mmldlm[@]}" benchmark "${options[@]}" "$@"

@@ -50,7 +50,7 @@ def benchmark(
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_HOW)] = 20,
     warmup: Annotated[
         int, typer.Option(min=1, help="Steps before the clock starts.", rich_help_panel=_HOW)
-    ] = 5,
+    ] = 10,
     block: Annotated[
         int, typer.Option(min=1, help="Steps between two looks at the clock.", rich_help_panel=_HOW)
     ] = 5,
@@ -204,8 +204,6 @@ class Session:
         from mmldlm.diagnostics.benchmark.trial import Bench
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        for note in notes:
-            self._say(note)
         with Progress(self.console) as progress, _terminated_as_interrupted():
             bench = Bench(self.options, self.folder / "logs", self._say, progress.update)
             environment = describe_environment(["mmldlm", *sys.argv[1:]])
@@ -228,6 +226,9 @@ class Session:
         self.screen.print(f"report: {self.folder}", highlight=False, markup=False, soft_wrap=True)
         if result.partial:
             raise Interrupted(f"stopped; what was measured is in {self.folder}")
+        if not any(trial.measurement for trial in report.bench.trials):
+            self._say(f"mmldlm: nothing could be measured; the logs are in {report.bench.logs}")
+            raise typer.Exit(1)
 
 
 def _show(screen: Console, table: Table) -> None:

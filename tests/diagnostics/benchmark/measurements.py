@@ -17,10 +17,21 @@ def measurement(
     rates: list[float], *, gib: float = 1.0, losses: list[float | None] | None = None, flops: float = 100.0
 ) -> Measurement:
     """Blocks of two steps with 50 tokens and 5 documents each, at these tokens per second."""
-    blocks = [Block(2, 100 / rate, 10 / rate, 10, 100, 200, 2 * flops) for rate in rates]
+    blocks = [Block(2, 100 / rate, 10, 100, 200, 2 * flops) for rate in rates]
     memory = Memory(int(gib * 2**30), int(gib * 2**30), 7)
     return Measurement(
-        "cuda", "bf16", "varlen", True, 1.0, 2.0, 3.0, losses or [], blocks, memory, peak_flops=1000.0
+        "cuda",
+        "bf16",
+        "varlen",
+        True,
+        1.0,
+        2.0,
+        3.0,
+        losses or [],
+        blocks,
+        memory,
+        data_wait=0.1,
+        peak_flops=1000.0,
     )
 
 

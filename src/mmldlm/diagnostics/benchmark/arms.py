@@ -29,7 +29,14 @@ class Arm:
     @property
     def comparable(self) -> bool:
         """Whether its losses must be those of the reference: only how the work is done differs, not what is done."""
-        same = ("speed.", "data.num_workers=", "data.prefetch=", "data.pin_memory=", "batch.micro_tokens=")
+        same = (
+            "speed.",
+            "data.num_workers=",
+            "data.prefetch=",
+            "data.pin_memory=",
+            "batch.micro_",
+            "batch.adapt=",
+        )
         return all(word.startswith(same) for word in self.settings)
 
 
@@ -44,14 +51,15 @@ class Switch:
 
 
 SWITCHES = (
+    Switch("tf32", "speed.tf32=false", "speed.tf32=true", gpu_only=True),
     Switch("bf16", "speed.precision=fp32", "speed.precision=bf16", gpu_only=True),
     Switch("packed", "speed.layout=padded", "speed.layout=packed"),
     Switch("attention", "speed.attention=rows", "speed.attention=auto", gpu_only=True),
     Switch("scored rows", "speed.scored_rows=false", "speed.scored_rows=true"),
     Switch("compile", "speed.compile=false", "speed.compile=true"),
     Switch("fused optimizer", "speed.fused_optimizer=false", "speed.fused_optimizer=true"),
-    Switch("fused modulation", "speed.fused_modulation=false", "speed.fused_modulation=true", gpu_only=True),
-    Switch("device prefetch", "speed.device_prefetch=false", "speed.device_prefetch=true", gpu_only=True),
+    Switch("fused kernels", "speed.fused_kernels=false", "speed.fused_kernels=true", gpu_only=True),
+    Switch("overlap copies", "speed.overlap_copies=false", "speed.overlap_copies=true", gpu_only=True),
     Switch("cuda graphs", "speed.cuda_graphs=false", "speed.cuda_graphs=true", gpu_only=True),
 )
 PLAIN = ("speed.activation_checkpointing='off'",)  # bare, YAML would read a truth value
@@ -59,6 +67,7 @@ VARIANTS = (
     Arm("checkpointing selective", ("speed.activation_checkpointing=selective",)),
     Arm("checkpointing block", ("speed.activation_checkpointing=block",)),
     Arm("checkpointing budget", ("speed.activation_checkpointing=budget",)),
+    Arm("attention tiles", ("speed.attention=tiles",), gpu_only=True),
     Arm("attention varlen", ("speed.attention=varlen",), gpu_only=True),
     Arm("attention flex", ("speed.attention=flex",), gpu_only=True),
     Arm("attention sdpa", ("speed.attention=sdpa",)),
@@ -77,8 +86,8 @@ def ladder(kind: str, on_gpu: bool) -> list[Arm]:
     climbed = _rungs(on_gpu)
     if kind == "short":
         return [climbed[0], *(arm for arm in climbed if arm.name in ("bf16", EVERYTHING))]
-    found = [*climbed, *_left_out(on_gpu), *_variants(on_gpu)]
-    return _without_twins(found)
+    defaults = Arm("defaults", (), "what the recipe gives by itself")
+    return _without_twins([*climbed, defaults, *_left_out(on_gpu), *_variants(on_gpu)])
 
 
 def _settings(on: set[str]) -> tuple[str, ...]:

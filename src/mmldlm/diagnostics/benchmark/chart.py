@@ -88,7 +88,7 @@ def _memory_bars(axes: Axes, rows: list[Row]) -> None:
 
 
 def draw_sweep(sweep: Sweep, folder: Path) -> None:
-    """Time and memory against the key, with the work as a thin line; logarithmic where the values are numbers."""
+    """Time and memory against the key, with the work as a thin line; time on logarithmic axes."""
     points = [point for point in sweep.points if point.row.tokens_per_second is not None]
     numbers = [point.number for point in points]
     numeric = all(number is not None and number > 0 for number in numbers)
@@ -97,15 +97,19 @@ def draw_sweep(sweep: Sweep, folder: Path) -> None:
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         times = [point.row.seconds_per_step for point in points]
-        _curve(left, xs, times, "seconds per step", numeric)
+        _curve(left, xs, times, "seconds per step")
         flops = [point.row.flops_per_step for point in points]
         if times and times[0] and flops[0]:
             work = [times[0] * value / flops[0] for value in flops if value]
             left.plot(xs, work, color=GREY, linewidth=1, linestyle="--", label="as the work grows")
             left.legend()
-        _curve(right, xs, [(point.row.memory or 0) / 2**30 for point in points], "peak memory, GiB", numeric)
+        _curve(right, xs, [(point.row.memory or 0) / 2**30 for point in points], "peak memory, GiB")
+        right.set_ylim(bottom=0)
         for axes in (left, right):
             axes.set_xlabel(sweep.key)
+        if numeric and points:
+            _logarithmic(left, xs)
+            right.set_xticks(xs, [f"{x:,g}" for x in xs])
 
     _save(folder, (8.0, 3.4), draw)
 
@@ -118,8 +122,8 @@ def draw_search(search: Search, folder: Path) -> None:
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         rates = [one.row.tokens_per_second.median for one in tries if one.row.tokens_per_second]
-        _curve(left, xs, rates, "tokens/s", False)
-        _curve(right, xs, [(one.row.memory or 0) / 2**30 for one in tries], "peak memory, GiB", False)
+        _curve(left, xs, rates, "tokens/s")
+        _curve(right, xs, [(one.row.memory or 0) / 2**30 for one in tries], "peak memory, GiB")
         for axes in (left, right):
             axes.set_xlabel(KEY)
             axes.set_ylim(bottom=0)
@@ -127,16 +131,22 @@ def draw_search(search: Search, folder: Path) -> None:
     _save(folder, (8.0, 3.4), draw)
 
 
-def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str, logarithmic: bool) -> None:
+def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str) -> None:
     axes.plot(xs, ys, color=BLUE, marker="o", markersize=4)
     axes.set_ylabel(label)
     axes.grid()
-    if logarithmic and xs:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(xs, [f"{x:g}" for x in xs])
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+
+
+def _logarithmic(axes: Axes, xs: list[float]) -> None:
+    """In both directions, so that a power of the key is a straight line."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(xs, [f"{x:,g}" for x in xs])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    ticks = [base * 10.0**power for power in range(-6, 7) for base in (1, 2, 5)]
+    axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _save(folder: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:

@@ -39,8 +39,6 @@ class Block:
 
     steps: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
-    """Seconds in which the step had to wait for its data."""
     documents: int = 0
     tokens: int = 0
     """Real tokens, without padding."""
@@ -88,6 +86,10 @@ class Measurement:
     """Of the first steps; null where a loss was not finite."""
     blocks: list[Block] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
+    data_wait: float = 0.0
+    """Share of the timed steps in which the device waited for data."""
+    warnings: list[str] = field(default_factory=list)
+    """What the engine said, such as that it went on without a switch."""
     peak_flops: float | None = None
     """What the device could do per second in this precision; null where that is not known."""
 

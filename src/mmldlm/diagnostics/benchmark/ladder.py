@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ class Row:
     """Peak bytes, the largest of the repeats."""
     mfu: float | None = None
     data_wait: float | None = None
-    """Share of the time in which a step waited for its data."""
+    """Share of the time in which the device waited for data."""
     fill: float | None = None
     """Share of the places that held real tokens."""
     warmup_seconds: float | None = None
@@ -50,6 +51,8 @@ class Row:
     loss_difference: float | None = None
     gate: str = ""
     """pass, fail, or why there is no answer."""
+    warnings: list[str] = field(default_factory=list)
+    """What the engine said while it was measured."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a loss difference that is not finite is null, and the gate has failed."""
@@ -104,7 +107,8 @@ def reference_arm(bench: Bench, arms: Iterable[Arm]) -> Arm | None:
     )
     plain = Arm(REFERENCE, reference_settings())
     wanted = max(longest, _MICRO_TOKENS)
-    if bench.options.config(plain).batch.tokens_per_step <= wanted:
+    tokens = bench.options.config(plain).batch.tokens_per_step
+    if tokens is not None and tokens <= wanted:
         return plain
     return Arm(REFERENCE, (*plain.settings, f"batch.micro_tokens={wanted}"))
 
@@ -158,7 +162,6 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
     if not found:
         return row
     blocks = [block for one in found for block in one.blocks]
-    seconds, steps = sum(block.seconds for block in blocks), sum(block.steps for block in blocks)
     tokens, flops = sum(block.tokens for block in blocks), sum(block.flops for block in blocks)
     row.tokens_per_second = spread(_sample(trials))
     row.documents_per_second = (
@@ -166,10 +169,11 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
     )
     row.seconds_per_step = spread([[block.seconds / block.steps for block in blocks]]).median
     row.memory = max(one.memory.peak for one in found)
-    row.data_wait = sum(block.waited for block in blocks) / seconds
+    row.data_wait = statistics.median(one.data_wait for one in found)
+    row.warnings = list(dict.fromkeys(text for one in found for text in one.warnings))
     row.fill = tokens / sum(block.places for block in blocks)
     row.warmup_seconds = found[-1].warmup_seconds
-    row.flops_per_step = flops / steps
+    row.flops_per_step = flops / sum(block.steps for block in blocks)
     if found[0].peak_flops:
         row.mfu = row.tokens_per_second.median * flops / tokens / found[0].peak_flops
     return row

@@ -40,6 +40,7 @@ class Options:
         """All settings of an arm, in the order in which they win."""
         return (
             f"train.seed={self.seed}",
+            "batch.adapt=false",  # out of memory is an answer here
             *self.settings,
             f"data.store={self.store.absolute()}",
             *arm.settings,

@@ -62,11 +62,8 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
     usable = [arm for arm in chosen if gpu or not arm.gpu_only]
     if baseline not in [arm.name for arm in usable]:
         raise UserError(f"--baseline {baseline}: this arm needs a GPU, and there is none; choose another")
-    notes = [
-        f"{arm.name}: left out, it is for a GPU and there is none"
-        for arm in chosen
-        if not (gpu or not arm.gpu_only)
-    ]
+    left_out = [arm.name for arm in chosen if arm.gpu_only and not gpu]
+    notes = [f"left out, because there is no GPU: {', '.join(left_out)}"] if left_out else []
     names = [arm.name for arm in usable]
     names.append(again(next(arm for arm in usable if arm.name == baseline)).name)
     return Plan(usable, baseline, [parse_condition(text, names) for text in wanted.fail_if], notes)

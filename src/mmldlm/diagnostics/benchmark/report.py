@@ -84,7 +84,8 @@ class Report:
     def remarks(self, result: Result) -> list[str]:
         """What stands below the table, for people."""
         if isinstance(result, Comparison):
-            return [*self.notes, *_noise_lines(result), *self._gate_lines()]
+            said = [f"{row.name}: {text}" for row in result.rows for text in row.warnings]
+            return [*self.notes, *said, *_noise_lines(result), *self._gate_lines()]
         if isinstance(result, Search) and result.stopped_by:
             return [*self.notes, f"the search ended early: {result.stopped_by}"]
         return self.notes

@@ -6,6 +6,7 @@ validation and checkpoints. The device is idle at both ends of every timed block
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -57,7 +58,7 @@ class Drive:
         run = RunFolder(folder)
         run.create()
         self.trainer = Trainer(setup, run, Hooks(lambda denoiser: {}, lambda denoiser, step: [], Unseen()))
-        self.batches: Iterator[StepBatch] = self.trainer._batches()
+        self.batches: Iterator[StepBatch | UserError] = self.trainer._batches()
 
     def close(self) -> None:
         """End the loader and give the folder free."""
@@ -79,8 +80,20 @@ class Drive:
     def loss(self) -> float | None:
         """One step, and its loss read from the device."""
         self.block(1)
-        value = float(self.trainer.interval.fields()["loss"])
+        value = float(self.read()["loss"])
         return value if math.isfinite(value) else None
+
+    def read(self) -> dict[str, Any]:
+        """What the engine says about the steps since the last call; waits for the device."""
+        return self.trainer.interval.fields()
+
+    def memory(self) -> Memory:
+        """Peaks so far. Replaying a recorded graph allocates nothing, so its peak was taken at the recording."""
+        if self.device.type != "cuda":
+            return Memory(resident=resident_peak())
+        recorded = self.trainer.stepper.graphs.peak if self.trainer.stepper.graphs else 0
+        allocated = max(recorded, torch.cuda.max_memory_allocated(self.device))
+        return Memory(allocated, torch.cuda.max_memory_reserved(self.device), resident_peak())
 
     def _step(self, into: Block) -> None:
         began = time.perf_counter()
@@ -89,7 +102,6 @@ class Drive:
         if isinstance(batch, UserError):  # met in a loader process
             raise batch
         self.trainer._one_step(batch, waited)
-        into.waited += waited
         into.documents += batch.num_documents
         into.tokens += batch.num_tokens
         into.places += batch.num_places
@@ -120,18 +132,34 @@ def measure(job: Job) -> Measurement:
     config = load_recipe(job.recipe, list(job.settings))
     runtime = start_runtime(config)
     _limit_memory(runtime, job.memory_limit)
-    with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
         drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
         found = Measurement(
-            str(runtime.device), runtime.precision, runtime.attention, runtime.compile,
+            str(runtime.device), runtime.precision, drive.setup.denoiser.kernels.attention, runtime.compile,
             set_up_seconds=time.perf_counter() - began, peak_flops=peak_flops(runtime.device, runtime.precision),
+            warnings=warnings,
         )  # fmt: skip
         try:
             _run(drive, job, found)
         finally:
             drive.close()
-    found.memory = _memory(runtime)
+        found.memory = drive.memory()
     return found
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Warnings of the engine while this lasts, each once."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mmldlm")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        said[:] = dict.fromkeys(said)
 
 
 def _run(drive: Drive, job: Job, found: Measurement) -> None:
@@ -147,7 +175,9 @@ def _run(drive: Drive, job: Job, found: Measurement) -> None:
         if idx == 0 and not job.gate_steps:
             found.first_step_seconds = seconds
     found.warmup_seconds = time.perf_counter() - began
+    drive.read()
     found.blocks = [drive.block(steps) for steps in block_sizes(job.steps, job.block)]
+    found.data_wait = float(drive.read()["data_wait"])
 
 
 def block_sizes(steps: int, block: int) -> list[int]:
@@ -160,15 +190,6 @@ def resident_peak() -> int:
     """Largest memory of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _memory(runtime: Runtime) -> Memory:
-    if runtime.device.type != "cuda":
-        return Memory(resident=resident_peak())
-    device = runtime.device
-    return Memory(
-        torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), resident_peak()
-    )
 
 
 def _limit_memory(runtime: Runtime, limit: int | None) -> None:
@@ -188,6 +209,8 @@ def explain(error: Exception) -> dict[str, str]:
         isinstance(error, RuntimeError) and starved
     ):
         return {"kind": "memory", "reason": "out of memory"}
+    if isinstance(error, UserError) and text.startswith("out of memory"):
+        return {"kind": "memory", "reason": text}
     if isinstance(error, UserError):
         return {"kind": "settings", "reason": str(error)}
     return {"kind": "error", "reason": f"{type(error).__name__}: {text}"}

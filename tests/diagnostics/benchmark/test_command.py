@@ -1,0 +1,110 @@
+"""The command as people type it: real processes, files, exit codes, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mmldlm.cli.main import app
+from mmldlm.errors import UserError
+from tests.runs import write_recipe
+from tests.stores import write_store
+
+COMMAND = [
+    sys.executable,
+    "-m",
+    "mmldlm.cli.main",
+    "benchmark",
+    "--steps",
+    "4",
+    "--block",
+    "2",
+    "--warmup",
+    "1",
+]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("command")
+    store = write_store(folder / "store").path
+    return ["--recipe", str(write_recipe(folder, store)), "--store", str(store), "train.device=cpu"]
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
+    )
+
+
+def test_arms_are_compared_gated_and_judged(words, tmp_path):
+    done = run(
+        *words, "--repeats", "1", "--gate-steps", "2", "--arm", "padded: speed.layout=padded",
+        "--arm", "dead: speed.attention=varlen", "--arm", "packed: speed.layout=packed", "--out", "report",
+        "--fail-if", "loss_difference(packed)>1e-4", "--fail-if", "memory(packed)>1KiB", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    result = json.loads((tmp_path / "report" / "result.json").read_text())
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ["padded", "padded again", "dead", "packed"]
+    assert "needs a GPU" in rows["dead"]["failure"]
+    assert (rows["packed"]["gate"], rows["packed"]["failure"]) == ("pass", None)
+    assert [outcome["failed"] for outcome in result["conditions"]] == [False, True]
+    assert result["noise"]["low"] <= result["noise"]["high"]
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "result.json", "table.md", "chart.png", "chart.svg", "logs",
+    }  # fmt: skip
+    assert "packed" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tmp_path):
+    with subprocess.Popen(
+        [*COMMAND, *words, "--gate-steps", "0", "--steps", "4", "--arm", "a: speed.layout=packed",
+         "--arm", "b: train.log_every=9", "--out", "report"],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        result = tmp_path / "report" / "result.json"
+        logs = tmp_path / "report" / "logs"
+        ends = time.monotonic() + 60
+        while not (result.is_file() and len(list(logs.iterdir())) == 2):
+            assert process.poll() is None
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "what was measured is in report" in told
+    assert "Traceback" not in told
+    found = json.loads(result.read_text())
+    assert found["partial"]
+    assert [row["failure"] for row in found["rows"]] == [None, "not measured", "not measured"]
+    assert "Partial" in (tmp_path / "report" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(("extra", "told"), [
+    (["--arm", "x: speed.fly=1"], "arm 'x': command line: unknown setting speed.fly"),
+    (["--ladder", "none"], "--ladder none: nothing is left to measure"),
+    (["--ladder", "tall"], "--ladder tall: allowed are full, short, none"),
+    (["--only", "x"], "no arm is called 'x'; the arms are baseline"),
+    (["--baseline", "bf16"], "--baseline bf16: this arm needs a GPU"),
+    (["--fail-if", "speedup(x,baseline)<1"], "no arm is called 'x'"),
+    (["--find-batch"], "give a limit, such as --memory-limit 4GiB"),
+    (["--find-batch", "--memory-limit", "much"], "--memory-limit much: write a number with a unit"),
+    (["--find-batch", "--memory-limit", "4GiB", "--ladder", "full"], "--ladder: has no use together with --find-batch"),
+    (["--sweep", "speed.fly=1,2"], "unknown setting speed.fly"),
+    (["--sweep", "length=8,16"], "length needs a synthetic store; leave out --store"),
+])  # fmt: skip
+def test_a_mistake_is_told_before_anything_is_measured(extra, told, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["benchmark", *words, *extra])
+    assert isinstance(done.exception, UserError)
+    assert told in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
