@@ -276,18 +276,28 @@ def probe(
         ),
     ] = None,
     graph_breaks: Annotated[bool, typer.Option(help="Also trace with torch.compile's front end.")] = True,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu or cuda, for our own model (default: auto).")
+    ] = None,
 ) -> None:
     """Run one forward and backward and list parameters without gradient, host syncs, graph breaks, odd types."""
     from mmldlm.diagnostics.doctor.probe import load_target
     from mmldlm.diagnostics.doctor.probe import probe as run_probe
+    from mmldlm.errors import UserError
 
     if target is not None:
+        if device is not None:
+            raise UserError(
+                f"--device {device}: {target} decides itself where its module lives; leave it out"
+            )
         reports = [run_probe(target, *load_target(target), graph_breaks=graph_breaks)]
     else:
+        from mmldlm.cli.device import device_of
         from mmldlm.config import MODES
         from mmldlm.diagnostics.doctor.probe_own import own_target
 
-        reports = [run_probe(mode, *own_target(mode), graph_breaks=graph_breaks) for mode in MODES]
+        place = device_of(device or "auto")
+        reports = [run_probe(mode, *own_target(mode, place), graph_breaks=graph_breaks) for mode in MODES]
     for report in reports:
         typer.echo(f"{report.name}: loss {report.loss:.4f} ({report.loss_dtype})")
         for title, entries in (

@@ -1,6 +1,7 @@
 """Preflight, environment block, settings and probe."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,50 @@ def test_probe_finds_what_reading_cannot() -> None:
     assert any("bfloat16" in line for line in report.dtypes)
     assert report.graph_breaks
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_probe_sees_masks_as_indices_and_other_waits() -> None:
+    weight = torch.nn.Parameter(torch.ones(6))
+    net = torch.nn.ParameterList([weight])
+    mask, counts = torch.tensor([True, False] * 3), torch.tensor([1, 2])
+
+    def loss() -> torch.Tensor:
+        filled = weight.clone()
+        filled[mask] = 0.0  # one number: done without a count
+        picked = weight[mask].sum()
+        spread = torch.repeat_interleave(torch.arange(2), counts, output_size=3)
+        free = torch.repeat_interleave(torch.arange(2), counts)
+        return filled.sum() + picked + weight[spread].sum() + weight[free].sum()
+
+    waits = Counter(place.split(": ", 1)[1] for place in probe("masks", net, loss, graph_breaks=False).syncs)
+    # The gradient of a mask as an index is another one.
+    assert waits == {"a boolean index": 2, "repeat_interleave without output_size": 1}
+
+
+def test_errors_of_the_probed_code_are_one_line() -> None:
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"net: RuntimeError at .*py:\d+: mat1 and mat2"):
+        probe("net", net, lambda: net(torch.ones(1, 3)).sum())
+    with pytest.raises(UserError, match="one element, not Tensor"):
+        probe("net", net, lambda: net(torch.ones(1, 2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu_waits_are_found_and_our_own_model_has_none(mode: str) -> None:
+    report = probe(mode, *own_target(mode, "cuda"), graph_breaks=False)
+    assert not report.syncs
+    net = torch.nn.Linear(4, 4).cuda()
+    x = torch.randn(2, 4, device="cuda")
+
+    def loss() -> torch.Tensor:
+        y = net(x)
+        y.detach().cpu()
+        return y.sum() / y.abs().max().item()
+
+    assert sum(probe("net", net, loss, graph_breaks=False).syncs.values()) >= 2
+    assert {check.status for check in run_preflight(Path()) if check.name == "gpu"} <= {"ok", "warn"}
 
 
 def test_probe_of_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

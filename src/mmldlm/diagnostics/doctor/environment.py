@@ -92,10 +92,25 @@ def _torch_lines() -> list[str]:
         return [f"torch: cannot be imported ({error})"]
     lines = [f"torch CUDA: {torch.version.cuda}", f"cuDNN: {torch.backends.cudnn.version()}"]
     if torch.cuda.is_available():
-        lines.append(f"NCCL: {'.'.join(map(str, torch.cuda.nccl.version()))}")
-        for index in range(torch.cuda.device_count()):
-            props = torch.cuda.get_device_properties(index)
-            lines.append(
-                f"gpu {index}: {props.name}, {props.total_memory / 2**30:.0f} GiB, {props.major}.{props.minor}"
-            )
+        lines += [f"NCCL: {_nccl_version()}", *map(_gpu_line, range(torch.cuda.device_count()))]
     return lines
+
+
+def _nccl_version() -> str:
+    import torch
+
+    try:
+        version = torch.cuda.nccl.version()
+    except (RuntimeError, AttributeError) as error:
+        return f"unknown ({error})"
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _gpu_line(index: int) -> str:
+    import torch
+
+    try:
+        props = torch.cuda.get_device_properties(index)
+    except (RuntimeError, AssertionError) as error:
+        return f"gpu {index}: cannot be used ({' '.join(str(error).split())[:120]})"
+    return f"gpu {index}: {props.name}, {props.total_memory / 2**30:.0f} GiB, {props.major}.{props.minor}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import socket
@@ -56,13 +57,12 @@ def _torch() -> Iterator[Check]:
     except (ImportError, OSError) as error:
         yield Check("torch", "fail", f"cannot be imported: {error}", "install torch>=2.11")
         return
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    good = version >= OLDEST_TORCH
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    numbers = re.findall(r"\d+", torch.__version__)[:2]
+    good = tuple(map(int, numbers)) >= OLDEST_TORCH
     yield Check(
         "torch",
         "ok" if good else "fail",
-        f"{torch.__version__}, {build}",
+        f"{torch.__version__}, {_build()}",
         "" if good else "2.11 or later is needed",
     )
     if not torch.cuda.is_available():
@@ -70,23 +70,57 @@ def _torch() -> Iterator[Check]:
         yield Check("gpu", "warn", f"none: {why}", "training runs on the CPU, slowly")
         return
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        props = torch.cuda.get_device_properties(index)
-        busy = free < 0.9 * total
-        room = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        detail = f"{index}: {props.name}, {room}, compute {props.major}.{props.minor}"
-        yield Check("gpu", "warn" if busy else "ok", detail, "somebody else uses this GPU" if busy else "")
-    bf16 = torch.cuda.is_bf16_supported()
+        yield _gpu(index)
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     yield Check(
         "bfloat16",
         "ok" if bf16 else "warn",
         "supported" if bf16 else "not supported",
         "" if bf16 else "use fp16",
     )
-    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        yield Check("nccl", "ok", ".".join(map(str, torch.cuda.nccl.version())))
-    else:
-        yield Check("nccl", "warn", "not in this build", "several GPUs need it")
+    yield _nccl()
+
+
+def _build() -> str:
+    import torch
+
+    hip = getattr(torch.version, "hip", None)
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {hip}" if hip else "CPU build"
+
+
+def _gpu(index: int) -> Check:
+    """One GPU: what it is, how much of its memory is free, and whether a kernel runs on it."""
+    import torch
+
+    try:
+        props = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        answer = float((torch.ones(8, device=f"cuda:{index}") * 2).sum())
+    except (RuntimeError, AssertionError) as error:  # in use exclusively, out of memory, no kernel for it
+        problem = " ".join(str(error).split())[:160]
+        return Check(
+            "gpu", "fail", f"{index}: cannot be used: {problem}", "see nvidia-smi; free it or leave it out"
+        )
+    room = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    detail = f"{index}: {props.name}, {room}, compute {props.major}.{props.minor}"
+    if answer != 16.0:
+        return Check(
+            "gpu", "fail", f"{detail}, computes wrongly (16 became {answer})", "restart or replace it"
+        )
+    busy = free < 0.9 * total
+    return Check("gpu", "warn" if busy else "ok", detail, "somebody else uses this GPU" if busy else "")
+
+
+def _nccl() -> Check:
+    import torch
+
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return Check("nccl", "warn", "not in this build", "several GPUs need it")
+    try:
+        version = torch.cuda.nccl.version()
+    except (RuntimeError, AttributeError) as error:
+        return Check("nccl", "warn", f"does not tell its version: {error}", "several GPUs need it")
+    return Check("nccl", "ok", ".".join(map(str, version)) if isinstance(version, tuple) else str(version))
 
 
 def _driver() -> Iterator[Check]:

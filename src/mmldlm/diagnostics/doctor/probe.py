@@ -6,13 +6,14 @@ user returns the module and a function without arguments that gives its loss.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from mmldlm.errors import UserError
 LossFunction = Callable[[], Any]
 _SYNCS = {
     "aten::_local_scalar_dense": ".item(), float(), int() or a branch on a tensor",
-    "aten::nonzero": "nonzero or a boolean index",
-    "aten::masked_select": "masked_select or a boolean index",
+    "aten::nonzero": "nonzero",
+    "aten::masked_select": "masked_select",
     "aten::unique_dim": "unique",
     "aten::_unique2": "unique",
     "aten::equal": "torch.equal",
+    "aten::bincount": "bincount",
 }
 """Operations whose result the host must wait for, on any device."""
+_CUDA_SYNC = "called a synchronizing CUDA operation"
 
 
 @dataclass
@@ -61,13 +64,15 @@ def load_target(target: str) -> tuple[Any, LossFunction]:
         raise UserError(f"{target!r}: write module:function, such as train:probe")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(name), function)()
+        module = _run(target, lambda: importlib.import_module(name))
+        maker = getattr(module, function, None)
+        if not callable(maker):
+            raise UserError(f"{target}: the module has no function {function!r}; name one of its functions")
+        made = _run(target, maker)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{target}: cannot be imported from {Path.cwd()}: {error}; run in the folder of the module"
         ) from error
-    except AttributeError as error:
-        raise UserError(f"{target}: {error}; name a function of the module") from error
     finally:
         sys.path.pop(0)
     if (
@@ -82,33 +87,76 @@ def load_target(target: str) -> tuple[Any, LossFunction]:
     return made
 
 
+def _run(name: str, function: Callable[[], Any]) -> Any:
+    """Call foreign code; its errors are told in one line with the place where they arose."""
+    try:
+        return function()
+    except (UserError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = " ".join(str(error).split())[:300]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise UserError(f"{name}: {type(error).__name__} at {place}: {what}") from error
+
+
 def probe(name: str, module: Any, loss_function: LossFunction, *, graph_breaks: bool = True) -> ProbeReport:
     """Run one forward and backward and report."""
     import torch
 
     module.zero_grad(set_to_none=True)
     watcher = _make_watcher()
-    with watcher:
-        loss = loss_function()
+    with _cuda_sync_warnings() as waits, watcher:
+        loss = _run(name, loss_function)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UserError(f"{name}: the loss must be a tensor with one element, not {type(loss).__name__}")
-        loss.backward()
+        _run(name, loss.backward)
     report = ProbeReport(name, float(loss.detach()), str(loss.dtype).removeprefix("torch."))
     for parameter_name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            report.without_gradient.append(parameter_name)
-        elif not bool(torch.isfinite(parameter.grad).all()):
-            report.nonfinite_gradient.append(parameter_name)
-        elif not bool(parameter.grad.any()):
-            report.zero_gradient.append(parameter_name)
+        if parameter.requires_grad:
+            _judge_gradient(report, parameter_name, parameter.grad)
     report.syncs = dict(watcher.syncs)
+    if len(waits) > watcher.syncs.total():  # CUDA itself saw more than the operations tell
+        report.syncs["elsewhere, as CUDA reports"] = len(waits) - watcher.syncs.total()
     report.dtypes = _dtype_surprises(module, watcher, report)
     module.zero_grad(set_to_none=True)
     if graph_breaks:
         report.graph_breaks = _find_breaks(loss_function)
     return report
+
+
+def _judge_gradient(report: ProbeReport, name: str, gradient: Any) -> None:
+    if gradient is None:
+        report.without_gradient.append(name)
+        return
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    if not bool(values.isfinite().all()):
+        report.nonfinite_gradient.append(name)
+    elif not bool(values.any()):
+        report.zero_gradient.append(name)
+
+
+@contextlib.contextmanager
+def _cuda_sync_warnings() -> Iterator[list[str]]:
+    """The host waits that the CUDA allocator and kernels report themselves; nothing without a GPU."""
+    import torch
+
+    found: list[str] = []
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            found += [str(entry.message) for entry in caught if _CUDA_SYNC in str(entry.message)]
+    for entry in caught:
+        if _CUDA_SYNC not in str(entry.message):
+            warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
 
 
 def _make_watcher() -> Any:
@@ -118,18 +166,19 @@ def _make_watcher() -> Any:
     class Watcher(TorchDispatchMode):
         """Sees every operation of the forward and backward."""
 
+        supports_higher_order_operators = True  # FlexAttention is one
+
         def __init__(self) -> None:
             super().__init__()
             self.syncs: Counter[str] = Counter()
             self.double: Counter[str] = Counter()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            operation = func.name().split(".")[0]
-            if operation in _SYNCS:
-                self.syncs[f"{_caller()}: {_SYNCS[operation]}"] += 1
-            elif operation == "aten::_to_copy" and _leaves_gpu(args, result):
-                self.syncs[f"{_caller()}: copy to the host"] += 1
+            kwargs = kwargs or {}
+            result = func(*args, **kwargs)
+            wait = _wait_of(func.name().split(".")[0], args, kwargs, result)
+            if wait:
+                self.syncs[f"{_caller()}: {wait}"] += 1
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
                 self.double[_caller()] += 1
             return result
@@ -137,9 +186,32 @@ def _make_watcher() -> Any:
     return Watcher()
 
 
-def _leaves_gpu(args: Any, result: Any) -> bool:
-    source = args[0] if args else None
-    return getattr(getattr(source, "device", None), "type", "cpu") != "cpu" and result.device.type == "cpu"
+def _wait_of(operation: str, args: Any, kwargs: Any, result: Any) -> str:
+    """Why the host has to wait for an operation, or ''."""
+    if operation in _SYNCS:
+        return _SYNCS[operation]
+    if operation in ("aten::index", "aten::index_put", "aten::index_put_"):
+        return "a boolean index" if _is_boolean_index(operation, args) else ""
+    if operation == "aten::repeat_interleave" and kwargs.get("output_size") is None and len(args) < 2:
+        return "repeat_interleave without output_size"
+    if operation == "aten::_to_copy" and _device(args[0]) != "cpu" and _device(result) == "cpu":
+        return "" if kwargs.get("non_blocking") else "copy to the host"
+    if operation == "aten::copy_" and _device(args[1]) != "cpu" and _device(args[0]) == "cpu":
+        return "" if kwargs.get("non_blocking") or (len(args) > 2 and args[2]) else "copy to the host"
+    return ""
+
+
+def _is_boolean_index(operation: str, args: Any) -> bool:
+    """A mask as an index needs its count on the host; only assigning one number is done without."""
+    masks = [
+        index for index in args[1] if index is not None and str(index.dtype) in ("torch.bool", "torch.uint8")
+    ]
+    one_number = operation != "aten::index" and len(args[1]) == 1 and args[2].numel() == 1
+    return bool(masks) and not one_number
+
+
+def _device(value: Any) -> str:
+    return getattr(getattr(value, "device", None), "type", "cpu")
 
 
 def _caller() -> str:
@@ -175,6 +247,7 @@ def _dtype_surprises(module: Any, watcher: Any, report: ProbeReport) -> list[str
 
 def _find_breaks(loss_function: LossFunction) -> list[str] | None:
     import torch
+    import torch._dynamo
 
     try:
         with warnings.catch_warnings():
@@ -185,9 +258,9 @@ def _find_breaks(loss_function: LossFunction) -> list[str] | None:
         return [f"cannot be traced: {' '.join(str(error).split())[:200]}"]
     finally:
         torch._dynamo.reset()
-    breaks = []
+    breaks: Counter[str] = Counter()
     for reason in explanation.break_reasons:
-        frame = reason.user_stack[-1] if reason.user_stack else None
+        frame = reason.user_stack[-1] if getattr(reason, "user_stack", None) else None
         place = f"{Path(frame.filename).name}:{frame.lineno}: " if frame else ""
-        breaks.append(place + " ".join(str(reason.reason).split())[:160])
-    return breaks
+        breaks[place + " ".join(str(reason.reason).split())[:160]] += 1
+    return [f"{text} (x{count})" if count > 1 else text for text, count in breaks.items()]

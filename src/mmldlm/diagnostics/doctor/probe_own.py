@@ -9,8 +9,8 @@ from mmldlm.diagnostics.doctor.probe import LossFunction
 _LENGTHS = (3, 12, 7, 5)
 
 
-def own_target(mode: str) -> tuple[Any, LossFunction]:
-    """A tiny denoiser with its objective on four random documents, all in one mode."""
+def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
+    """A tiny denoiser with its objective on four random documents, all in one mode, on a device."""
     import numpy as np
     import torch
 
@@ -22,6 +22,7 @@ def own_target(mode: str) -> tuple[Any, LossFunction]:
     from mmldlm.model.denoiser import DataShape, Denoiser
     from mmldlm.model.weights import init_weights
     from mmldlm.objective.joint import Active, Objective
+    from mmldlm.types import to_device
 
     shape = DataShape(vocab_size=97, num_slots=2, num_channels=5, max_length=max(_LENGTHS))
     corruption_config = CorruptionConfig(
@@ -43,8 +44,9 @@ def own_target(mode: str) -> tuple[Any, LossFunction]:
     corruption = Corruption(corruption_config, 0, shape.vocab_size)
     positions = np.arange(len(lengths), dtype=np.int64)
     keys = randomness.make_key(7, ids)
-    batch = corruption.corrupt(make_batch(documents, latents, positions, keys))
+    batch = to_device(corruption.corrupt(make_batch(documents, latents, positions, keys)), device)
     counts = corruption.count(lengths, corruption.times(positions, keys), shape.num_slots)
     active = Active.of(corruption_config, objective_config, length_modelled=True)
     objective = Objective(objective_config, corruption.latent, active)
+    denoiser = denoiser.to(device)
     return denoiser, lambda: objective(denoiser, batch, counts).loss
