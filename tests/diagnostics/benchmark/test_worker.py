@@ -1,6 +1,7 @@
 """The fresh process: it trains what the trainer trains, counts real work, and every way to die is told apart."""
 
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from mmldlm.diagnostics.benchmark import trial
 from mmldlm.diagnostics.benchmark.job import Job, Measurement
 from mmldlm.diagnostics.benchmark.trial import Failure, run_job
-from mmldlm.diagnostics.benchmark.worker import OverLimitError, block_sizes, explain, measure
+from mmldlm.diagnostics.benchmark.worker import Drive, OverLimitError, block_sizes, explain, main, measure
 from mmldlm.errors import UserError
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
@@ -68,6 +69,26 @@ def test_a_process_that_grows_past_its_limit_is_stopped_and_told_as_memory(job):
 ])  # fmt: skip
 def test_every_cause_of_death_has_a_kind_and_a_line(error, kind, reason):
     assert explain(error) == {"kind": kind, "reason": reason}
+
+
+def test_a_failure_is_the_file_that_is_left(job, tmp_path):
+    (tmp_path / "job.json").write_text(
+        json.dumps(Job(job.recipe, ("speed.attention=varlen",), 1, 1, 1).to_json())
+    )
+    main(tmp_path / "job.json", tmp_path / "result.json")
+    failure = json.loads((tmp_path / "result.json").read_text())["failure"]
+    assert failure["kind"] == "settings"
+    assert "speed.attention=varlen: needs a GPU" in failure["reason"]
+
+
+def test_what_the_engine_warns_of_is_kept_once(job, monkeypatch):
+    def warn(self, steps):
+        logging.getLogger("mmldlm.train.attempt").warning("torch.compile failed, going on without it")
+        return run_block(self, steps)
+
+    run_block = Drive.block
+    monkeypatch.setattr(Drive, "block", warn)
+    assert measure(job).warnings == ["torch.compile failed, going on without it"]
 
 
 DEATHS = {

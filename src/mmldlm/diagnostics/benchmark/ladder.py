@@ -41,6 +41,9 @@ class Row:
     verdict: str = ""
     memory: int | None = None
     """Peak bytes, the largest of the repeats."""
+    resident: int | None = None
+    """Peak bytes of the process on the host."""
+    set_up_seconds: float | None = None
     mfu: float | None = None
     data_wait: float | None = None
     """Share of the time in which the device waited for data."""
@@ -169,10 +172,12 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
     )
     row.seconds_per_step = spread([[block.seconds / block.steps for block in blocks]]).median
     row.memory = max(one.memory.peak for one in found)
+    row.resident = max(one.memory.resident for one in found)
+    row.set_up_seconds = statistics.median(one.set_up_seconds for one in found)
     row.data_wait = statistics.median(one.data_wait for one in found)
     row.warnings = list(dict.fromkeys(text for one in found for text in one.warnings))
     row.fill = tokens / sum(block.places for block in blocks)
-    row.warmup_seconds = found[-1].warmup_seconds
+    row.warmup_seconds = statistics.median(one.warmup_seconds for one in found)
     row.flops_per_step = flops / sum(block.steps for block in blocks)
     if found[0].peak_flops:
         row.mfu = row.tokens_per_second.median * flops / tokens / found[0].peak_flops

@@ -9,7 +9,7 @@ from mmldlm.diagnostics.benchmark.find_batch import Search
 from mmldlm.diagnostics.benchmark.ladder import Comparison, Row
 from mmldlm.diagnostics.benchmark.sweep import Sweep
 
-_LONG = ("change", "documents/s", "data wait", "fill", "warm-up s")
+_LONG = ("change", "set-up s", "documents/s", "data wait", "fill", "warm-up s")
 Cell = Callable[[Row], str]
 
 
@@ -69,6 +69,8 @@ COLUMNS: dict[str, Cell] = {
     "s/step": lambda row: seconds(row.seconds_per_step),
     "speed-up (95 %)": _speedup,
     "peak GiB": lambda row: gib(row.memory),
+    "host GiB": lambda row: gib(row.resident) if row.resident != row.memory else "",
+    "set-up s": lambda row: seconds(row.set_up_seconds),
     "MFU": lambda row: share(row.mfu),
     "data wait": lambda row: share(row.data_wait),
     "fill": lambda row: share(row.fill),
@@ -85,7 +87,7 @@ def _filled(names: list[str], rows: list[Row]) -> list[str]:
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each arm."""
     rows = comparison.rows
-    columns = _filled(list(COLUMNS), rows)
+    columns = _filled([name for name in COLUMNS if name not in ("host GiB", "set-up s")], rows)
     cells = [
         [row.name, row.change, *(COLUMNS[name](row) for name in columns), row.failure or row.verdict]
         for row in rows
@@ -96,7 +98,9 @@ def comparison_table(comparison: Comparison) -> Table:
 def sweep_table(sweep: Sweep) -> Table:
     """A row for each value, with the growth of time, memory and work since the first."""
     rows = [point.row for point in sweep.points]
-    columns = _filled(["tokens/s (quartiles)", "documents/s", "s/step", "peak GiB", "MFU"], rows)
+    columns = _filled(
+        ["tokens/s (quartiles)", "documents/s", "s/step", "peak GiB", "host GiB", "set-up s", "MFU"], rows
+    )
     growth = [sweep.growth(what) for what in ("seconds_per_step", "memory", "flops_per_step")]
     cells = [
         [
