@@ -112,12 +112,12 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
         for node in file.inside(function):
             if not isinstance(node, ast.Call) or file.span(node).line >= line:
                 continue
-            removal = file.resolve(node.func) in ("shutil.rmtree", "os.remove", "os.unlink")
-            if not removal or not node.args or not _same_block_before(file, node, save):
+            gone = _removed_by(file, node)
+            if gone is None or not _same_block_before(file, node, save):
                 continue
-            removed = dotted(node.args[0])
+            removed = dotted(gone)
             about_checkpoints = removed is not None and (
-                removed.lower() in target or _is_old(removed) or _is_each_checkpoint(file, node.args[0])
+                removed.lower() in target or _is_old(removed) or _is_each_checkpoint(file, gone)
             )
             if about_checkpoints:
                 yield about.at(
@@ -125,6 +125,14 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     file.span(node),
                     f"{file.text(node)[:60]} runs before the new checkpoint is written",
                 )
+
+
+def _removed_by(file: PythonFile, call: ast.Call) -> ast.expr | None:
+    """What a call deletes: `shutil.rmtree(x)`, `os.remove(x)`, `x.unlink()`."""
+    if file.resolve(call.func) in ("shutil.rmtree", "os.remove", "os.unlink") and call.args:
+        return call.args[0]
+    unlinks = is_method(call, "unlink") and isinstance(call.func, ast.Attribute)
+    return call.func.value if unlinks and isinstance(call.func, ast.Attribute) else None
 
 
 def _is_old(name: str) -> bool:

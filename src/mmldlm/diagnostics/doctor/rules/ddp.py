@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from mmldlm.diagnostics.doctor.effective_calls import known_items
 from mmldlm.diagnostics.doctor.python_file import (
     PythonFile,
     argument,
@@ -389,6 +390,15 @@ def never_destroyed(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="os.environ.setdefault('MASTER_PORT', '29500')",
 )
 def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("os.environ.update"):
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        given |= known_items(file, call.args[0]) or {} if call.args else {}
+        for name in ("MASTER_PORT", "MASTER_ADDR"):
+            if isinstance(given.get(name), ast.Constant) and not file.conditions(
+                call, file.function_of(call)
+            ):
+                message = f"{name} overwrites what the launcher chose; two jobs on one machine collide"
+                yield about.at(file.path, file.span(given[name]), message)
     for node in file.of(ast.Assign):
         if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from mmldlm.diagnostics.doctor.names import dotted
 from mmldlm.diagnostics.doctor.python_file import PythonFile
 from mmldlm.diagnostics.doctor.types import Fix, NodeEdit, Span
 
@@ -16,6 +17,8 @@ def set_keyword(file: PythonFile, call: ast.Call, name: str, value: str, *, safe
     lone_generator = len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.GeneratorExp)
     if lone_generator or any(isinstance(outer, ast.JoinedStr) for outer in file.ancestors(call)):
         return None
+    if dotted(call.func) in file.alias_names and file.resolve(call.func) is None:
+        safe = False  # a subclass or a caller may have put something else under this name
     place = file.span(call)
     edit = NodeEdit(place, "set_keyword", (name, value))
     given = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)

@@ -24,6 +24,12 @@ def _is_loss(node: ast.AST | None) -> bool:
     return bool(name and _LOSS.search(name.rsplit(".", 1)[-1].lower()))
 
 
+def _is_likelihood(node: ast.AST | None) -> bool:
+    """A loss, or a term that is about to become one."""
+    name = dotted(node) if node is not None else None
+    return _is_loss(node) or bool(name and re.search(r"(^|_)(nll|nelbo|elbo|ce|bce|mse)$", name.lower()))
+
+
 @rule(
     Kind.PYTHON,
     code="LOS001",
@@ -95,7 +101,7 @@ def clamped(file: PythonFile, about: Rule) -> Iterator[Finding]:
             upper = argument(call, "max", 0 if call.func.attr == "clamp_max" else 1)
         else:
             continue
-        if not _is_loss(value) or upper is None or is_constant(upper, None) or has_spread(call):
+        if not _is_likelihood(value) or upper is None or is_constant(upper, None) or has_spread(call):
             continue
         parent = file.parents[call]
         kept = isinstance(parent, ast.Assign) and _is_loss(parent.targets[0])

@@ -100,7 +100,7 @@ def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
 )
 def decays_everything(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of("torch.optim.AdamW", "torch.optim.Adam"):
-        decay = argument(call, "weight_decay")
+        decay = argument(call, "weight_decay", 4)
         if decay is None or number(decay) == 0 or not call.args or has_spread(call):
             continue
         if _all_parameters(file, call.args[0]):
@@ -199,9 +199,9 @@ def _assigns_grad(file: PythonFile) -> bool:
     good="optimizer.step()\nscheduler.step()",
 )
 def scheduler_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for loop in file.training_loops:
+    for scope in [*file.training_loops, *file.step_functions]:
         seen: list[tuple[ast.Call, str]] = []
-        for statement in loop.body:
+        for statement in getattr(scope, "body", []):
             call = statement.value if isinstance(statement, ast.Expr) else None
             if (
                 isinstance(call, ast.Call)
@@ -246,7 +246,7 @@ def coupled_decay(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]
         yield from coupled_decay_block(file, about)
         return
     for call in file.calls_of("torch.optim.Adam"):
-        decay = number(argument(call, "weight_decay"))
+        decay = number(argument(call, "weight_decay", 4))
         if decay and not has_spread(call) and argument(call, "decoupled_weight_decay") is None:
             yield about.at(
                 file.path,

@@ -38,6 +38,8 @@ def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
         reads = is_method(call, "item") and not call.args
         if not reads and isinstance(call.func, ast.Name) and call.func.id == "float" and len(call.args) == 1:
             reads = dotted(call.args[0]) in ("loss", "total_loss", "train_loss")  # float(loss) calls .item()
+        if reads and _reads_in_comprehension(file, call):
+            continue  # SYN006 speaks of these
         if reads and not _on_host(file, call) and file.runs_every_step(call):
             yield about.at(
                 file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
@@ -216,6 +218,10 @@ def _is_for_tracing(file: PythonFile, call: ast.Call) -> bool:
     good="total = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())",
 )
 def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.of(ast.Call):
+        if is_method(call, "item") and _reads_in_comprehension(file, call):
+            message = "waits for the GPU once per parameter; add norms on the device"
+            yield about.at(file.path, file.span(call), message)
     for node in file.of(ast.For):
         if not is_method(node.iter, "parameters", "named_parameters"):
             continue
@@ -236,6 +242,18 @@ def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     "waits for the GPU once per parameter; add norms on the device",
                 )
                 break
+
+
+def _reads_in_comprehension(file: PythonFile, call: ast.Call) -> bool:
+    """`sum(p.grad.norm().item() for p in model.parameters())`."""
+    for outer in file.ancestors(call):
+        if isinstance(outer, ast.GeneratorExp | ast.ListComp | ast.DictComp):
+            over = [
+                part for part in outer.generators if is_method(part.iter, "parameters", "named_parameters")
+            ]
+            names = {name for part in over for name in _names(part.target)}
+            return "grad" in words_of(call) and bool(names & _names(call))
+    return False
 
 
 def _asks_gradient(file: PythonFile, test: ast.expr, names: set[str]) -> bool:

@@ -1,0 +1,68 @@
+"""Edits of pieces are the edits of the whole file, and everything around them stays."""
+
+from pathlib import Path
+
+import pytest
+
+from mmldlm.diagnostics.doctor import python_edit
+from mmldlm.diagnostics.doctor.engine import audit
+from mmldlm.diagnostics.doctor.options import load_options
+from mmldlm.diagnostics.doctor.python_edit import apply_node_edits
+from mmldlm.diagnostics.doctor.types import NodeEdit, Span
+
+from .corpus_cases import load_cases
+
+SOURCE = """import torch
+
+loss = (a +
+        torch.log(torch.softmax(x, -1)))  # kept
+loader = wrap(DataLoader(ds, batch_size=4), key=[DataLoader(
+    other,  # why
+    shuffle=True,
+)])\tif ok else None
+"""
+
+
+def test_pieces_give_what_the_whole_file_gives(tmp_path: Path) -> None:
+    compared = 0
+    for case in load_cases():
+        if not case.bad or not case.files[0][0].endswith(".py"):
+            continue
+        root = case.write(tmp_path / case.name)
+        found = audit(root, load_options(root, select=[case.code], external=False)).findings
+        texts = dict(case.files)
+        for path in {finding.path for finding in found}:
+            edits = [e for f in found if f.path == path and f.fix for e in f.fix.node_edits]
+            if edits:
+                assert apply_node_edits(texts[path], edits) == python_edit._edit_module(texts[path], edits)
+                compared += 1
+    assert compared > 40
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_nested_and_neighbouring_edits(newline: str) -> None:
+    edits = [
+        NodeEdit(Span(5, 10, 8, 4), "set_keyword", ("last", "1")),
+        NodeEdit(Span(5, 15, 5, 43), "set_keyword", ("num_workers", "4")),
+        NodeEdit(Span(5, 50, 8, 2), "set_keyword", ("num_workers", "4")),
+        NodeEdit(Span(4, 9, 4, 40), "replace", ("torch.log_softmax(x, -1)",)),
+    ]
+    changed, missed = apply_node_edits(SOURCE.replace("\n", newline), edits)
+    expected = (
+        SOURCE.replace("torch.log(torch.softmax(x, -1))", "torch.log_softmax(x, -1)")
+        .replace("batch_size=4)", "batch_size=4, num_workers=4)")
+        .replace("    shuffle=True,\n", "    shuffle=True,\n    num_workers=4,\n")
+        .replace(")])", ")], last=1)")
+    )
+    assert (changed, missed) == (expected.replace("\n", newline), set())
+
+
+def test_a_part_of_a_bracketed_expression_is_edited_in_its_file() -> None:
+    text = "x = (a +\n     b)\ny = 1\n"
+    changed, missed = apply_node_edits(text, [NodeEdit(Span(1, 6, 2, 7), "replace", ("c",))])
+    assert (changed, missed) == ("x = (c)\ny = 1\n", set())
+
+
+def test_an_edit_without_a_place_is_told() -> None:
+    edit = NodeEdit(Span(1, 1, 1, 4), "set_keyword", ("k", "1"))
+    assert apply_node_edits("abc + f(1)\n", [edit]) == ("abc + f(1)\n", {edit})
