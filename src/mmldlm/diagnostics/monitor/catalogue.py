@@ -48,8 +48,8 @@ KINDS = (
         "The loss rises and stays up.",
         "Stop; resume from a checkpoint before the first step named here with a lower optim.lr or more "
         "optim.warmup_steps; check that optim.clip_norm is not 0.",
-        "the running median stays above the best one the run had",
-        ("divergence_lines", "divergence_rise", "spike_z"),
+        "the running median stays above the best one the run had, or above the loss at the start",
+        ("divergence_lines", "divergence_rise", "divergence_start", "spike_z"),
     ),
     Kind(
         "M104", "plateau", "info",

@@ -252,5 +252,7 @@ def _error_file(message: dict[str, Any], rank: int | None) -> Record:
     stamp = extra.get("timestamp") if isinstance(extra, dict) else None
     record = Record(event="crash", rank=rank, text=text, facts={"traceback": True, "cause": cause_of(text)})
     if isinstance(stamp, int | float) or (isinstance(stamp, str) and stamp.isdigit()):
-        record.time = float(stamp)
+        record.time = (
+            float(stamp) + 1.0
+        )  # it was cut to whole seconds, and comes after the lines of its second
     return record

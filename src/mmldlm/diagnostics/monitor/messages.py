@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmldlm.diagnostics.monitor.records import Record
 
@@ -55,6 +55,7 @@ _HINTS = (
     "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause",
 )  # fmt: skip
 """Every pattern needs one of these; looking for them first is many times faster than the patterns."""
+_LONGEST_REPORT = 200
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?)(?::|$)")
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
@@ -65,7 +66,8 @@ class MessageReader:
     """Finds messages in the lines of one file; tracebacks and torchrun's report span several lines."""
 
     _in_traceback: bool = False
-    _root_cause: dict[str, str] | None = field(default=None)
+    _root_cause: dict[str, str] | None = None
+    _root_lines: int = 0
 
     def read(self, line: str) -> Record | None:
         """The message in a line, if there is one."""
@@ -103,20 +105,25 @@ class MessageReader:
     def _read_root_cause(self, line: str) -> Record | None:
         facts = self._root_cause
         assert facts is not None, "only called inside the report"
-        key, colon, value = _PREFIX.sub("", line).strip().partition(":")
+        text = _PREFIX.sub("", line)
+        key, colon, value = text.strip().partition(":")
         if colon and key.strip() in ("rank", "exitcode", "host", "time", "error_file"):
             facts[key.strip()] = value.strip()
-        if not (line.lstrip().startswith(("=====", "-----")) or key.strip() == "traceback"):
+        elif re.match(r"  [A-Za-z_][\w.]*(?:Error|Exception)\b", text):
+            facts["reason"] = text.strip()[:200]
+        self._root_lines += 1
+        if not text.startswith("=====") and self._root_lines < _LONGEST_REPORT:
             return None
-        self._root_cause = None
-        rank = facts.get("rank", "").split(" ")[0]
-        text = f"torchrun: rank {rank or '?'} failed first, exitcode {facts.get('exitcode', '?')}"
-        return Record(
-            event="crash",
-            rank=int(rank) if rank.isdigit() else None,
-            text=text,
-            facts={"root_cause": True, **facts},
-        )
+        self._root_cause, self._root_lines = None, 0
+        return _root_cause(facts)
+
+
+def _root_cause(facts: dict[str, str]) -> Record:
+    rank = facts.get("rank", "").split(" ")[0]
+    reason = f": {facts['reason']}" if "reason" in facts else ""
+    text = f"rank {rank or '?'} failed first, exitcode {facts.get('exitcode', '?')}{reason}"
+    number = int(rank) if rank.isdigit() else None
+    return Record(event="crash", rank=number, text=text, facts={"root_cause": True, **facts})
 
 
 def cause_of(text: str) -> str:

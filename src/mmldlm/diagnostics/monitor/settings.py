@@ -39,11 +39,13 @@ class MonitorSettings:
     divergence_lines: int = _number(10, 3)
     """Divergence: the median of so many lines ..."""
     divergence_rise: float = _number(0.25, 0.01)
-    """... lies above the best such median by this share, and by spike_z of its deviations over sqrt(lines)."""
+    """... lies above the best median of a history window by this share, and for certain above its noise."""
+    divergence_start: float = _number(2, 1.01)
+    """... or above the loss at the start by this factor."""
     plateau_lines: int = _number(300, 30)
     """Plateau: over the last third of the run so far, at least so many lines, ..."""
-    plateau_gain: float = _number(0.003, 0, 1)
-    """... the loss fell by less than this share ..."""
+    plateau_gain: float = _number(0.01, 0, 1)
+    """... the loss fell by less than this share, for certain, ..."""
     plateau_lr: float = _number(0.2, 0, 1)
     """... while the learning rate was above this share of its peak."""
 
@@ -68,7 +70,7 @@ class MonitorSettings:
 
     drop_ratio: float = _number(0.6, 0, 1)
     """Throughput (four of five lines) below this share of the baseline is a drop."""
-    unstable_change: float = _number(0.35, 0.01)
+    unstable_change: float = _number(0.25, 0.01)
     """Throughput is unstable if its median change from line to line exceeds this share ..."""
     unstable_lines: int = _number(40, 8)
     """... over so many lines."""

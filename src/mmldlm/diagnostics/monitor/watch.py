@@ -41,9 +41,9 @@ TIMELINE_EVENTS = (
 class _File:
     """A log and what is needed to read it."""
 
-    def __init__(self, file: LogFile) -> None:
+    def __init__(self, file: LogFile, facts: RunFacts) -> None:
         self.file, self.follower, self.parser = file, FileFollower(file.path), LineParser(file.rank)
-        self.newest, self.restarts = 0.0, 0
+        self.facts, self.newest = facts, 0.0
 
     def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
         """New records with a time to sort them by; lines that are read again after a cut are left out."""
@@ -56,12 +56,19 @@ class _File:
         record = self.parser.parse(line)
         if record is None or (self.file.only_messages and not record.event):
             return
-        if record.time is None and now is not None:
-            record.time = now
+        if record.time is None:
+            record.time = now if now is not None else self._written()
         if self.follower.restarts and record.time is not None and record.time <= self.newest:
             return
         self.newest = max(self.newest, record.time or 0.0)
+        self.facts.total_steps = self.facts.total_steps or self.parser.total
         yield self.newest, record
+
+    def _written(self) -> float | None:
+        """Errors carry no time; what stands in a file of errors belongs to the time when it was written."""
+        if self.file.path.name not in ("stderr.log", "error.json") and self.file.path.suffix != ".err":
+            return None
+        return file_time(self.file.path)
 
 
 class RunWatch:
@@ -73,7 +80,7 @@ class RunWatch:
         self.source, self.settings, self.clock = source, settings, clock
         self.facts = RunFacts()
         self.panel = Panel(settings, self.facts)
-        self.files = [_File(file) for file in source.files]
+        self.files = [_File(file, self.facts) for file in source.files]
         self.curves = {name: Curve() for name in CURVES}
         self.buckets: dict[str, list[float]] = {}
         self.latest: dict[str, float] = {}
@@ -95,7 +102,7 @@ class RunWatch:
         self._read_config()
         if self.source.folder is not None:
             self.facts.saved_step = newest_checkpoint(self.source.folder.checkpoints)
-        self.files += [_File(file) for file in self._appeared()]
+        self.files += [_File(file, self.facts) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
         streams = [file.records(last=not live, now=stamp) for file in self.files]
         merged: Iterator[tuple[float, Record]] = heapq.merge(*streams, key=lambda item: item[0])
@@ -175,9 +182,6 @@ class RunWatch:
 
     def _after_reading(self, live: bool) -> None:
         now, facts = self.clock(), self.facts
-        facts.total_steps = facts.total_steps or next(
-            (f.parser.total for f in self.files if f.parser.total), None
-        )
         if (
             not facts.ended
             and facts.total_steps

@@ -37,7 +37,7 @@ class Gradients(Detector):
             self.usual_norm = max(self.usual_norm, usual)
             self._exploding(norm, usual, record)
             self._vanishing(norm, record)
-        if usual is None or not self.large[-1]:
+        if usual is None or norm <= self.settings.explosion_ratio * max(usual, 1e-30):
             self.history.add(norm)
 
     def event(self, record: Record) -> None:

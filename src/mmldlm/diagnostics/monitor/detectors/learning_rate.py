@@ -16,6 +16,7 @@ class LearningRate(Detector):
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.peak, self.last, self.zeros, self.falling, self.lines = 0.0, math.nan, 0, 0, 0
+        self.last_used = 0.0
 
     def line(self, record: Record) -> None:
         lr = record.values.get("lr")
@@ -29,7 +30,7 @@ class LearningRate(Detector):
         self._jump(lr, record)
         self._schedule(lr, record)
         self.falling = self.falling + 1 if lr < self.last else 0 if lr > self.last else self.falling
-        self.peak, self.last = max(self.peak, lr), lr
+        self.peak, self.last, self.last_used = max(self.peak, lr), lr, lr or self.last_used
 
     def _progress(self, record: Record) -> float | None:
         total = self.facts.total_steps
@@ -39,9 +40,8 @@ class LearningRate(Detector):
         """A rate that decays to 0 at the end of a schedule passes; one that is 0 before does not."""
         self.zeros = self.zeros + 1 if lr == 0 else 0
         progress = self._progress(record)
-        ending = self.falling >= self.settings.warmup_lines and (
-            progress is None or progress > self.settings.lr_early
-        )
+        decayed = self.falling >= self.settings.warmup_lines and self.last_used < 0.1 * self.peak
+        ending = decayed and (progress is None or progress > self.settings.lr_early)
         if self.zeros >= self.settings.lr_zero_lines and not ending:
             self.book.fire(
                 "M204", f"lr is 0 at step {record.step}, for {self.zeros} lines", subject="zero", sure=0.95

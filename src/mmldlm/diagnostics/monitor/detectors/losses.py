@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
@@ -91,38 +92,48 @@ class LossSpike(Detector):
 
 
 class Divergence(Detector):
-    """M103."""
+    """M103. Against the best median of a whole history window: the best of short ones would be a lucky draw."""
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.recent = Window(settings.divergence_lines)
-        self.best, self.best_deviation, self.lines = math.inf, math.inf, 0
+        self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
+        self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
 
     def line(self, record: Record) -> None:
         loss = record.values.get("loss")
         if loss is None or not math.isfinite(loss):
             return
         self.recent.add(loss)
+        self.history.add(loss)
         self.lines += 1
-        if self.lines < self.settings.warmup_lines or len(self.recent) < self.settings.divergence_lines:
+        if self.lines <= 3:
+            self.start = min(self.start, loss)
+        if len(self.recent) < self.settings.divergence_lines or self._worse_than_at_start(record):
             return
-        now = self.recent.median()
-        if now < self.best:
-            self.best, self.best_deviation = now, self.recent.deviation()
-        elif now - self.best > self.settings.divergence_rise * abs(self.best):
-            self._judge(now, record)
+        if len(self.history) < self.settings.warmup_lines:
             return
-        if self.book.is_open("M103") and now - self.best < 0.5 * self.settings.divergence_rise * abs(
-            self.best
-        ):
-            self.book.clear("M103")
+        if (median := self.history.median()) < self.best:
+            self.best, self.best_deviation = median, self.history.deviation()
+        self._judge(record)
 
-    def _judge(self, now: float, record: Record) -> None:
+    def _worse_than_at_start(self, record: Record) -> bool:
+        """A run that explodes in its first lines has no good history to be compared with."""
+        now, limit = self.recent.median(), self.settings.divergence_start * self.start
+        if not 0 < limit < now:
+            return False
+        evidence = f"median loss {now:.4g} up to step {record.step}, at the start it was {self.start:.4g}"
+        self.book.fire("M103", evidence, sure=sureness(now / limit))
+        return True
+
+    def _judge(self, record: Record) -> None:
+        now, best = self.recent.median(), self.best
+        limit = self.settings.divergence_rise * abs(best)
         noise = self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
-        if self.recent.quantile(0.2) - self.best > noise:
-            rise = (now - self.best) / max(abs(self.best), 1e-12)
-            evidence = f"median loss {now:.4g} up to step {record.step}, best was {self.best:.4g}"
-            self.book.fire("M103", evidence, sure=sureness(1 + rise / self.settings.divergence_rise))
+        if now - best > limit and self.recent.quantile(0.2) - best > noise:
+            evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"
+            self.book.fire("M103", evidence, sure=sureness((now - best) / max(limit, 1e-12)))
+        elif now - best < 0.5 * limit:
+            self.book.clear("M103")
 
 
 class Plateau(Detector):
@@ -150,8 +161,12 @@ class Plateau(Detector):
     def _judge(self, record: Record) -> None:
         steps, losses = self.curve.points()
         third = losses[-(len(losses) // 3) :]
-        first, last = median(third[: len(third) // 2]), median(third[len(third) // 2 :])
-        flat = abs(first - last) < self.settings.plateau_gain * abs(first)
+        halves = third[: len(third) // 2], third[len(third) // 2 :]
+        first, last = median(halves[0]), median(halves[1])
+        noise = (
+            2.5 * sum(statistics.pstdev(half) ** 2 / len(half) for half in halves) ** 0.5
+        )  # two errors of medians
+        flat = abs(first - last) + noise < self.settings.plateau_gain * abs(first)
         if flat and not self._late(record):
             evidence = f"loss {last:.4g} since step {steps[-len(third)]:.0f}"
             self.book.fire("M104", evidence, sure=0.7)

@@ -68,7 +68,12 @@ class Crash(Detector):
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.failures: list[Record] = []
+        self.ranks: set[int] = set()
         self.named = False
+
+    def rank_line(self, record: Record) -> None:
+        if record.rank is not None:
+            self.ranks.add(record.rank)
 
     def event(self, record: Record) -> None:
         if record.event in ("crash", "killed"):
@@ -91,7 +96,15 @@ class Crash(Detector):
         elif not self.named:
             root = self._root()
             where = f"rank {root.rank}: " if root.rank is not None else ""
-            self._tell(f"{where}{root.text}", 0.95 if root.facts.get("traceback") else 0.9, root.step)
+            sure = 0.95 if root.facts.get("traceback") else 0.9
+            self._tell(f"{where}{root.text}{self._silent_ranks(root)}", sure, root.step)
+
+    def _silent_ranks(self, root: Record) -> str:
+        """If all that failed only waited for others, the ones that say nothing are the cause."""
+        silent = sorted(self.ranks - {record.rank for record in self.failures if record.rank is not None})
+        if root.facts.get("cause") not in _SECONDARY or not silent or len(silent) == len(self.ranks):
+            return ""
+        return f" (said nothing, look there first: rank {', '.join(map(str, silent[:8]))})"
 
     def _root(self) -> Record:
         """The earliest failure by its own time where that is known, echoes last."""

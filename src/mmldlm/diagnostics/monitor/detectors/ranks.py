@@ -41,7 +41,7 @@ class Stragglers(Detector):
         self.last_step: dict[int, int] = {}
         self.rates: dict[int, Window] = {}
         self.late: dict[int, deque[bool]] = {}
-        self.judged_step = -1
+        self.judged_step, self.num_judged = -1, 0
         self.before: float | None = None
         self.spacing = Window(_JUDGED)
 
@@ -66,7 +66,7 @@ class Stragglers(Detector):
         if len(self.last_step) < 2 or len(times) < len(self.last_step):
             return
         del self.arrivals[step]
-        self.judged_step = max(self.judged_step, step)
+        self.judged_step, self.num_judged = max(self.judged_step, step), self.num_judged + 1
         middle = median(times.values())
         interval, self.before = (middle - self.before if self.before is not None else None), middle
         if interval is None or interval <= 0:
@@ -74,14 +74,19 @@ class Stragglers(Detector):
         for rank, arrived in times.items():
             late = (arrived - middle) / interval > self.settings.straggler_lag
             self.late.setdefault(rank, deque(maxlen=_JUDGED)).append(late)
+        if self.num_judged % 5 == 0:
+            self._tell(list(times))
 
     def tick(self, now: float, *, live: bool) -> None:
-        if len(self.last_step) < 2 or self.facts.ended:
-            return
+        if len(self.last_step) > 1 and not self.facts.ended:
+            self._tell(list(self.last_step))
+
+    def _tell(self, ranks: list[int]) -> None:
         front = max(self.last_step.values())
         usual = median(window.median() for window in self.rates.values())
-        for rank, step in self.last_step.items():
-            evidence = self._late_arrival(rank) or self._slow(rank, usual) or self._silent(rank, step, front)
+        for rank in ranks:
+            silent = self._silent(rank, self.last_step[rank], front)
+            evidence = self._late_arrival(rank) or self._slow(rank, usual) or silent
             if evidence:
                 self.book.fire("M601", f"rank {rank} {evidence}", subject=f"rank {rank}", sure=0.85)
             else:

@@ -69,7 +69,7 @@ class DiskSpace(Detector):
         self.past: deque[tuple[float, float]] = deque(maxlen=120)
 
     def event(self, record: Record) -> None:
-        if record.event == "disk_full":
+        if record.event == "disk_full" or record.facts.get("cause") == "disk_full":
             self.book.fire("M403", record.text, level="error", subject="full", step=record.step)
         elif record.event == "disk" and record.time is not None:
             self._measure(record.time, float(record.facts["free"]), float(record.facts["total"]))
