@@ -111,7 +111,7 @@ def benchmark(
     gpu = on_gpu(recipe, words)
     limit = parse_bytes(memory_limit, "--memory-limit") if memory_limit else None
     path, synthetic = find_store(
-        store, lambda: describe(length, lengths, vocabulary, channels, documents, seed)
+        store, words, lambda: describe(length, lengths, vocabulary, channels, documents, seed)
     )
     options = Options(
         recipe=recipe or ("small" if gpu else "laptop"), settings=tuple(words), store=path, steps=steps, warmup=warmup,

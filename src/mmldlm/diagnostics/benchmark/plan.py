@@ -103,8 +103,13 @@ def describe_store(path: Path, synthetic: Synthetic | None) -> dict[str, Any]:
     }
 
 
-def find_store(store: Path | None, describe: Callable[[], Synthetic]) -> tuple[Path, Synthetic | None]:
+def find_store(
+    store: Path | None, settings: list[str], describe: Callable[[], Synthetic]
+) -> tuple[Path, Synthetic | None]:
     """A real store, or a synthetic one that is made now if it is not there yet."""
+    for word in settings:
+        if word.startswith("data.store="):
+            raise UserError(f"{word}: a benchmark takes its store from --store {word.partition('=')[2]}")
     if store is not None:
         PairStore.open(store)
         return store, None

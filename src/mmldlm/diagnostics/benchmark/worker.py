@@ -196,7 +196,7 @@ def _limit_memory(runtime: Runtime, limit: int | None) -> None:
     if limit is None or runtime.device.type != "cuda":
         return
     total = torch.cuda.get_device_properties(runtime.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), runtime.device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
 
 
 def explain(error: Exception) -> dict[str, str]:
