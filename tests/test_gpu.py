@@ -64,7 +64,7 @@ def test_every_way_to_compute_is_near_the_plain_one_in_fp32(backend, fused):
         for block in denoiser.blocks:
             block.compile(fullgraph=True, dynamic=False)
     close(outputs(denoiser, noisy, Kernels(backend, fused), bf16=True), expected, 0.02)
-    close(outputs(denoiser, noisy, Kernels(backend, fused, "products"), bf16=True), expected, 0.02)
+    close(outputs(denoiser, noisy, Kernels(backend, fused, keep="products"), bf16=True), expected, 0.02)
 
 
 @pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa"])
@@ -152,6 +152,7 @@ def plain_losses(store, tmp_path_factory):
     [], ["speed.cuda_graphs=true"], ["speed.activation_checkpointing=selective"],
     ["speed.activation_checkpointing=block", "speed.cuda_graphs=true"], ["speed.activation_checkpointing=budget"],
     ["batch.micro_tokens=80", "speed.cuda_graphs=true"], ["speed.precision=fp16"], ["speed.overlap_copies=false"],
+    ["speed.residual=bf16"],
 ])  # fmt: skip
 def test_every_fast_path_has_the_loss_of_the_plain_one(store, tmp_path, words, plain_losses):
     found = losses(make_trainer(tmp_path, store, *WIDE, *words), 10)

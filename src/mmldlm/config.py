@@ -82,7 +82,7 @@ class BatchConfig:
 class ModelConfig:
     """Shape of the denoiser. The preset gives every value that is null."""
 
-    preset: str = _choice("small", "tiny", "small", "base", "large", "reference")
+    preset: str = _choice("small", "tiny", "small", "base", "large", "xlarge", "reference")
     depth: int | None = _number(None, 1)
     width: int | None = _number(None, 1)
     """Width of the text stream."""
@@ -195,8 +195,8 @@ class SpeedConfig:
     """torch.compile per block; null: on with a GPU."""
     attention: str = _choice("auto", "auto", "tiles", "varlen", "flex", "sdpa", "rows", "reference")
     """auto: the fastest by a short measurement that is remembered; tiles: our kernel for short documents;
-    varlen: flash; flex: FlexAttention; sdpa: cuDNN or flash on documents of equal length, else rows; rows: padded inside attention
-    only; reference: one dense mask."""
+    varlen: flash; flex: FlexAttention; sdpa: cuDNN or flash on documents of equal length, else rows;
+    rows: padded inside attention only; reference: one dense mask."""
     fused_kernels: bool | None = None
     """Triton kernels for norms, modulation and the way into attention; null: on where they run."""
     layout: str = _choice("packed", "packed", "padded")
@@ -209,6 +209,8 @@ class SpeedConfig:
     cuda_graphs: bool | None = None
     """Record the work of a micro-batch once and replay it; null: on with a GPU where launching takes longer than
     computing, which the first steps show."""
+    residual: str = _choice("fp32", "fp32", "bf16")
+    """Type of the residual stream; bf16 takes less memory and time, and rounds after every block."""
     overlap_copies: bool = True
     """Copy the next step to the GPU while the current one is computed."""
     tf32: bool = True
@@ -285,6 +287,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": _shape(8, 512, 384, 8, 64, 256),
     "base": _shape(12, 768, 384, 12, 64, 384),
     "large": _shape(24, 1024, 512, 16, 64, 512),
+    "xlarge": _shape(24, 2048, 512, 16, 128, 512),
     "reference": _shape(24, 1024, 256, 8, 64, 512),
 }
 """Shapes by name. `reference` has the text stream of the original research code."""

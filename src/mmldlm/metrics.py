@@ -35,7 +35,11 @@ FIELDS = (
     "tokens_per_second",
     "gpu_memory_allocated",  # peak bytes since the last line; null without a GPU
     "gpu_memory_reserved",
-    "data_wait",  # share of the time spent waiting for data
+    "flops_per_second",  # operations that the model needs, without padding and recomputation
+    "mfu",  # the same as a share of what the device could do at best; null where that is not known
+    "micro_batches",  # forward and backward passes a step
+    "micro_tokens",  # tokens that a micro-batch has room for
+    "data_wait",  # share of the time in which the device waited for data
     "fill",  # share of the packed stream that holds tokens
     "valid_loss",
     "valid_text_loss",

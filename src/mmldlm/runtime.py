@@ -81,6 +81,7 @@ def start_runtime(config: Config, world_size: int = 1) -> Runtime:
         torch.set_num_threads(config.train.num_threads)
     if on_gpu:
         _set_allocator()
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # work on the default stream could not be recorded
         torch.set_float32_matmul_precision("high" if config.speed.tf32 else "highest")
     precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
@@ -106,7 +107,7 @@ def start_runtime(config: Config, world_size: int = 1) -> Runtime:
 def _set_allocator() -> None:
     """Segments that grow, else pieces of other sizes pile up when shapes change. What the user set stays."""
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def kernels_run_on(device: torch.device) -> bool:

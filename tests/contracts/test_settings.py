@@ -58,7 +58,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["optim.lr=-1"], "optim.lr=-1.0: allowed is more than 0"),
     (["optim.lr=nan"], "optim.lr=nan"),
     (["corruption.condition_dropout=1"], "allowed is at least 0 and less than 1"),
-    (["model.preset=huge"], "model.preset=huge: allowed are tiny, small, base, large, reference"),
+    (["model.preset=huge"], "model.preset=huge: allowed are tiny, small, base, large, xlarge, reference"),
     (["model.head_width=7"], "model.head_width=7: an even number is needed"),
     (["model=tiny"], "model is a section; set its keys, such as model.preset"),
     (["train.steps"], "'train.steps': settings are written section.key=value"),

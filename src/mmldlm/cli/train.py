@@ -188,8 +188,13 @@ class TrainProgress:
             "loss": "loss {:.3f}",
             "valid_loss": "valid {:.3f}",
             "documents_per_second": "{:,.0f} docs/s",
+            "tokens_per_second": "{:,.0f} tok/s",
+            "mfu": "MFU {:.0%}",
+            "data_wait": "data wait {:.0%}",
         }
-        self._status |= {key: text.format(fields[key]) for key, text in shown.items() if key in fields}
+        self._status |= {
+            key: text.format(fields[key]) for key, text in shown.items() if fields.get(key) is not None
+        }
         status = ", ".join(self._status.values())
         self._bar.update(self._task, completed=step, status=status)
         if not self.console.is_terminal:

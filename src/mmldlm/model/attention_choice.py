@@ -19,13 +19,14 @@ log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
 
 
-def candidates(layout: Layout, head_width: int, *, compiled: bool, kernels: bool) -> list[str]:
-    """The backends that can serve a layout on a GPU with flash attention."""
+def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
+    """The backends that are worth a try on a GPU with flash attention.
+
+    FlexAttention is none of them: it was never the fastest (docs/log.md), and takes seconds to compile.
+    """
     found = ["varlen"]
     if kernels and head_width in (16, 32, 64, 128):
         found.append("tiles")
-    if compiled:
-        found.append("flex")
     if layout.full:
         found.append("sdpa")
     return found
@@ -54,21 +55,19 @@ def _measure(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype
     generator = torch.Generator(layout.segment.device).manual_seed(0)
     shape = (places, 3, num_heads, head_width)
     qkv = torch.randn(shape, device=layout.segment.device, dtype=dtype, generator=generator).requires_grad_()
-    call = torch.compile(attend, dynamic=False) if name == "flex" else attend
     try:
-        return statistics.median(_times(call, qkv, layout, name))
+        return statistics.median(_times(qkv, layout, name))
     except Exception as error:
         log.warning("attention %s cannot be used here: %s", name, str(error).split("\n")[0])
         return float("inf")
 
 
-def _times(call: object, qkv: Tensor, layout: Layout, name: str) -> list[float]:
-    assert callable(call)
+def _times(qkv: Tensor, layout: Layout, name: str) -> list[float]:
     found = []
     for repeat in range(_WARM_UPS + _REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        out = call(qkv, layout, name)
+        out = attend(qkv, layout, name)
         out.backward(out.detach())
         end.record()
         torch.cuda.synchronize()

@@ -108,7 +108,8 @@ class Denoiser(nn.Module):
     def _begin(self, x: Tensor, time_embedding: Tensor) -> Residual:
         """A stream to which nothing has been added yet: an empty branch, so that all blocks are alike."""
         device = x.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        x = x.to(self.kernels.residual)
         nothing = torch.zeros_like(x, dtype=kind).requires_grad_(x.requires_grad)
         gate = x.new_zeros((time_embedding.shape[0], x.shape[1]), dtype=kind)
         return Residual(x, nothing, gate.requires_grad_(x.requires_grad))

@@ -59,6 +59,8 @@ class Kernels(NamedTuple):
     """One of the backends of `attention`."""
     fused: bool = False
     """Triton kernels for norms, modulation and the way into attention."""
+    residual: torch.dtype = torch.float32
+    """Type of the residual streams."""
     keep: str = "all"
     """What the backward pass finds ready: all, or products (the rest of a block is computed again)."""
 

@@ -86,5 +86,6 @@ def add_and_norm(
         out, y, _, _ = add_norm(x, branch, gate, shift, scale, where.document, where.starts)
         return out, y
     gates, shifts, scales = (part.float().index_select(0, where.document) for part in (gate, shift, scale))
-    x = x + gates * branch
-    return x, F.layer_norm(x, (x.shape[-1],)) * (1.0 + scales) + shifts
+    added = x.float() + gates * branch
+    y = F.layer_norm(added, (x.shape[-1],)) * (1.0 + scales) + shifts
+    return added.to(x.dtype), y

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+# nothing in a block works in place, which is what this warning is about
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(
+    lambda record: "context_fn" not in record.getMessage()
+)
 
 _KEPT = ("mm", "addmm", "attend_tiles", "_varlen_attn", "flex_attention")
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""

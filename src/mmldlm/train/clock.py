@@ -1,7 +1,8 @@
 """How long the device stood still between steps, and how much of that was waiting for data.
 
 On a GPU the host runs ahead, so the time that it waits for the loader costs nothing while the device still works.
-Events on the device tell how long it was idle between two steps; of that, at most as long as the host waited is blamed on data.
+Events on the device tell how long it was idle between two steps; of that, at most as long as the host waited is blamed
+on data.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             terms = run(own.open())
         self._pool = graph.pool()
         self.peak = max(self.peak, torch.cuda.max_memory_allocated())

@@ -82,14 +82,8 @@ class StepProfiler:
 
 def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
     """Longest kernels (operators on a CPU) and the share of the time in which the device computed."""
-    events = done.events()
-    kernels = [event for event in events if str(event.device_type).endswith("CUDA")] if on_gpu else []
-    rows = kernels or [event for event in events if event.cpu_parent is None]
-    totals: dict[str, list[float]] = {}
-    for event in rows:
-        entry = totals.setdefault(event.name, [0.0, 0.0])
-        entry[0] += event.time_range.elapsed_us() / 1000.0
-        entry[1] += 1
+    kernels = [event for event in done.events() if str(event.device_type).endswith("CUDA")] if on_gpu else []
+    totals = _kernel_times(kernels) if kernels else _operator_times(done)
     whole = sum(entry[0] for entry in totals.values()) or 1.0
     longest = sorted(totals.items(), key=lambda item: -item[1][0])[:_SHOWN]
     return {
@@ -104,6 +98,22 @@ def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
             for name, (ms, calls) in longest
         ],
     }
+
+
+def _kernel_times(kernels: list[Any]) -> dict[str, list[float]]:
+    """Name -> milliseconds and calls."""
+    totals: dict[str, list[float]] = {}
+    for event in kernels:
+        entry = totals.setdefault(event.name, [0.0, 0.0])
+        entry[0] += event.time_range.elapsed_us() / 1000.0
+        entry[1] += 1
+    return totals
+
+
+def _operator_times(done: Any) -> dict[str, list[float]]:
+    """Name -> milliseconds in the operator itself and calls; lines of Python are left out."""
+    rows = [row for row in done.key_averages() if "::" in row.key or "#" in row.key]
+    return {row.key: [row.self_cpu_time_total / 1000.0, row.count] for row in rows}
 
 
 def busy_share(ranges: list[tuple[float, float]]) -> float:

@@ -17,6 +17,7 @@ FIXED = (
     "data.train_split",
     "batch.tokens_per_step",
     "batch.documents_per_step",
+    "batch.schedule",
     "train.seed",
     "train.steps",
 )

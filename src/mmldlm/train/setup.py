@@ -159,7 +159,7 @@ def choose_kernels(setup: Setup) -> None:
     share = {"block": 0.0, "budget": config.activation_budget}.get(kind, 1.0)
     denoiser.recomputed = recomputed_blocks(depth, share)
     keep = "products" if kind == "selective" else "all"
-    denoiser.kernels = Kernels(runtime.attention, runtime.fused, keep)
+    denoiser.kernels = Kernels(runtime.attention, runtime.fused, DTYPES[config.residual], keep)
     if runtime.attention == "auto":
         denoiser.kernels = denoiser.kernels._replace(attention=_fastest_attention(setup))
 
@@ -168,9 +168,7 @@ def _fastest_attention(setup: Setup) -> str:
     model, runtime = setup.denoiser.config, setup.runtime
     first = next(plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0))
     layout = to_device(setup.reader().make(first).micro_batches[0].open().noisy.layout, runtime.device)
-    names = candidates(
-        layout, model.head_width, compiled=runtime.compile, kernels=kernels_run_on(runtime.device)
-    )
+    names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
     return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16
+ROWS = 32
 EPS = 1e-5
 
 
@@ -168,7 +168,7 @@ def add_norm_backward(
     num_blocks = triton.cdiv(num_rows, ROWS)
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
     partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
-    padded, warps = triton.next_power_of_2(width), _warps(width)
+    padded, warps = triton.next_power_of_2(width), 2 * _warps(width)
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
         gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, num_warps=warps,

@@ -1,21 +1,34 @@
 """Attention among the places of one document, for many short documents in one stream.
 
 The stream is cut into tiles of TILE places, whatever document they belong to. A tile attends to the range of places
-that its documents cover, with a mask where documents differ. So a tile of the matrix unit holds several short documents,
-where flash attention by bounds would give each document a tile of its own.
+that its documents cover, with a mask where documents differ. So a tile of the matrix unit holds several short
+documents, where flash attention by bounds would give each document a tile of its own.
 Shapes: L places, H heads, K head width.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64
+
+class Tiling(NamedTuple):
+    """How a kernel cuts the stream."""
+
+    tile: int
+    """Places of a program."""
+    step: int
+    """Places that it looks at in one go."""
+    warps: int
+    stages: int
+
+
+FORWARD = Tiling(64, 32, 4, 1)
+BACKWARD = Tiling(64, 32, 4, 1)
 
 
 @triton.jit
@@ -124,10 +137,12 @@ def _backward_kernel(
 _LOG2_E = 1.4426950408889634
 
 
-def _sizes(qkv: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+def _launch(qkv: Tensor, tiling: Tiling) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and constants of a kernel."""
     num_places, _, num_heads, width = qkv.shape
-    tile = {"HEADS": num_heads, "WIDTH": width, "TILE": TILE, "STEP": TILE if width <= 64 else TILE // 2}
-    return (triton.cdiv(num_places, TILE), num_heads), tile
+    constants = {"HEADS": num_heads, "WIDTH": width, "TILE": tiling.tile, "STEP": tiling.step}
+    constants |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    return (triton.cdiv(num_places, tiling.tile), num_heads), constants
 
 
 @torch.library.custom_op("mmldlm::attend_tiles", mutates_args=())
@@ -140,10 +155,8 @@ def attend_tiles(qkv: Tensor, segment: Tensor, bounds: Tensor) -> tuple[Tensor, 
     num_places, _, num_heads, width = qkv.shape
     out = torch.empty((num_places, num_heads, width), device=qkv.device, dtype=qkv.dtype)
     logsum = torch.empty((num_heads, num_places), device=qkv.device, dtype=torch.float32)
-    grid, sizes = _sizes(qkv)
-    _forward_kernel[grid](
-        qkv, segment, bounds, out, logsum, num_places, width**-0.5 * _LOG2_E, **sizes, num_warps=4
-    )
+    grid, constants = _launch(qkv, FORWARD)
+    _forward_kernel[grid](qkv, segment, bounds, out, logsum, num_places, width**-0.5 * _LOG2_E, **constants)
     return out, logsum
 
 
@@ -162,10 +175,10 @@ def attend_tiles_backward(
     qkv = qkv.contiguous()
     num_places, width = qkv.shape[0], qkv.shape[3]
     result = torch.empty_like(qkv)
-    grid, sizes = _sizes(qkv)
+    grid, constants = _launch(qkv, BACKWARD)
     _backward_kernel[grid](
         grad.contiguous(), qkv, out, logsum, segment, bounds, result, num_places,
-        width**-0.5 * _LOG2_E, width**-0.5, **sizes, num_warps=8,
+        width**-0.5 * _LOG2_E, width**-0.5, **constants,
     )  # fmt: skip
     return result
 

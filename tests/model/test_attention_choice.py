@@ -1,0 +1,69 @@
+"""The choice of attention: measured once per shape, then remembered; trouble with the file is no trouble."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mmldlm.layout import Caps, packed_layout, padded_layout
+from mmldlm.model import attention_choice
+from mmldlm.model.attention_choice import candidates, choose_attention_for
+
+LAYOUT = packed_layout(np.array([3, 5]), 1, Caps(16, 4, 8))
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    calls = []
+    times = {"varlen": 2.0, "tiles": 1.0, "sdpa": float("inf")}
+
+    def measure(layout, num_heads, head_width, dtype, name):
+        calls.append(name)
+        return times[name]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(attention_choice, "_measure", measure)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *args: "some GPU")
+    return calls
+
+
+def choose(*names, heads=8):
+    return choose_attention_for(LAYOUT, heads, 64, torch.bfloat16, list(names))
+
+
+def test_the_fastest_is_chosen_and_remembered(measured, tmp_path):
+    assert choose("varlen", "tiles", "sdpa") == "tiles"
+    assert choose("varlen", "tiles", "sdpa") == "tiles"
+    assert measured == ["varlen", "tiles", "sdpa"]
+    (entry,) = json.loads((tmp_path / "mmldlm" / "attention.json").read_text()).values()
+    assert entry == {"varlen": 2.0, "tiles": 1.0, "sdpa": None}
+
+
+def test_another_shape_or_more_candidates_are_measured_anew(measured):
+    choose("varlen", "tiles")
+    choose("varlen", "tiles", heads=16)
+    choose("varlen", "tiles", "sdpa")
+    assert len(measured) == 7
+
+
+def test_one_candidate_needs_no_measurement(measured):
+    assert choose("varlen") == "varlen"
+    assert not measured
+
+
+def test_rubbish_in_the_file_and_a_folder_that_cannot_be_written(measured, tmp_path, monkeypatch):
+    file = tmp_path / "mmldlm" / "attention.json"
+    file.parent.mkdir()
+    file.write_text("{not json")
+    assert choose("varlen", "tiles") == "tiles"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mmldlm" / "attention.json"))
+    assert choose("varlen", "tiles") == "tiles"
+
+
+def test_what_can_serve_a_layout():
+    full = padded_layout(np.array([8, 8, 0]), 1, 8)
+    assert full.full
+    assert set(candidates(full, 64, kernels=True)) == {"varlen", "tiles", "sdpa"}
+    assert set(candidates(LAYOUT, 48, kernels=True)) == {"varlen"}
+    assert set(candidates(LAYOUT, 64, kernels=False)) == {"varlen"}

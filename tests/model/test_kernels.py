@@ -1,0 +1,126 @@
+"""Our Triton kernels against plain PyTorch. Without a GPU they run in Triton's interpreter, in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the checks run in this process")
+def test_kernels_in_the_interpreter():
+    """The interpreter must be chosen before Triton is imported, and would slow other tests down."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "6 passed" in done.stdout
+
+
+here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
+
+
+def packed(lengths=(3, 40, 1, 7, 0, 21), slots=2, room=90, most=8):
+    from mmldlm.layout import Caps, packed_layout
+
+    return packed_layout(np.array(lengths), slots, Caps(room, most, 40), with_rows=False)
+
+
+@here
+@pytest.mark.parametrize("width", [48, 64])
+def test_add_norm_and_its_gradient(width):
+    from mmldlm.model.kernels.add_norm import add_norm
+
+    layout = packed()
+    torch.manual_seed(0)
+    x, branch = (torch.randn(90, width, requires_grad=True) for _ in range(2))
+    modulation = torch.randn(8, 6 * width, requires_grad=True)
+    gate, shift, scale = (modulation[:, i * width : (i + 1) * width] for i in (2, 0, 4))
+    weight = torch.randn(2, 90, width)
+
+    def answer(out, y):
+        loss = (out * weight[0]).sum() + (y * weight[1]).sum()
+        return [out, y, *torch.autograd.grad(loss, (x, branch, modulation))]
+
+    d = layout.document
+    out = x + gate[d] * branch
+    expected = answer(out, F.layer_norm(out, (width,)) * (1 + scale[d]) + shift[d])
+    found = answer(*add_norm(x, branch, gate, shift, scale, d, layout.starts)[:2])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+@here
+def test_tiles_and_their_gradient():
+    from mmldlm.model.kernels.tiles import attend_tiles
+
+    layout = packed()
+    torch.manual_seed(0)
+    qkv = torch.randn(len(layout.segment), 3, 2, 16, requires_grad=True)
+    weight = torch.randn(len(layout.segment), 2, 16)
+    q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))
+    mask = layout.segment[:, None] == layout.segment[None]
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+    found = attend_tiles(qkv, layout.segment, layout.bounds)[0]
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    grads = [torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (found, expected)]
+    torch.testing.assert_close(*grads, atol=2e-5, rtol=2e-5)
+
+
+@here
+@pytest.mark.parametrize(("heads", "width", "norm"), [(3, 12, True), (2, 8, False)])
+def test_gather_qkv_and_its_gradient(heads, width, norm):
+    from mmldlm.model.kernels.gather_qkv import gather_qkv
+    from mmldlm.model.ops import rotary_angles, rotate
+
+    layout = packed()
+    torch.manual_seed(0)
+    text, latent = (torch.randn(n, 3 * heads * width, requires_grad=True) for n in (90, 16))
+    norms = [torch.randn(2, width, requires_grad=True) for _ in range(2)]
+    cosine, sine = rotary_angles(layout.position, width, 1e4)
+
+    def heads_of(x, weight):
+        q, k, v = x.view(-1, 3, heads, width).unbind(1)
+        if norm:
+            q, k = F.rms_norm(q, (width,), weight[0], 1e-6), F.rms_norm(k, (width,), weight[1], 1e-6)
+        return q, k, v
+
+    q, k, v = heads_of(text, norms[0])
+    turned = torch.stack([rotate(q, cosine, sine), rotate(k, cosine, sine), v], 1)
+    expected = torch.cat([turned, torch.stack(heads_of(latent, norms[1]), 1)])[layout.to_stream]
+    found = gather_qkv(
+        text, latent, *norms, cosine[:, 0], sine[:, 0], layout.to_stream, layout.from_stream, heads, norm
+    )
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    weight, leaves = torch.randn_like(expected), [text, latent, *(norms if norm else [])]
+    ours, theirs = (torch.autograd.grad((out * weight).sum(), leaves) for out in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
+@here
+def test_a_denoiser_of_kernels_is_the_plain_denoiser():
+    from mmldlm.layout import Caps
+    from mmldlm.model.layers import Kernels
+    from tests.batches import batch_of, small_corruption, small_denoiser, small_documents
+
+    noisy = small_corruption().corrupt(batch_of(small_documents(), caps=Caps(48, 8, 12)))
+    denoiser, answers = small_denoiser(head_width=16, depth=1), []
+    for kernels in (Kernels("reference"), Kernels("tiles", fused=True)):
+        denoiser.kernels = kernels
+        out = denoiser(
+            noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout
+        )
+        text, latent = out.token_hidden[noisy.layout.real], out.latent_prediction[noisy.layout.lengths > 0]
+        loss = text.square().sum() + text[:, :5].sum() + latent.square().sum()
+        grads = torch.autograd.grad(loss, list(denoiser.parameters()), allow_unused=True)
+        answers.append([text, latent, *[grad for grad in grads if grad is not None]])
+    for ours, theirs in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=3e-4)

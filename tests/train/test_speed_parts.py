@@ -1,0 +1,121 @@
+"""Small parts of the engine: stages of the batch, the clock, the profile, a compiler that fails."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from mmldlm.metrics import read_log
+from mmldlm.train.clock import StepClock
+from mmldlm.train.profile import busy_share
+from tests.runs import make_trainer
+from tests.stores import write_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+def lines(trainer):
+    return [line for line in read_log(trainer.run.training_log) if "loss" in line]
+
+
+STAGES = "batch.schedule=[{until: 4, tokens_per_step: 64}, {until: 8, micro_tokens: 64}]"
+
+
+def test_a_batch_that_grows_does_so_at_its_steps_and_resumes_bit_by_bit(store, tmp_path):
+    whole = make_trainer(tmp_path / "whole", store, STAGES, "train.log_every=1")
+    whole.fit()
+    sizes = [(line["micro_tokens"], line["micro_batches"]) for line in lines(whole)]
+    assert sizes[:4] == [(80, 1)] * 4
+    assert [count > 3 for _, count in sizes[4:8]] == [True] * 4
+    assert sizes[8:] == [(272, 1)] * 4
+    half = make_trainer(
+        tmp_path / "half", store, STAGES, "train.log_every=1", "train.steps=6", "optim.min_lr_ratio=1"
+    )
+    half.fit()
+    again = make_trainer(tmp_path / "half", store, STAGES, "train.log_every=1", "optim.min_lr_ratio=1")
+    again.fit()
+    assert [line["documents"] for line in lines(again)] == [line["documents"] for line in lines(whole)]
+
+
+def test_stages_out_of_order_are_refused(store, tmp_path):
+    from mmldlm.errors import UserError
+
+    with pytest.raises(UserError, match=r"batch.schedule: the stages end at \[8, 4\]"):
+        make_trainer(tmp_path, store, "batch.schedule=[{until: 8}, {until: 4}]")
+    with pytest.raises(UserError, match=r"batch.schedule\[0\].until=0"):
+        make_trainer(tmp_path, store, "batch.schedule=[{tokens_per_step: 64}]")
+
+
+def test_on_a_cpu_all_waiting_counts():
+    clock = StepClock(torch.device("cpu"))
+    for waited in (0.5, 0.25):
+        clock.begin(waited)
+        clock.end()
+    assert clock.read() == 0.75
+    assert clock.read() == 0.0
+
+
+@pytest.mark.parametrize(("ranges", "share"), [
+    ([(0, 10)], 1.0), ([(0, 4), (6, 10)], 0.8), ([(0, 6), (2, 4), (5, 10)], 1.0), ([(6, 8), (0, 2)], 0.5),
+])  # fmt: skip
+def test_busy_is_what_at_least_one_kernel_covers(ranges, share):
+    assert busy_share(ranges) == pytest.approx(share)
+
+
+def test_a_profile_holds_a_trace_and_the_longest_operators(store, tmp_path):
+    words = ["train.profile=true", "train.profile_wait=1", "train.profile_warmup=1", "train.profile_steps=2"]
+    trainer = make_trainer(tmp_path, store, *words)
+    trainer.fit()
+    folder = trainer.run.path / "profile"
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    assert trace["traceEvents"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["device_busy"] is None
+    products = [row for row in summary["longest"] if row["name"] in ("aten::mm", "aten::addmm")]
+    assert all(row["calls_per_step"] >= 10 for row in products)
+    assert len(products) == 2
+    assert 0 < sum(row["share"] for row in summary["longest"]) <= 1.0001
+    assert (folder / "summary.md").read_text().startswith("# Profile of 2 steps")
+
+
+def test_a_compiler_that_fails_is_switched_off_with_one_message(store, tmp_path, caplog):
+    def broken(graph, inputs):
+        raise RuntimeError("no code for this machine")
+
+    trainer = make_trainer(tmp_path / "broken", store, "speed.compile=true", "speed.chunk_rows=64")
+    for block in trainer.setup.denoiser.blocks:
+        block.compile(backend=broken)
+    trainer.fit()
+    told = [record.message for record in caplog.records if "torch.compile failed" in record.message]
+    assert len(told) == 1
+    plain = make_trainer(tmp_path / "plain", store, "speed.chunk_rows=64")
+    plain.fit()
+    for ours, theirs in zip(lines(trainer), lines(plain), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("words", [
+    ["speed.activation_checkpointing=selective"], ["speed.activation_checkpointing=block"],
+    ["speed.activation_checkpointing=budget", "speed.activation_budget=0.5"], ["speed.attention=sdpa"],
+    ["speed.overlap_copies=false"], ["data.num_workers=2"], ["batch.micro_documents=4"],
+])  # fmt: skip
+def test_no_switch_changes_the_loss(store, tmp_path, words, request):
+    runs = [make_trainer(tmp_path / name, store, *more) for name, more in (("a", []), ("b", words))]
+    for run in runs:
+        run.fit()
+    for ours, theirs in zip(*map(lines, runs), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_a_bf16_residual_stream_stays_near(store, tmp_path):
+    runs = [make_trainer(tmp_path / kind, store, f"speed.residual={kind}") for kind in ("fp32", "bf16")]
+    for run in runs:
+        run.fit()
+    found = [[line["loss"] for line in lines(run)] for run in runs]
+    assert found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=5e-3)
