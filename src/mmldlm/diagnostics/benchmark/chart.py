@@ -109,7 +109,8 @@ def draw_sweep(sweep: Sweep, folder: Path) -> None:
             axes.set_xlabel(sweep.key)
         if numeric and points:
             _logarithmic(left, xs)
-            right.set_xticks(xs, [f"{x:,g}" for x in xs])
+            right.xaxis.set_major_formatter("{x:,g}")
+            right.locator_params(axis="x", nbins=5)
 
     _save(folder, (8.0, 3.4), draw)
 
