@@ -24,17 +24,22 @@ class Window:
 
     def add(self, value: float) -> None:
         """Take a finite value in; the oldest leaves when the window is full."""
-        if len(self.recent) == self.size:
-            del self._sorted[bisect_left(self._sorted, self.recent.popleft())]
-        self.recent.append(value)
-        insort(self._sorted, value)
+        recent, ordered = self.recent, self._sorted
+        if len(recent) == self.size:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        recent.append(value)
+        insort(ordered, value)
 
     def clear(self) -> None:
         self.recent.clear()
         self._sorted.clear()
 
     def median(self) -> float:
-        return _middle(self._sorted)
+        ordered = self._sorted
+        half, odd = divmod(len(ordered), 2)
+        if odd:
+            return ordered[half]
+        return 0.5 * (ordered[half - 1] + ordered[half]) if half else math.nan
 
     def quantile(self, share: float) -> float:
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]

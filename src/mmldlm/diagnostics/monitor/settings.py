@@ -35,7 +35,7 @@ class MonitorSettings:
     spike_rise: float = _number(0.3, 0)
     """... above it by this share ..."""
     spike_tail: float = _number(1.5, 0)
-    """... and so many times as far above it as any line of the history: small batches have heavy tails."""
+    """... and so many times as far above it as any line before: small batches have heavy tails."""
     divergence_lines: int = _number(10, 3)
     """Divergence: the median of so many lines ..."""
     divergence_rise: float = _number(0.25, 0.01)

@@ -33,27 +33,31 @@ class _Baseline:
 
     def __init__(self, settings: MonitorSettings) -> None:
         self.settings, self.history, self.outliers = settings, Window(settings.history_lines), 0
+        self.largest = self.tail = 0.0
+        """Largest rise that was no spike, as a share of the usual value; forgotten much more slowly than the window."""
 
     def judge(self, value: float) -> float:
         """How many times the threshold of a spike is reached (0.0 without enough history), then take it in."""
-        excess = self._excess(value)
+        usual = self.history.median()
+        self.largest = max(self.largest, abs(value)) if len(self.history) < 5 else self.largest
+        size = max(abs(usual), 0.01 * self.largest, 1e-12)  # once a loss is near 0, doubling means nothing
+        excess = self._excess(value - usual, size)
         self.outliers = self.outliers + 1 if excess >= 1.0 else 0
         if excess < 1.0 or self.outliers > self.settings.history_lines:
+            if len(self.history) >= 5:
+                self.tail = max(0.999 * self.tail, (value - usual) / size)
             self.history.add(value)
         return excess
 
-    def _excess(self, value: float) -> float:
+    def _excess(self, rise: float, size: float) -> float:
         settings, history = self.settings, self.history
         if len(history) < settings.warmup_lines:
             return 0.0
-        usual = history.median()
-        rise = value - usual
-        if rise <= settings.spike_rise * abs(usual):
+        if rise <= settings.spike_rise * size:
             return 0.0
         by_noise = rise / (settings.spike_z * history.deviation())
-        by_tail = rise / max(settings.spike_tail * (history.quantile(1.0) - usual), 1e-12)
-        by_rise = rise / max(settings.spike_rise * abs(usual), 1e-12)
-        return min(by_noise, by_tail, by_rise)
+        by_tail = rise / max(settings.spike_tail * self.tail * size, 1e-12)
+        return min(by_noise, by_tail, rise / max(settings.spike_rise * size, 1e-12))
 
 
 class LossSpike(Detector):
@@ -166,7 +170,8 @@ class Plateau(Detector):
         noise = (
             2.5 * sum(statistics.pstdev(half) ** 2 / len(half) for half in halves) ** 0.5
         )  # two errors of medians
-        flat = abs(first - last) + noise < self.settings.plateau_gain * abs(first)
+        change = 2 * abs(first - last)  # the middles of the halves are half a window apart
+        flat = change + 2 * noise < self.settings.plateau_gain * abs(first)
         if flat and not self._late(record):
             evidence = f"loss {last:.4g} since step {steps[-len(third)]:.0f}"
             self.book.fire("M104", evidence, sure=0.7)

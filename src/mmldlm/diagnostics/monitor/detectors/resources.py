@@ -38,6 +38,7 @@ class Batch(Detector):
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.name, self.largest, self.recent = "", 0.0, Window(5)
+        self.last, self.streak = math.nan, 0
 
     def line(self, record: Record) -> None:
         name = "micro_tokens" if "micro_tokens" in record.values else "batch_size"
@@ -47,6 +48,10 @@ class Batch(Detector):
         if name != self.name:
             self.name, self.largest = name, 0.0
             self.recent.clear()
+        self.streak = self.streak + 1 if size == self.last else 0
+        self.last = size
+        if self.streak > 10 and not self.book.is_open("M402"):
+            return  # nothing changes, as in most runs
         self.recent.add(size)
         if len(self.recent) < 5:
             return
