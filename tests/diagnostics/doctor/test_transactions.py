@@ -123,12 +123,12 @@ def test_crash_between_writes_is_taken_back(tmp_path: Path, monkeypatch: pytest.
         real = transactions.write_atomically
         calls = {"targets": 0}
 
-        def write(target: Path, data: bytes) -> None:
+        def write(target: Path, data: bytes, **flush: bool) -> None:
             if ".mmldlm-doctor" not in str(target):
                 calls["targets"] += 1
                 if calls["targets"] == 2:
                     die()
-            real(target, data)
+            real(target, data, **flush)
 
         transactions.write_atomically = write  # type: ignore[assignment]
         transactions.apply(root, changes)
@@ -145,10 +145,10 @@ def test_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyte
     before = {p: p.read_bytes() for p in (root / "a" / "train.py", root / "run.sh")}
     real = transactions.write_atomically
 
-    def full(target: Path, data: bytes) -> None:
+    def full(target: Path, data: bytes, **flush: bool) -> None:
         if target.name == "run.sh" and b"=1" in data and ".mmldlm-doctor" not in str(target):
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
-        real(target, data)
+        real(target, data, **flush)
 
     monkeypatch.setattr(transactions, "write_atomically", full)
     with pytest.raises(UserError, match=r"no space left.*nothing was changed"):
@@ -275,8 +275,8 @@ def test_interrupt_right_after_a_write_is_taken_back(tmp_path: Path, monkeypatch
     before = {p: p.read_bytes() for p in (root / "a" / "train.py", root / "run.sh")}
     write = transactions.write_atomically
 
-    def interrupted(target: Path, data: bytes) -> None:
-        write(target, data)
+    def interrupted(target: Path, data: bytes, **flush: bool) -> None:
+        write(target, data, **flush)
         if target.name == "run.sh" and data not in before.values():
             raise KeyboardInterrupt  # the file is replaced, but the caller never hears of it
 
@@ -293,10 +293,10 @@ def test_failed_roll_back_keeps_the_journal(tmp_path: Path, monkeypatch: pytest.
     before = {p: p.read_bytes() for p in (root / "a" / "train.py", root / "run.sh")}
     write = transactions.write_atomically
 
-    def full(target: Path, data: bytes) -> None:
+    def full(target: Path, data: bytes, **flush: bool) -> None:
         if target == root / "run.sh" or (target in before and data == before[target]):
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
-        write(target, data)
+        write(target, data, **flush)
 
     changes = _fix(root)
     monkeypatch.setattr(transactions, "write_atomically", full)

@@ -29,7 +29,8 @@ def apply_node_edits(text: str, edits: Sequence[NodeEdit]) -> tuple[str, set[Nod
         end = starts[outer.end_line - 1] + outer.end_column - 1
         moved = {_relative(edit, outer): edit for edit in inner}
         try:
-            piece, left = _edit_module(text[begin:end], list(moved))
+            whole = all(edit.span == outer for edit in inner)
+            piece, left = (_edit_whole if whole else _edit_module)(text[begin:end], list(moved))
         except EditRefusedError:
             # Part of a bracketed expression over several lines: no module by itself.
             return _edit_module(text, edits)
@@ -69,16 +70,37 @@ def _relative(edit: NodeEdit, outer: Span) -> NodeEdit:
     return NodeEdit(moved, edit.action, edit.values)
 
 
+def _edit_whole(text: str, edits: Sequence[NodeEdit]) -> tuple[str, set[NodeEdit]]:
+    """Edits of the expression or statement that a text consists of; no position has to be looked up."""
+    module = _parse(text)
+    line = module.body[0] if len(module.body) == 1 else None
+    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
+        return _edit_module(text, edits)
+    small = line.body[0]
+    node: Any = small.value if isinstance(small, cst.Expr) else small
+    for edit in edits:
+        needed, change = ACTIONS[edit.action]
+        if not isinstance(node, needed):
+            return _edit_module(text, edits)
+        node = change(node, *edit.values)
+    changed = small.with_changes(value=node) if isinstance(small, cst.Expr) else node
+    return module.with_changes(body=[line.with_changes(body=[changed])]).code, set()
+
+
 def _edit_module(text: str, edits: Sequence[NodeEdit]) -> tuple[str, set[NodeEdit]]:
+    editor = _Editor(edits)
+    changed = MetadataWrapper(_parse(text), unsafe_skip_copy=True).visit(editor)
+    return changed.code, set(edits) - editor.done
+
+
+def _parse(text: str) -> cst.Module:
     try:
         module = cst.parse_module(text)
     except (cst.ParserSyntaxError, RecursionError, ValueError) as error:
         raise EditRefusedError(f"LibCST cannot parse it: {str(error).splitlines()[0]}") from error
     if module.code != text:
         raise EditRefusedError("LibCST would not print it back unchanged")
-    editor = _Editor(edits)
-    changed = MetadataWrapper(module, unsafe_skip_copy=True).visit(editor)
-    return changed.code, set(edits) - editor.done
+    return module
 
 
 class _Editor(cst.CSTTransformer):

@@ -15,7 +15,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -95,7 +95,8 @@ def apply(path: Path, changes: Sequence[FileChange]) -> Transaction:
         transaction = _prepare(root, changes, targets)
         try:
             for change in changes:
-                write_atomically(targets[change.path], change.after)
+                write_atomically(targets[change.path], change.after, flush_folder=False)
+            _flush_folders(targets.values())
             _write_manifest(root, transaction, "applied")
         except BaseException as error:
             _roll_back(root, transaction, changes, targets)
@@ -151,10 +152,11 @@ def _prepare(root: Path, changes: Sequence[FileChange], targets: dict[str, Path]
     folder = base / "transactions" / transaction.id
     try:
         folder.mkdir(parents=True)
-        for change in changes:
-            copy = folder / "before" / change.path
+        copies = [folder / "before" / change.path for change in changes]
+        for change, copy in zip(changes, copies, strict=True):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(copy, change.before)
+            write_atomically(copy, change.before, flush_folder=False)
+        _flush_folders(Path(inside, "any") for inside, _, _ in os.walk(folder))
         _write_manifest(root, transaction, "prepared")
     except OSError as error:
         _remove_tree(folder)
@@ -255,11 +257,12 @@ def _restore(root: Path, transaction: Transaction) -> Undone:
             result.refused.append((record.path, "the kept copy is damaged"))
             continue
         try:
-            write_atomically(target, data)
+            write_atomically(target, data, flush_folder=False)
         except OSError as error:
             result.refused.append((record.path, _explain(error, "it is left alone")))
             continue
         result.restored.append(record.path)
+    _flush_folders((root / path).resolve() for path in result.restored)
     if not result.refused:
         _write_manifest(root, transaction, "undone")
     return result
@@ -282,8 +285,11 @@ def _remove_leftovers(target: Path) -> None:
                 entry.unlink()
 
 
-def write_atomically(target: Path, data: bytes) -> None:
-    """Replace a file's content in one step, keeping its mode: a crash leaves the old content or the new."""
+def write_atomically(target: Path, data: bytes, *, flush_folder: bool = True) -> None:
+    """Replace a file's content in one step, keeping its mode: a crash leaves the old content or the new.
+
+    Whoever writes many files flushes their folders once, at the end (`_flush_folders`).
+    """
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
     handle, name = tempfile.mkstemp(prefix=_temporary_prefix(target), suffix=_TEMPORARY, dir=target.parent)
     try:
@@ -297,12 +303,19 @@ def write_atomically(target: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    with contextlib.suppress(OSError):
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    if flush_folder:
+        _flush_folders([target])
+
+
+def _flush_folders(targets: Iterable[Path]) -> None:
+    """Make the names of these files durable."""
+    for parent in sorted({target.parent for target in targets}):
+        with contextlib.suppress(OSError):
+            folder = os.open(parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def _remove_tree(folder: Path) -> None:
