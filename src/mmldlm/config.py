@@ -183,6 +183,8 @@ class TrainConfig:
     """Steps that the profiler runs without recording."""
     profile_steps: int = _number(20, 1)
     """Steps that are recorded."""
+    profile_details: bool = True
+    """Record shapes, memory and stacks too; without them the profiler disturbs the run least."""
 
 
 @dataclass

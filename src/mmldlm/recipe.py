@@ -111,12 +111,24 @@ def _parse(value: str) -> Any:
 def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
     if key not in setting_names():
         return [f"{source}: {_unknown(key)}"]
+    if isinstance(value, bool) and "off" in _choices(key):
+        value = "on" if value else "off"  # YAML takes these words for truth values
     try:
         OmegaConf.update(config, key, value)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
         reason = str(error).splitlines()[0]
         return [f"{source}: {key}={value}: {reason}"]
     return []
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """The words that a setting allows, if it is a choice."""
+    section: Any = Config()
+    *sections, name = key.split(".")
+    for part in sections:
+        section = getattr(section, part)
+    (item,) = (item for item in fields(section) if item.name == name)
+    return tuple(item.metadata.get("allowed", ()))
 
 
 def _unknown(key: str) -> str:

@@ -74,6 +74,24 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
     assert "\n" not in str(error.value)
 
 
+def test_off_is_a_word_and_no_truth_value(tmp_path):
+    assert load_recipe("demo", ["speed.activation_checkpointing=off"]).speed.activation_checkpointing == "off"
+    path = tmp_path / "off.yaml"
+    path.write_text("data: {store: x}\nspeed: {activation_checkpointing: off, compile: off}\n")
+    speed = load_recipe(str(path)).speed
+    assert (speed.activation_checkpointing, speed.compile) == ("off", False)
+
+
+def test_stages_of_the_batch_come_from_recipes_and_the_command_line(tmp_path):
+    path = tmp_path / "stages.yaml"
+    path.write_text("data: {store: x}\nbatch: {schedule: [{until: 5, tokens_per_step: 64}]}\n")
+    config = load_recipe(str(path))
+    assert [(stage.until, stage.tokens_per_step) for stage in config.batch.schedule] == [(5, 64)]
+    assert config_from_dict(config_to_dict(config)) == config
+    with pytest.raises(UserError, match="unti"):
+        load_recipe("demo", ["batch.schedule=[{unti: 5}]"])
+
+
 def test_all_problems_are_told_at_once():
     with pytest.raises(UserError) as error:
         load_recipe("demo", ["optim.lrr=1", "train.stepz=3", "optim.lr=fast"])

@@ -31,7 +31,8 @@ class StepProfiler:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+            if config.profile_details:
+                torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
         self._left = config.profile_wait + config.profile_warmup + config.profile_steps
         self._profile: Any = profile(
             activities=activities,
@@ -39,9 +40,9 @@ class StepProfiler:
                 wait=config.profile_wait, warmup=config.profile_warmup, active=config.profile_steps, repeat=1
             ),
             on_trace_ready=self._write,
-            record_shapes=True,
-            profile_memory=True,
-            with_stack=True,
+            record_shapes=config.profile_details,
+            profile_memory=config.profile_details,
+            with_stack=config.profile_details,
         )
         self._profile.start()
 
