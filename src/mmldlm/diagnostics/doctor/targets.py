@@ -14,12 +14,12 @@ from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 _KEYS = ("_target_", "target", "class_path")
 """Hydra's key; that of the latent-diffusion family; that of LightningCLI, whose arguments stand below `init_args`."""
 _SHORT = {
-    "torch.nn.parallel.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "lightning.pytorch.strategies.DDPStrategy": "DDPStrategy",
     "pytorch_lightning.strategies.DDPStrategy": "DDPStrategy",
     "lightning.fabric.strategies.DDPStrategy": "DDPStrategy",
     "pytorch_lightning.strategies.ddp.DDPStrategy": "DDPStrategy",
 }
+"""One name for the same strategy of several packages."""
 
 
 @dataclass(frozen=True)
