@@ -76,17 +76,19 @@ def monitor(
         typer.Option("--color/--no-color", help="Colours; only in a terminal unless told otherwise."),
     ] = None,
     explain: Annotated[
-        str | None, typer.Option(metavar="CODE", help="Print what a code means and leave.")
+        str | None,
+        typer.Option(metavar="CODE", help="Print what a code means (or all, or settings) and leave."),
     ] = None,
 ) -> None:
     """Watch training runs, ours or anybody's, live or afterwards: what is wrong, since when, what to do."""
     from mmldlm.diagnostics.monitor.catalogue import LEVELS
+    from mmldlm.diagnostics.monitor.pages import explain as explained
     from mmldlm.diagnostics.monitor.session import Session
     from mmldlm.diagnostics.monitor.settings import load_settings
     from mmldlm.diagnostics.monitor.sources import find_runs
 
     if explain is not None:
-        _explain(explain)
+        typer.echo(explained(explain))
         return
     _check_choice("--fail-on", fail_on, LEVELS)
     _check_choice("--notify", notify, LEVELS)
@@ -122,14 +124,6 @@ class MonitorCommand(TyperCommand):
             if word == "--serve" and not re.fullmatch(r"[\w.\-\[\]:]*:\d+|\d{1,5}", following):
                 filled.append("127.0.0.1:8377")
         return super().parse_args(ctx, filled)
-
-
-def _explain(code: str) -> None:
-    from mmldlm.diagnostics.monitor.catalogue import BY_CODE, page
-
-    if code.upper() not in BY_CODE:
-        raise UserError(f"--explain {code}: allowed are {', '.join(BY_CODE)}")
-    typer.echo(page(BY_CODE[code.upper()]))
 
 
 def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -232,28 +232,3 @@ KINDS = (
     ),
 )  # fmt: skip
 BY_CODE = {kind.code: kind for kind in KINDS}
-
-
-def page(kind: Kind) -> str:
-    """The section about one kind, as Markdown."""
-    lines = [f"## {kind.code}", "", f"**{kind.name}** · {kind.level}. {kind.meaning}", ""]
-    lines += [f"*When:* {kind.rule}.", ""]
-    if kind.settings:
-        lines += [f"*Settings:* {', '.join(f'`{name}`' for name in kind.settings)}.", ""]
-    ends = (
-        "when it has not come again for `resolve_lines` lines" if kind.passing else "when its cause is gone"
-    )
-    return "\n".join([*lines, f"*Over:* {ends}.", "", f"*What to do:* {kind.advice}", ""])
-
-
-def pages() -> str:
-    """The page of all codes."""
-    head = [
-        "# What the monitor finds",
-        "",
-        "`mmldlm monitor --explain CODE` prints one of these sections.",
-        "",
-    ]
-    table = ["| code | name | level | meaning |", "|---|---|---|---|"]
-    table += [f"| [{k.code}](#{k.code.lower()}) | {k.name} | {k.level} | {k.meaning} |" for k in KINDS]
-    return "\n".join([*head, *table, "", *(page(kind) for kind in KINDS)])

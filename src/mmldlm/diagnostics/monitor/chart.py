@@ -12,7 +12,7 @@ def braille(steps: list[float], values: list[float | None], width: int, height: 
     """`height` lines of `width` letters; where values are missing or not finite there is a gap."""
     finite = value_range(values)
     grid = [[0] * width for _ in range(height)]
-    if finite is not None:
+    if finite is not None and math.isfinite(finite[1] - finite[0]):
         low, high = _span(*finite)
         first, length = steps[0], max(steps[-1] - steps[0], 1e-12)
         before: tuple[int, int] | None = None

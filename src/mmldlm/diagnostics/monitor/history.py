@@ -64,6 +64,15 @@ def median(values: Iterable[float]) -> float:
     return _middle(sorted(value for value in values if math.isfinite(value)))
 
 
+def spread(values: list[float]) -> float:
+    """Standard deviation; infinite rather than an error where numbers are too large to be squared."""
+    mean = sum(values) / len(values)
+    try:
+        return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    except OverflowError:
+        return math.inf
+
+
 def sureness(excess: float) -> float:
     """How sure a finding is, from how many times its threshold was reached: 0.5 at the threshold, towards 1."""
     return round(min(0.99, 1.0 - 0.5 / max(excess, 1.0)), 2)

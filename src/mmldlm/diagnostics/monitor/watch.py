@@ -44,6 +44,7 @@ class _File:
     def __init__(self, file: LogFile, facts: RunFacts) -> None:
         self.file, self.follower, self.parser = file, FileFollower(file.path), LineParser(file.rank)
         self.facts, self.newest = facts, 0.0
+        self.restarts, self.known_until = 0, 0.0
 
     def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
         """New records with a time to sort them by; lines that are read again after a cut are left out."""
@@ -58,7 +59,9 @@ class _File:
             return
         if record.time is None:
             record.time = now if now is not None else self._written()
-        if self.follower.restarts and record.time is not None and record.time <= self.newest:
+        if self.follower.restarts != self.restarts:
+            self.restarts, self.known_until = self.follower.restarts, self.newest
+        if self.restarts and record.time is not None and record.time <= self.known_until:
             return
         self.newest = max(self.newest, record.time or 0.0)
         self.facts.total_steps = self.facts.total_steps or self.parser.total

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
-from mmldlm.diagnostics.monitor.history import Curve, Window, median, sureness
+from mmldlm.diagnostics.monitor.history import Curve, Window, median, spread, sureness
 from mmldlm.diagnostics.monitor.records import LOSSES, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 
@@ -164,11 +163,13 @@ class Plateau(Detector):
 
     def _judge(self, record: Record) -> None:
         steps, losses = self.curve.points()
-        third = losses[-(len(losses) // 3) :]
+        third = [loss for loss in losses[-(len(losses) // 3) :] if math.isfinite(loss)]
+        if len(third) < 20:
+            return  # most of the curve was cut away by a rollback
         halves = third[: len(third) // 2], third[len(third) // 2 :]
         first, last = median(halves[0]), median(halves[1])
-        noise = (
-            2.5 * sum(statistics.pstdev(half) ** 2 / len(half) for half in halves) ** 0.5
+        noise = 2.5 * math.hypot(
+            *(spread(half) / math.sqrt(len(half)) for half in halves)
         )  # two errors of medians
         change = 2 * abs(first - last)  # the middles of the halves are half a window apart
         flat = change + 2 * noise < self.settings.plateau_gain * abs(first)
