@@ -150,3 +150,16 @@ def test_the_pages_in_the_docs_are_what_the_command_prints(word, name):
     assert call("--explain", word).stdout == page.read_text(), (
         f"run: mmldlm monitor --explain {word} > {page}"
     )
+
+
+def test_watching_needs_no_torch(tmp_path):
+    log = write_log(tmp_path / "train.jsonl", [2.0] * 30)
+    code = (
+        "import sys\nfrom mmldlm.cli.main import app\n"
+        f"try:\n    app(['monitor', '--once', '--report', {str(tmp_path / 'out')!r}, {str(log)!r}])\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = {'torch', 'transformers', 'pyarrow', 'datasets', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -93,6 +93,22 @@ def test_a_redrawn_bar_is_no_new_number_and_other_bars_are_not_steps():
     assert parser.parse("Validation DataLoader 0:  50%|x| 5/10 [00:01<00:01, 5.0it/s]") is None
 
 
+def test_evaluation_bars_without_a_name_are_not_steps():
+    parser = LineParser()
+    parser.parse(" 12%|█▏        | 120/1000 [00:12<01:20,  9.10it/s]")
+    assert parser.parse(" 50%|█████     | 5/10 [00:00<00:00,  9.10it/s]") is None
+    assert (parser.last_step, parser.total) == (120, 1000)
+
+
+def test_a_bar_without_an_end_and_a_log_of_epochs():
+    assert LineParser().parse("train: 120it [00:12,  9.10it/s, loss=2.5]").step == 120
+    epoch = LineParser().parse("Epoch 3/10 - loss: 2.5 - val_loss: 2.75")
+    assert (epoch.values["loss"], epoch.values["valid_loss"]) == (2.5, 2.75)
+    parser = LineParser()
+    parser.parse("iter 249: loss 3.1, time 100ms, mfu 30%")
+    assert "loss" not in parser.parse("step 250: train loss 3.2, val loss 3.3").values
+
+
 MESSAGES = {
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "oom",
     "[rank3]:[E ProcessGroupNCCL.cpp:537] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL": "nccl",

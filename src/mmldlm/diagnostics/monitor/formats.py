@@ -13,7 +13,8 @@ import re
 from typing import Any
 
 from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of
-from mmldlm.diagnostics.monitor.records import CANONICAL, NAMES, Record, put_value
+from mmldlm.diagnostics.monitor.pairs import contains_any, read_pairs
+from mmldlm.diagnostics.monitor.records import CANONICAL, Record, put_value
 
 _MOST_FIELDS = 200
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -26,27 +27,8 @@ _OTHER_BAR = re.compile(
     r"valid|eval|test|sanity|load|download|map|tokeniz|generat|sampl|predict|shard|fetch", re.I
 )
 _EPOCH_BAR = re.compile(r"epoch\D{0,3}(\d+)", re.I)
+_COUNT = re.compile(r"(\d+)it \[")
 _OF = re.compile(r"\b(?:step|iter(?:ation)?)[ :=\[]+(\d+)\s*/\s*(\d+)", re.I)
-_PAIR = re.compile(
-    r"([A-Za-z_][\w/\-]*)['\"]?(\s*[:=]\s*|\s+)['\"]?(?:tensor\()?"
-    r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[nN][aA][nN]\b|[iI][nN][fF](?:inity)?\b|\.\d+))"
-    r"\s*(%|ms\b|s(?![\w/])|GiB|GB|MiB|MB)?"
-)
-_TWO_WORDS = {alias.split(" ")[1] for aliases in NAMES.values() for alias in aliases if " " in alias}
-_NEED_COLON = {
-    "text",
-    "latent",
-    "memory",
-    "mem",
-    "update",
-    "grad",
-    "throughput",
-    "accuracy",
-    "acc",
-    "time",
-    "dt",
-}
-_UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "gib": 2.0**30, "gb": 1e9, "mib": 2.0**20, "mb": 1e6}
 _HINTS = ("oss", "OSS", "grad", "Grad", "Text", "Latent", "norm")
 _WORTH = {"loss", "valid_loss", "grad_norm", "text_loss", "latent_loss"}
 
@@ -63,6 +45,7 @@ class LineParser:
         self._names: dict[str, str] = {}
         self._base = ("", 0.0)
         self._pseudo_step = 0
+        self._has_losses = False
 
     def parse(self, line: str) -> Record | None:
         """What the line says, or None; never raises, whatever the line is."""
@@ -169,9 +152,9 @@ class LineParser:
         bar = _BAR.search(line) if "%|" in line else None
         if bar:
             return self._bar(line, bar)
-        if not any(hint in line for hint in _HINTS):
+        if not contains_any(line, _HINTS):
             return None
-        values = _pairs(line)
+        values = read_pairs(line)
         if not _WORTH & values.keys():
             return None
         of = _OF.search(line)
@@ -180,16 +163,26 @@ class LineParser:
         if "validate" in line and "loss" in values:
             values["valid_loss"] = values.pop("loss")
         if "valid_loss" in values:
-            for name in ("loss", "tokens_per_second", "documents_per_second", "gpu_memory_allocated"):
-                values.pop(name, None)
-        step = values.pop("step", None)
+            self._drop_what_validation_repeats(values)
+        self._has_losses = self._has_losses or ("loss" in values and "valid_loss" not in values)
+        count = _COUNT.search(line) if "it [" in line else None
+        step = values.pop("step", float(count[1]) if count else None)
         return self._with_step(Record(values=values), step)
+
+    def _drop_what_validation_repeats(self, values: dict[str, float]) -> None:
+        """Its rate and memory are not those of training; nor is its training loss, if there are lines of that."""
+        for name in ("tokens_per_second", "documents_per_second", "gpu_memory_allocated"):
+            values.pop(name, None)
+        if self._has_losses:
+            values.pop("loss", None)
 
     def _bar(self, line: str, bar: re.Match[str]) -> Record | None:
         label = line[: bar.start()]
         if _OTHER_BAR.search(label):
             return None
         done, total, rest = int(bar[2]), int(bar[3]), bar[8]
+        if not label.strip() and self.total is not None and total < self.total:
+            return None  # a bar without a name inside the one of the training, such as an evaluation's
         epoch = _EPOCH_BAR.search(label)
         self.last_step = int(epoch[1]) * total + done if epoch else done
         self.total = None if epoch else total
@@ -201,32 +194,10 @@ class LineParser:
             )
         redrawn, self._postfix = rest == self._postfix, rest
         if not redrawn or "nan" in rest.lower() or "inf" in rest.lower():  # nan twice is bad twice
-            found = _pairs(rest)
+            found = read_pairs(rest)
             found.pop("step", None)
             record.values |= found
         return record
-
-
-def _pairs(text: str) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for found in _PAIR.finditer(text):
-        name, between, number, unit = found.groups()
-        key = name.lower()
-        if key in _TWO_WORDS:
-            before = text[: found.start()].rstrip().rsplit(None, 1)
-            key = (
-                f"{before[-1]} {key}".lower()
-                if before and f"{before[-1]} {key}".lower() in CANONICAL
-                else key
-            )
-        canonical = CANONICAL.get(key)
-        if canonical is None or (key in _NEED_COLON and between.isspace() and not unit):
-            continue
-        value = float(number.replace(",", ""))
-        if unit and canonical not in ("lr", "step"):
-            value *= _UNITS[unit.lower()]
-        values.setdefault(canonical, value)
-    return values
 
 
 def _event(content: dict[str, Any]) -> Record:

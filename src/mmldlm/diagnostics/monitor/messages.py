@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from mmldlm.diagnostics.monitor.pairs import contains_any
 from mmldlm.diagnostics.monitor.records import Record
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -75,7 +76,7 @@ class MessageReader:
             return self._read_root_cause(line)
         if self._in_traceback:
             return self._read_traceback(line)
-        if not any(hint in line for hint in _HINTS):
+        if not contains_any(line, _HINTS):
             return None
         if "Traceback (most recent" in line:
             self._in_traceback = True
