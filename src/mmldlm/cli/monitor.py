@@ -95,6 +95,11 @@ def monitor(
     if not 0.1 <= interval <= 86400:
         raise UserError(f"--interval {interval:g}: allowed are 0.1 to 86400 seconds")
     chosen, sources = load_settings(set_ or (), settings), find_runs(paths or [])
+    for source in sources if once else ():
+        if not source.path.exists():
+            raise UserError(
+                f"{source.path}: does not exist; --once needs something to read, leave it out to wait"
+            )
     sinks = _sinks(alerts, command, webhook or os.environ.get(WEBHOOK_VARIABLE), webhook_format)
     session = Session(sources, chosen, sinks=sinks, notify=notify)
     with contextlib.closing(session), _stoppable():

@@ -86,6 +86,7 @@ def test_serve_may_stand_alone(tmp_path):
 MISTAKES = [
     ([], "nothing to watch"),
     (["--once", "no/such/file.log"], "no/such/file.log"),
+    (["--once", "later.log"], "later.log: does not exist; --once"),
     (["--fail-on", "fatal", "x.log"], "--fail-on fatal: allowed are info, warn, error"),
     (["--interval", "0", "x.log"], "--interval 0"),
     (["--set", "spike_zz=3", "x.log"], "did you mean spike_z"),
@@ -134,6 +135,7 @@ def test_the_old_entry_point_reads_the_old_format(tmp_path):
             for i in range(51)
         ]
         (logs / f"train_{name}.log").write_text("BF16 optimizations enabled\n" + "\r".join(bars) + "\n")
+        os.utime(logs / f"train_{name}.log", (time.time() - 60, time.time() - 60))
     script = Path(__file__).parents[3] / "scripts" / "monitor_training.py"
     paths = sorted(map(str, logs.iterdir()))
     done = subprocess.run(

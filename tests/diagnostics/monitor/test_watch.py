@@ -1,6 +1,7 @@
 """A run under watch: rewinds, rubbish, memory, ledgers, goodput by arithmetic."""
 
 import json
+import os
 import random
 import tracemalloc
 
@@ -126,3 +127,29 @@ def test_braille_draws_a_falling_line_from_corner_to_corner_with_gaps():
     gap = braille([0, 1, 2, 3], [1.0, None, float("nan"), 1.0], 20, 1)[0]
     assert gap[10] == "\u2800"
     assert bars([1.0, 2.0, None]) == "▁█·"
+
+
+def test_an_error_that_training_survives_does_not_end_the_watching(tmp_path):
+    path, now = tmp_path / "train.log", [2e9]
+    trouble = (
+        "Traceback (most recent call last):\n  File 'x.py', line 1\nOSError: a picture could not be read\n"
+    )
+    path.write_text("step=1 loss=2.0\n" + trouble)
+    watched = watch(path, clock=lambda: now[0])
+    os.utime(path, (now[0], now[0]))
+    watched.poll(live=True)
+    assert watched.state() == "crashed"
+    assert not watched.is_over()
+    with path.open("a") as file:
+        file.write("step=2 loss=2.0\n")
+    os.utime(path, (now[0], now[0]))
+    watched.poll(live=True)
+    assert watched.state() == "running"
+    assert not watched.panel.book.is_open("M502")
+    with path.open("a") as file:
+        file.write(trouble)
+    os.utime(path, (now[0], now[0]))
+    now[0] += 31
+    watched.poll(live=True)
+    assert watched.is_over()
+    watched.close()

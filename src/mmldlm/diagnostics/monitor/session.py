@@ -60,7 +60,7 @@ class Session:
 
     def ended(self) -> bool:
         """Whether every run has come to its end."""
-        return all(run.facts.ended for run in self.runs)
+        return all(run.is_over() for run in self.runs)
 
     def state(self, *, curves: bool = False) -> dict[str, Any]:
         """Everything, as plain data."""

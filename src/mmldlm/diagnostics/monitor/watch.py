@@ -13,7 +13,6 @@ from mmldlm.diagnostics.monitor.alerts import Change
 from mmldlm.diagnostics.monitor.detectors import Panel
 from mmldlm.diagnostics.monitor.detectors.base import RunFacts
 from mmldlm.diagnostics.monitor.follow import FileFollower
-from mmldlm.diagnostics.monitor.formats import LineParser
 from mmldlm.diagnostics.monitor.goodput import TimeLedger
 from mmldlm.diagnostics.monitor.history import Curve
 from mmldlm.diagnostics.monitor.machine import (
@@ -24,6 +23,7 @@ from mmldlm.diagnostics.monitor.machine import (
     read_config,
     whole,
 )
+from mmldlm.diagnostics.monitor.reader import LogReader
 from mmldlm.diagnostics.monitor.records import BUCKETS, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
@@ -32,46 +32,11 @@ CURVES = (
     "loss", "text_loss", "latent_loss", "valid_loss", "lr", "grad_norm", "rate", "gpu_memory_allocated", "data_wait",
     "text_accuracy", "mfu", "gpu_busy",
 )  # fmt: skip
+END_SECONDS = 30.0
 TIMELINE_EVENTS = (
     "started", "resumed", "finished", "stopped", "rolled_back", "out_of_memory", "grown", "save_failed", "interrupted",
     "crash", "killed",
 )  # fmt: skip
-
-
-class _File:
-    """A log and what is needed to read it."""
-
-    def __init__(self, file: LogFile, facts: RunFacts) -> None:
-        self.file, self.follower, self.parser = file, FileFollower(file.path), LineParser(file.rank)
-        self.facts, self.newest = facts, 0.0
-        self.restarts, self.known_until = 0, 0.0
-
-    def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
-        """New records with a time to sort them by; lines that are read again after a cut are left out."""
-        for line in self.follower.lines():
-            yield from self._record(line, now)
-        if last and (rest := self.follower.last_words()):
-            yield from self._record(rest, now)
-
-    def _record(self, line: str, now: float | None) -> Iterator[tuple[float, Record]]:
-        record = self.parser.parse(line)
-        if record is None or (self.file.only_messages and not record.event):
-            return
-        if record.time is None:
-            record.time = now if now is not None else self._written()
-        if self.follower.restarts != self.restarts:
-            self.restarts, self.known_until = self.follower.restarts, self.newest
-        if self.restarts and record.time is not None and record.time <= self.known_until:
-            return
-        self.newest = max(self.newest, record.time or 0.0)
-        self.facts.total_steps = self.facts.total_steps or self.parser.total
-        yield self.newest, record
-
-    def _written(self) -> float | None:
-        """Errors carry no time; what stands in a file of errors belongs to the time when it was written."""
-        if self.file.path.name not in ("stderr.log", "error.json") and self.file.path.suffix != ".err":
-            return None
-        return file_time(self.file.path)
 
 
 class RunWatch:
@@ -83,7 +48,7 @@ class RunWatch:
         self.source, self.settings, self.clock = source, settings, clock
         self.facts = RunFacts()
         self.panel = Panel(settings, self.facts)
-        self.files = [_File(file, self.facts) for file in source.files]
+        self.files = [LogReader(file, self.facts) for file in source.files]
         self.curves = {name: Curve() for name in CURVES}
         self.buckets: dict[str, list[float]] = {}
         self.latest: dict[str, float] = {}
@@ -105,7 +70,7 @@ class RunWatch:
         self._read_config()
         if self.source.folder is not None:
             self.facts.saved_step = newest_checkpoint(self.source.folder.checkpoints)
-        self.files += [_File(file, self.facts) for file in self._appeared()]
+        self.files += [LogReader(file, self.facts) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
         streams = [file.records(last=not live, now=stamp) for file in self.files]
         merged: Iterator[tuple[float, Record]] = heapq.merge(*streams, key=lambda item: item[0])
@@ -196,8 +161,7 @@ class RunWatch:
         if live and not facts.ended:
             self._look_at_disk(now)
         if self.line_time is None and self.num_lines:
-            changed = [f.follower.changed_at for f in self.files if f.follower.changed_at is not None]
-            self.panel.seen(max(changed, default=now))
+            self.panel.seen(self._changed_at())
         self.panel.tick(now, live=live)
 
     def _look_at_process(self, now: float) -> None:
@@ -205,11 +169,11 @@ class RunWatch:
         if self.source.folder is None:
             return
         self.facts.alive = None if self.facts.ended else process_alive(self.source.folder.lock_file)
-        changed = [f.follower.changed_at for f in self.files if f.follower.changed_at is not None]
-        if self.facts.alive is False and changed and now - max(changed) > 5:
+        changed = self._changed_at()
+        if self.facts.alive is False and now - changed > 5:
             text = f"its process is gone since step {self.step} without a last word: killed, or out of host memory"
             self.panel.observe(Record(event="vanished", step=self.step, text=text))
-            self._note(max(changed), self.step, text, "error")
+            self._note(changed, self.step, text, "error")
 
     def _look_at_disk(self, now: float) -> None:
         space = disk_space(self.source.path)
@@ -251,6 +215,16 @@ class RunWatch:
         if self.panel.book.is_open("M501"):
             return "stalled"
         return "running" if self.num_lines else "waiting"
+
+    def is_over(self) -> bool:
+        """Whether nothing more will come; text logs may go on after a handled error or a full bar, and get grace."""
+        if not self.facts.ended or self.source.folder is not None:
+            return bool(self.facts.ended)
+        return self.clock() - self._changed_at() > END_SECONDS
+
+    def _changed_at(self) -> float:
+        changed = [file.follower.changed_at for file in self.files if file.follower.changed_at is not None]
+        return max(changed, default=self.clock())
 
     def close(self) -> None:
         for file in self.files:
