@@ -241,7 +241,8 @@ def markdown(verdicts: list[Verdict], numbers: dict[str, Any]) -> str:
         "Losses, gradients and validations come from real trainings of a small network; faults are injected into its",
         "batches, gradients, rate or clock (the clock is simulated, so that the logs are the same everywhere), and the",
         "same training is told in seven trainers' formats. `trained_...` are runs of `mmldlm train`, `ranks_...` three",
-        "processes under torchrun. *May also* lists what is true besides, such as a spike when a divergence begins.",
+        "processes under torchrun; lines of NCCL, of a full GPU or disk and of a killed process are put in as those",
+        "programs print them. *May also* lists what is true besides, such as a spike when a divergence begins.",
         "",
         f"{numbers['logs']} logs, {numbers['healthy']} of them healthy: {numbers['found']} faults found in time, "
         f"{numbers['missed']} missed, {numbers['false']} false alarms. Precision {numbers['precision']:.3f}, "

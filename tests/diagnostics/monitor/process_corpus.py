@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -49,7 +50,8 @@ def own_runs(folder: Path) -> Iterator[tuple[Case, Path]]:
     yield Case("trained_hot", "own", "lr 30", ("M103",), delay=300, also=extra, from_step=0), folder / "hot"
     words = ("train.steps=100000", "train.log_every=2")
     run_own(recipe, folder / "killed", *words, kill_after="training_log.jsonl")
-    case = Case("trained_killed", "own", "kill -9", ("M502",), delay=100000, also=quiet, from_step=0)
+    killed_at = json.loads((folder / "killed" / "training_log.jsonl").read_bytes().splitlines()[-1])["step"]
+    case = Case("trained_killed", "own", "kill -9", ("M502",), also=quiet, from_step=killed_at)
     case.real_clock = True
     yield case, folder / "killed"
 
