@@ -2,6 +2,13 @@
 
 import pytest
 
+from mmldlm.diagnostics.monitor.detectors import Panel
+from mmldlm.diagnostics.monitor.detectors.base import RunFacts
+from mmldlm.diagnostics.monitor.session import Session
+from mmldlm.diagnostics.monitor.settings import MonitorSettings
+from mmldlm.diagnostics.monitor.sources import find_runs
+from mmldlm.diagnostics.monitor.watch import RunWatch
+from mmldlm.metrics import read_log
 from tests.diagnostics.monitor.corpus import cases, judge, make_log, score
 from tests.diagnostics.monitor.process_corpus import run_ranks
 
@@ -40,13 +47,32 @@ def test_the_score_counts_what_it_should(tmp_path):
 
 
 def test_the_rank_that_failed_first_is_named_from_real_logs_of_torchrun(tmp_path):
-    from mmldlm.diagnostics.monitor.session import Session
-    from mmldlm.diagnostics.monitor.settings import MonitorSettings
-    from mmldlm.diagnostics.monitor.sources import find_runs
-
     session = Session(find_runs([str(run_ranks(tmp_path / "ranks", "crash"))]), MonitorSettings())
     session.look(live=False)
     session.close()
     alert = session.runs[0].panel.book.alerts["M502", ""]
     assert alert.evidence == "rank 1: ValueError: a batch that cannot be read"
     assert session.runs[0].state() == "crashed"
+
+
+@pytest.mark.parametrize("name", ["nan_own", "divergence_own", "overflow", "slow_data", "healthy_own"])
+def test_a_trainer_that_asks_the_detectors_itself_hears_the_same(name, tmp_path):
+    """In-process, line by line, against the log read afterwards: codes, steps, counts and levels agree."""
+    case = next(case for case in ALL if case.name == name)
+    path = make_log(case, tmp_path)
+    run = RunWatch(find_runs([str(path)])[0], MonitorSettings())
+    run.poll(live=False)
+    run.close()
+    panel = Panel(facts=RunFacts(total_steps=600, checkpoint_every=6000))
+    for line in read_log(path / "training_log.jsonl"):
+        fields = {key: value for key, value in line.items() if key not in ("step", "time")}
+        panel.observe_fields(line["step"], fields, time=line["time"])
+    told = [
+        {
+            (a.code, a.subject, a.level, a.first_step, a.last_step, a.count, a.status)
+            for a in book.alerts.values()
+        }
+        for book in (run.panel.book, panel.book)
+    ]
+    assert told[0] == told[1]
+    assert bool(told[0]) == bool(case.expected)
