@@ -88,13 +88,18 @@ def test_recomputing_changes_nothing(how):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_a_compiled_block_has_no_graph_breaks_and_agrees():
-    denoiser = small_denoiser(depth=1)
+def test_compiled_blocks_share_one_graph_without_breaks_and_agree():
+    denoiser = small_denoiser(depth=3)
     batch = batch_of(DOCUMENTS, caps=Caps(64, 9, 12))
     expected = run(denoiser, batch)
-    denoiser.blocks[0].compile(fullgraph=True, dynamic=False)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    for block in denoiser.blocks:
+        block.compile(fullgraph=True, dynamic=False)
     for ours, theirs in zip(run(denoiser, batch), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_the_length_head_does_not_see_the_text():

@@ -106,13 +106,12 @@ class Denoiser(nn.Module):
         return Places(layout, RowsOf(layout.document, layout.starts), latent, cosine[:, 0], sine[:, 0])
 
     def _begin(self, x: Tensor, time_embedding: Tensor) -> Residual:
-        """A stream to which nothing has been added yet: an empty branch, so that all blocks are alike."""
+        """A stream to which nothing has been added yet: an empty branch, so that one graph serves all blocks."""
         device = x.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         x = x.to(self.kernels.residual)
-        nothing = torch.zeros_like(x, dtype=kind).requires_grad_(x.requires_grad)
-        gate = x.new_zeros((time_embedding.shape[0], x.shape[1]), dtype=kind)
-        return Residual(x, nothing, gate.requires_grad_(x.requires_grad))
+        gates = (time_embedding[:, :1] * 0.0).to(kind).expand(-1, 6 * x.shape[1]).contiguous()
+        return Residual(x, (x * 0.0).to(kind), gates.chunk(6, dim=-1)[5])
 
     def _end(self, stream: Residual, modulation: Tensor, where: RowsOf) -> Tensor:
         shift, scale = modulation.chunk(2, dim=-1)

@@ -74,7 +74,9 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+        # only this thread is watched: the loader's thread may take page-locked memory meanwhile
+        mode, stream = "thread_local", torch.cuda.current_stream()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
             terms = run(own.open())
         self._pool = graph.pool()
         self.peak = max(self.peak, torch.cuda.max_memory_allocated())

@@ -41,8 +41,9 @@ class Plan:
 
 
 def on_gpu(recipe: str | None, settings: list[str]) -> bool:
-    """Whether the arms will run on a GPU."""
-    config = load_recipe(recipe or "small", [*settings, "data.store=."])
+    """Whether the arms will run on a GPU. Other settings may need those of an arm to be complete."""
+    device = [word for word in settings if word.startswith("train.device=")]
+    config = load_recipe(recipe or "small", [*device, "data.store=."])
     return choose_device(config.train.device).type == "cuda"
 
 
