@@ -105,7 +105,8 @@ def plan_shape(
             documents = min(documents, tokens // longest)
         return _rectangle(batch, tokens, documents, longest, world_size, halvings)
     wanted = tokens * (1.0 + batch.slack)
-    whole = batch.micro_tokens or _round_up(wanted)
+    share = _round_up(wanted / world_size)  # more never comes to a rank at once
+    whole = min(batch.micro_tokens or share, share)
     largest = max(longest, whole >> halvings)
     num_micro = int(np.ceil(wanted / largest))
     if batch.micro_documents:
@@ -129,7 +130,9 @@ def _rectangle(
 ) -> StepShape:
     """Every document takes a row of the full width, however short it is."""
     rows = min(
-        documents, (batch.micro_tokens or documents * longest) // longest, batch.micro_documents or documents
+        -(-documents // world_size),
+        (batch.micro_tokens or documents * longest) // longest,
+        batch.micro_documents or documents,
     )
     rows = max(1, rows >> halvings)
     num_micro = -(-documents // rows)

@@ -14,7 +14,7 @@ _FORWARD_AND_BACKWARD = 6
 
 
 def step_flops(
-    model: ModelShape, data: DataShape, *, tokens: int, documents: int, squares: int, scored: int
+    model: ModelShape, data: DataShape, *, tokens: float, documents: float, squares: float, scored: float
 ) -> float:
     """Operations, forward and backward; `squares` is the sum over documents of (tokens + slots)^2."""
     slots = documents * data.num_slots
