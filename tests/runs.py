@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmldlm.distributed.ranks import Ranks
 from mmldlm.recipe import load_recipe
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import start_runtime
@@ -37,14 +38,17 @@ def write_recipe(folder: Path, store: Path) -> Path:
     return path
 
 
-def make_trainer(folder: Path, store: Path, *overrides: str) -> Trainer:
+def make_trainer(folder: Path, store: Path, *overrides: str, ranks: Ranks | None = None) -> Trainer:
     """A run that is set up but not started."""
-    folder.mkdir(exist_ok=True)
-    config = load_recipe(str(write_recipe(folder, store)), list(overrides))
-    run = RunFolder(folder / "run")
-    run.create()
+    ranks, run = ranks or Ranks(), RunFolder(folder / "run")
+    if ranks.main:
+        folder.mkdir(exist_ok=True)
+        write_recipe(folder, store)
+        run.create()
+    ranks.barrier()
+    config = load_recipe(str(folder / "small.yaml"), list(overrides))
     return Trainer(
-        set_up(config, start_runtime(config)),
+        set_up(config, start_runtime(config), ranks),
         run,
         Hooks(lambda d: {"valid_loss": 1.0}, lambda d, s: [], Silent()),
     )

@@ -33,7 +33,8 @@ class DataConfig:
     train_split: str = "train"
     valid_split: str = "validation"
     num_workers: int | None = _number(None, 0, 256)
-    """Loader processes; null: min(8, CPUs // ranks) on a GPU, 0 on a CPU, where they would compete with the model."""
+    """Loader processes; null: min(8, CPUs // ranks of the machine) on a GPU, 0 on a CPU, where they would compete with
+    the model."""
     prefetch: int = _number(4, 1, 64)
     """Steps that each worker prepares ahead."""
     pin_memory: bool | None = None
@@ -225,6 +226,23 @@ class SpeedConfig:
 
 
 @dataclass
+class DistributedConfig:
+    """Several ranks under torchrun; for one rank nothing here matters."""
+
+    backend: str | None = _choice(None, "nccl", "gloo")
+    """null: nccl on GPUs, gloo on CPUs; gloo also lets several ranks share a GPU."""
+    timeout_minutes: float = _number(30.0, 0, above=True)
+    """A rank that does not answer for so long is given up, and the run ends with a clear line."""
+    compression: str = _choice("none", "none", "bf16", "fp16")
+    """Type in which gradients travel; bf16 and fp16 halve the bytes and round the sum."""
+    bucket_mb: float = _number(100.0, 0, above=True)
+    """Gradients are summed in pieces of this many MiB, beside the backward pass."""
+    static_graph: bool = False
+    """Let DDP assume that every step uses the same parameters in the same way, which holds here; used where the first
+    step has one micro-batch a rank."""
+
+
+@dataclass
 class SamplingConfig:
     """Defaults of the samplers; `mmldlm sample` has an option for each."""
 
@@ -272,6 +290,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     speed: SpeedConfig = field(default_factory=SpeedConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 

@@ -73,9 +73,12 @@ def choose_attention(wanted: str, device: torch.device, precision: str, layout: 
     return "auto" if flash and layout == "packed" else "sdpa"
 
 
-def start_runtime(config: Config, world_size: int = 1) -> Runtime:
-    """Settle everything that was left to the machine. What PyTorch holds for the whole process is set here alone."""
-    device = choose_device(config.train.device)
+def start_runtime(config: Config, world_size: int = 1, device: torch.device | None = None) -> Runtime:
+    """Settle everything that was left to the machine. What PyTorch holds for the whole process is set here alone.
+
+    `world_size` ranks share this machine; `device` is that of this rank, if it is chosen already.
+    """
+    device = device or choose_device(config.train.device)
     on_gpu = device.type == "cuda"
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
@@ -88,7 +91,7 @@ def start_runtime(config: Config, world_size: int = 1) -> Runtime:
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
     workers = config.data.num_workers
     if workers is None:
-        workers = min(8, (os.cpu_count() or 1) // world_size) if on_gpu else 0
+        workers = min(8, max(1, (os.cpu_count() or 1) // world_size)) if on_gpu else 0
     compiled = on_gpu if config.speed.compile is None else config.speed.compile
     attention = choose_attention(config.speed.attention, device, precision, config.speed.layout)
     if attention == "flex" and not compiled:

@@ -22,7 +22,7 @@ TIERS = [
         "__init__",
     },
     {"corruption", "model", "data"},
-    {"objective", "checkpoint", "metrics", "sampling", "run_folder"},
+    {"objective", "checkpoint", "metrics", "sampling", "run_folder", "distributed"},
     {"train", "evaluation", "prepare"},
     {"diagnostics"},
     {"cli"},

@@ -7,6 +7,7 @@ user can correct, 130 interrupted by Ctrl-C; subcommands may define more.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated
 
@@ -89,7 +90,11 @@ def main() -> None:
 def _fail(message: str, code: int) -> None:
     sys.stdout.flush()
     label = "mmldlm: error" if code == 2 else "mmldlm"
-    print(f"{label}: {message}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        label += f" on rank {rank}"
+    if rank == "0" or code == 2:  # all ranks leave together when told to, and one says so
+        print(f"{label}: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmldlm.run_folder import RunFolder
     from mmldlm.train.loop import Hooks
     from mmldlm.train.setup import Setup
+    from mmldlm.train.signals import StopFlag
 
 
 def train(
@@ -37,35 +38,55 @@ def train(
 
 def train_run(config: Config, path: Path) -> RunFolder:
     """Train, resume or find finished the run in a folder; returns the folder, with an export inside."""
-    from mmldlm.errors import UserError
-    from mmldlm.metrics import rich_console, text_log
-    from mmldlm.run_folder import RunFolder, lock_run
+    from mmldlm.distributed.launch import start_ranks
+    from mmldlm.run_folder import RunFolder
     from mmldlm.runtime import start_runtime
-    from mmldlm.train.loop import Trainer
     from mmldlm.train.setup import set_up
     from mmldlm.train.signals import StopFlag
 
     run = RunFolder(path)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
-    with StopFlag() as stop:  # libraries that are still loading may swallow a Ctrl-C
-        setup = set_up(config, start_runtime(config))
-        run.create()
-        with (
-            lock_run(run),
-            TrainProgress() as progress,
-            text_log(run.train_log, console=rich_console(progress.console)),
-        ):
-            trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
-            trainer.fit()
-            _write_export(trainer, run)
+    # libraries that are still loading may swallow a Ctrl-C
+    with start_ranks(config) as ranks, StopFlag() as stop:
+        setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks)
+        (_train_main if ranks.main else _train_beside)(setup, run, stop)
+    return run
+
+
+def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
+    """The rank that writes, or the only one."""
+    from mmldlm.errors import UserError
+    from mmldlm.metrics import rich_console, text_log
+    from mmldlm.run_folder import lock_run
+    from mmldlm.train.loop import Trainer
+
+    run.create()
+    with (
+        lock_run(run),
+        TrainProgress() as progress,
+        text_log(run.train_log, console=rich_console(progress.console)),
+    ):
+        trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
+        trainer.fit()
+        _write_export(trainer, run)
     if trainer.unsaved:
         raise UserError(
             f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
         )
     progress.console.print(
-        f"run {path}: {config.train.steps} steps done; weights for use are in {run.export}"
+        f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
     )
-    return run
+
+
+def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
+    """Any other rank: it computes, and writes nothing."""
+    import logging
+
+    from mmldlm.distributed.unheard import unheard
+    from mmldlm.train.loop import Hooks, Trainer
+
+    logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank says it
+    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], unheard()), stop=stop).fit()
 
 
 def _write_export(trainer: Any, run: RunFolder) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mmldlm.data.loader import StepBatch
+from mmldlm.distributed.failures import is_compiler_error
 from mmldlm.train.graphs import Graphs, LaunchWatch
 from mmldlm.train.setup import Setup, plain_blocks
 from mmldlm.train.step import Stepper, StepResult
@@ -40,6 +41,7 @@ class Attempts:
     def __post_init__(self) -> None:
         device = self.setup.runtime.device
         undecided = self.setup.config.speed.cuda_graphs is None and device.type == "cuda"
+        undecided = undecided and not self.setup.ranks.several
         self.watch = LaunchWatch(device) if undecided else None
 
     def __call__(self, batch: StepBatch, lr: float, step: int) -> Attempt:
@@ -72,7 +74,7 @@ class Attempts:
         except torch.OutOfMemoryError as error:
             return Attempt(out_of_memory=str(error).split(". ")[0])
         except Exception as error:
-            if self._compiled_once or not self.setup.runtime.compile or not _is_compiler(error):
+            if self._compiled_once or not self.setup.runtime.compile or not is_compiler_error(error):
                 raise
             log.warning("torch.compile failed, going on without it: %s", str(error).strip().split("\n")[0])
         else:
@@ -82,10 +84,3 @@ class Attempts:
         self.stepper.objective = self.setup.objective
         self.stepper.forget()
         return self._tried(batch, lr, step)
-
-
-def _is_compiler(error: Exception) -> bool:
-    """Whether an error comes out of torch.compile rather than out of our code."""
-    return type(error).__module__.startswith(
-        ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-    )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.data.loader import StepBatch
+from mmldlm.distributed.ranks import Ranks
 from mmldlm.train.clock import StepClock
 from mmldlm.train.step import StepResult
 
@@ -28,6 +29,8 @@ _SUMS = (
 )
 
 
+_SAME = ("grad_norm", "skipped", "steps", "streak", "longest")
+"""What all ranks know alike; the other sums are of a rank's own documents."""
 _COUNTS = ("all_steps", "documents", "tokens", "places", "extra", "micro_batches")
 
 
@@ -39,7 +42,9 @@ class Interval:
         device: torch.device,
         flops_of: Callable[[StepBatch], float] = lambda batch: 0.0,
         peak_flops: float | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.flops_of, self.peak_flops = flops_of, peak_flops
         self.clock = StepClock(device)
         self.sums = {name: torch.zeros((), device=device) for name in _SUMS}
@@ -74,17 +79,18 @@ class Interval:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, so that the first line after a resume is complete."""
-        return self.sums | {name: torch.tensor(value) for name, value in self.counts.items()}
+        return self._over_ranks() | {name: torch.tensor(value) for name, value in self.counts.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint kept."""
         for name, tensor in self.sums.items():
             if name in tensors:  # a sum younger than the checkpoint starts at 0
-                tensor.copy_(tensors[name])
+                tensor.copy_(tensors[name] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
         self.counts = {name: int(tensors[name]) if name in tensors else 0 for name in _COUNTS}
 
     def fields(self) -> dict[str, Any]:
         """Means over the steps that updated; nan where every step was skipped."""
+        self.sums, self._flops = self._over_ranks(), self.ranks.total(self._flops)
         values = {name: tensor.item() for name, tensor in self.sums.items()}
         lost = self.clock.read()
         counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
@@ -110,6 +116,17 @@ class Interval:
         }
         self._restart()
         return found
+
+    def _over_ranks(self) -> dict[str, Tensor]:
+        """Each rank has summed over its own documents; these are the sums over all."""
+        if not self.ranks.several:
+            return self.sums
+        own = {name: tensor for name, tensor in self.sums.items() if name not in _SAME}
+        flat = self.ranks.sum(torch.cat([tensor.flatten() for tensor in own.values()]))
+        parts = flat.split([tensor.numel() for tensor in own.values()])
+        return self.sums | {
+            name: part.view_as(tensor) for (name, tensor), part in zip(own.items(), parts, strict=True)
+        }
 
     def exclude(self, seconds: float) -> None:
         """Time spent on something else, such as validation, does not count against the rate."""

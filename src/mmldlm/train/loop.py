@@ -21,6 +21,7 @@ from mmldlm.checkpoint.saver import Saver
 from mmldlm.checkpoint.state import Snapshot, load_weights
 from mmldlm.data.feed import Feed
 from mmldlm.data.loader import StepBatch, make_loader, plan_steps
+from mmldlm.distributed.unheard import unheard
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.model.denoiser import Denoiser
@@ -83,12 +84,18 @@ class Trainer:
     def __post_init__(self) -> None:
         self.config = self.setup.config
         self.stepper = self.setup.stepper()
-        self.interval = Interval(self.setup.runtime.device, self.setup.flops_of, self.setup.peak_flops)
+        self.ranks = self.setup.ranks
+        self.interval = Interval(
+            self.setup.runtime.device, self.setup.flops_of, self.setup.peak_flops, self.ranks
+        )
         self.resizing = Resizing(self.config.batch)
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
-        self.events = self.run.open_events()
-        self.saver = Saver(
+        self.events = self.run.open_events() if self.ranks.main else unheard()
+        self.saver = self._open_saver() if self.ranks.main else unheard()
+
+    def _open_saver(self) -> Saver:
+        return Saver(
             self.run.checkpoints,
             keep=self.config.train.keep_checkpoints,
             on_error=self._save_failed,
@@ -98,14 +105,13 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last step or until told to stop; resumes by itself."""
         resumed = self._resume()
-        self.run.write_config(config_to_yaml(self.config))
-        tensorboard = self.run.tensorboard if self.config.train.tensorboard else None
-        self.log = TrainingLog(
-            self.run.training_log, resume_step=self.step if resumed else None, tensorboard=tensorboard
+        self.log: TrainingLog
+        self.samples: TrainingLog
+        self.log, self.samples = self._open_logs(resumed) if self.ranks.main else (unheard(), unheard())
+        self.events.record(
+            "resumed" if resumed else "started", step=self.step, world_size=self.ranks.world_size
         )
-        self.samples = TrainingLog(self.run.samples, resume_step=self.step if resumed else None)
-        self.events.record("resumed" if resumed else "started", step=self.step)
-        if self.config.train.profile:
+        if self.config.train.profile and self.ranks.main:
             self.profiler = StepProfiler(
                 self.run.path / "profile", self.config.train, self.setup.runtime.device
             )
@@ -123,11 +129,22 @@ class Trainer:
             for part in (self.saver, self.log, self.samples, self.events):
                 part.close()
 
+    def _open_logs(self, resumed: bool) -> tuple[TrainingLog, TrainingLog]:
+        """The curve and the samples; the settings are written along."""
+        self.run.write_config(config_to_yaml(self.config))
+        tensorboard = self.run.tensorboard if self.config.train.tensorboard else None
+        since = self.step if resumed else None
+        curve = TrainingLog(self.run.training_log, resume_step=since, tensorboard=tensorboard)
+        return curve, TrainingLog(self.run.samples, resume_step=since)
+
+    def _asked_to_stop(self) -> signal.Signals | None:
+        """The signal that any rank has received: all leave at the same step."""
+        number = self.ranks.largest(self.stop.received or 0)
+        return signal.Signals(number) if number else None
+
     def _train(self) -> None:
-        if self.stop.received:
-            raise Interrupted(
-                "stopped before the first step; run the same command to go on", 128 + self.stop.received
-            )
+        if stopped := self._asked_to_stop():
+            raise Interrupted("stopped before the first step; run the same command to go on", 128 + stopped)
         batches = self._batches()
         while self.step < self.config.train.steps:
             began = time.perf_counter()
@@ -136,14 +153,15 @@ class Trainer:
                 raise batch
             self._one_step(batch, time.perf_counter() - began)
             due, last = self.config.train, self.step == self.config.train.steps
+            stopped = self._asked_to_stop()
             if self.step % due.log_every == 0 or last:
                 self._write_log()
             if last or (due.valid_every and self.step % due.valid_every == 0):
                 self._validate()
-            if self.step % due.checkpoint_every == 0 or last or self.stop.received:
-                self._save(wait=last or self.stop.received is not None)
-            if self.stop.received and not last:
-                raise self._interrupted(self.stop.received)
+            if self.step % due.checkpoint_every == 0 or last or stopped:
+                self._save(wait=last or stopped is not None)
+            if stopped and not last:
+                raise self._interrupted(stopped)
 
     def _interrupted(self, received: signal.Signals) -> Interrupted:
         saved = self.saver.last_saved == self.step
@@ -244,6 +262,8 @@ class Trainer:
             )
 
     def _validate(self) -> None:
+        if not self.ranks.main:
+            return
         began = time.perf_counter()
         denoiser, ema = self.setup.denoiser, self.stepper.ema
         denoiser.eval()
@@ -265,6 +285,8 @@ class Trainer:
         self.log.sync()
         self.samples.sync()
         self.saver.save(self.snapshot(), wait=wait)
+        if wait:
+            self.ranks.barrier()  # nobody leaves before the checkpoint is complete
         self.interval.exclude(time.perf_counter() - began)
 
     def snapshot(self) -> Snapshot:
@@ -291,7 +313,13 @@ class Trainer:
         return Snapshot(self.step, tensors, meta)
 
     def _resume(self) -> bool:
+        self.ranks.barrier()  # the main rank has put the folder in order
         snapshot = load_latest(self.run.checkpoints, report=log.warning)
+        if not self.ranks.all_equal(None if snapshot is None else (snapshot.step, snapshot.meta["position"])):
+            raise UserError(
+                f"{self.run.checkpoints}: the ranks do not see the same checkpoint there; "
+                f"the run folder must be on a disk that all machines share"
+            )
         if snapshot is None:
             return False
         meta = snapshot.meta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from mmldlm.data.loader import StepBatch, StepReader, plan_steps
 from mmldlm.data.order import Order
 from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
 from mmldlm.data.store import PairStore, Split
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.distributed.replicas import Replicas
 from mmldlm.errors import UserError
 from mmldlm.model.attention_choice import candidates, choose_attention_for
 from mmldlm.model.denoiser import DataShape, Denoiser
@@ -47,6 +49,7 @@ class Setup:
     objective: Objective
     order: Order
     denoiser: Denoiser
+    ranks: Ranks = field(default_factory=Ranks)
     halvings: int = 0
     """How often the micro-batch was halved because memory ran out."""
 
@@ -54,8 +57,9 @@ class Setup:
     def plan(self) -> BatchPlan:
         """How the steps of the run are cut into micro-batches."""
         return plan_batches(
-            self.config.batch, self.lengths, layout=self.config.speed.layout, halvings=self.halvings
-        )
+            self.config.batch, self.lengths, world_size=self.ranks.world_size, layout=self.config.speed.layout,
+            halvings=self.halvings,
+        )  # fmt: skip
 
     @property
     def shape(self) -> StepShape:
@@ -64,14 +68,16 @@ class Setup:
 
     @property
     def peak_flops(self) -> float | None:
-        """What the device could do at best, where that is known."""
-        return peak_flops(self.runtime.device, self.runtime.precision)
+        """What the devices of all ranks could do at best, where that is known."""
+        one = peak_flops(self.runtime.device, self.runtime.precision)
+        return one * self.ranks.world_size if one is not None else None
 
     def flops_of(self, batch: StepBatch) -> float:
-        """Operations that a step needs."""
+        """Operations that a step needs on this rank: an even share, but for the scored tokens, which are its own."""
+        share = self.ranks.world_size
         return step_flops(
-            self.denoiser.config, self.data_shape, tokens=batch.num_tokens, documents=batch.num_documents,
-            squares=batch.num_squares, scored=batch.num_scored,
+            self.denoiser.config, self.data_shape, tokens=batch.num_tokens / share,
+            documents=batch.num_documents / share, squares=batch.num_squares / share, scored=batch.num_scored,
         )  # fmt: skip
 
     def reader(self) -> StepReader:
@@ -79,7 +85,7 @@ class Setup:
         with_rows = self.denoiser.kernels.attention in ("sdpa", "rows")
         return StepReader(
             self.store, self.train_split, self.order, self.plan, self.corruption.corrupt, self.count,
-            with_rows=with_rows and not self.lengths.equal,
+            with_rows=with_rows and not self.lengths.equal, rank=self.ranks.rank, world_size=self.ranks.world_size,
         )  # fmt: skip
 
     def count(self, positions: np.ndarray, lengths: np.ndarray) -> Counts:
@@ -93,6 +99,9 @@ class Setup:
         """Optimizer, average and scaler for the denoiser, which must be on its device."""
         config, device = self.config, self.runtime.device
         freeze_parts(self.denoiser, self.objective.active.parts())
+        several, graphs = self.ranks.several, config.speed.cuda_graphs and device.type == "cuda"
+        if several and graphs:
+            log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
         return Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
@@ -101,11 +110,12 @@ class Setup:
             scaler=torch.amp.GradScaler(device.type, enabled=self.runtime.precision == "fp16"),
             runtime=self.runtime,
             config=config.optim,
-            graphs=Graphs() if config.speed.cuda_graphs and device.type == "cuda" else None,
+            graphs=Graphs() if graphs and not several else None,
+            replicas=Replicas(self.denoiser, self.ranks, config.distributed) if several else None,
         )
 
 
-def set_up(config: Config, runtime: Runtime) -> Setup:
+def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setup:
     """Open the store and build the model with its first weights, on the device."""
     store = PairStore.open(config.data.store)
     train_split = store.split(config.data.train_split)
@@ -144,6 +154,7 @@ def set_up(config: Config, runtime: Runtime) -> Setup:
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
+        ranks=ranks or Ranks(),
     )
     setup.plan  # noqa: B018  sizes that do not fit the data are refused here
     choose_kernels(setup)
@@ -161,7 +172,9 @@ def choose_kernels(setup: Setup) -> None:
     keep = "products" if kind == "selective" else "all"
     denoiser.kernels = Kernels(runtime.attention, runtime.fused, DTYPES[config.residual], keep)
     if runtime.attention == "auto":
-        denoiser.kernels = denoiser.kernels._replace(attention=_fastest_attention(setup))
+        denoiser.kernels = denoiser.kernels._replace(
+            attention=setup.ranks.from_main(_fastest_attention(setup))
+        )
 
 
 def _fastest_attention(setup: Setup) -> str:

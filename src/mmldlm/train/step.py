@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from mmldlm.config import OptimConfig
 from mmldlm.data.loader import StepBatch
+from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
@@ -41,26 +44,44 @@ class Stepper:
     config: OptimConfig
     graphs: Graphs | None = None
     """Recorded micro-batches, where launching them one kernel at a time takes too long."""
+    replicas: Replicas | None = None
+    """The denoiser on several ranks."""
 
     def __call__(self, batch: StepBatch, lr: float, step: int) -> StepResult:
         """Train on one step's documents, which are on the device. Its loss is the sum over its micro-batches."""
         self.optimizers.set_lr(lr)
+        terms = self._passes(batch) if self.replicas is None else self._passes_together(self.replicas, batch)
+        with self.replicas.no_way_back() if self.replicas is not None else contextlib.nullcontext():
+            grad_norm, skipped = self._update()
+            if self.ema is not None:
+                self.ema.update(step + 1)
+        return StepResult(terms, grad_norm, skipped)
+
+    def _passes(self, batch: StepBatch) -> LossTerms:
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
             part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
             terms = add_terms(terms, part)
         assert terms is not None
-        grad_norm, skipped = self._update()
-        if self.ema is not None:
-            self.ema.update(step + 1)
-        return StepResult(terms, grad_norm, skipped)
+        return terms
+
+    def _passes_together(self, replicas: Replicas, batch: StepBatch) -> LossTerms:
+        """On several ranks; the terms are of this rank's documents, the gradients of all."""
+        parts = replicas.run([partial(self.pass_over, parcel.open()) for parcel in batch.micro_batches])
+        return reduce(add_terms, parts[1:], add_terms(None, parts[0]))
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
         """Forward and backward; adds to the gradients."""
         with self.runtime.autocast():
-            terms = self.objective(self.denoiser, micro_batch.noisy, micro_batch.counts)
+            terms = self._terms(micro_batch)
         self.scaler.scale(terms.loss).backward()
         return terms
+
+    def _terms(self, micro_batch: MicroBatch) -> LossTerms:
+        def compute(denoiser: Denoiser) -> dict[str, Tensor]:
+            return vars(self.objective(denoiser, micro_batch.noisy, micro_batch.counts))
+
+        return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
 
     def forget(self) -> None:
         """Drop the gradients of a step that failed half-way, and the memory that it took."""
@@ -76,7 +97,10 @@ class Stepper:
         grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
         skipped = (~torch.isfinite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
-        self.optimizers.zero_grad(set_to_none=self.graphs is None or bool(self.graphs.broken))
+        moving = self.graphs is None or bool(self.graphs.broken)
+        self.optimizers.zero_grad(
+            set_to_none=moving and self.replicas is None
+        )  # DDP's are parts of its buckets
         return grad_norm, skipped
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Several processes, one run: how they start, agree, and add up their gradients."""

@@ -1,0 +1,130 @@
+"""The start of a rank under torchrun, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mmldlm.config import Config
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.errors import Interrupted, UserError
+from mmldlm.runtime import choose_device
+
+log = logging.getLogger(__name__)
+
+_HARMFUL = {
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"): "a rank that fails would leave the others waiting; unset it",
+    ("TORCH_NCCL_BLOCKING_WAIT", "1"): "the host would wait for every sum on the GPU; unset it",
+    ("NCCL_BLOCKING_WAIT", "1"): "the host would wait for every sum on the GPU; unset it",
+    ("TORCH_NCCL_ENABLE_MONITORING", "0"): "it switches the watchdog off; unset it",
+}
+_READ_BY_NOTHING = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What torchrun tells a process about itself."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """One rank of its own where nothing is set."""
+    if environment.get("WORLD_SIZE", "1") == "1":
+        return Place()
+    world_size = _number(environment, "WORLD_SIZE")
+    local = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
+    place = Place(_number(environment, "RANK"), world_size, _number(environment, "LOCAL_RANK"), local)
+    if not 0 <= place.rank < world_size:
+        raise UserError(
+            f"RANK={place.rank}: allowed is 0 to {world_size - 1}, WORLD_SIZE is {world_size}; use torchrun"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not environment.get(name):
+            raise UserError(f"{name} is not set, but WORLD_SIZE={world_size} is; start the run with torchrun")
+    return place
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise UserError(
+            f"{name}={value!r}: a whole number is needed when WORLD_SIZE is set; start the run with torchrun"
+        )
+    return int(value)
+
+
+@contextlib.contextmanager
+def start_ranks(config: Config) -> Iterator[Ranks]:
+    """Join the other ranks for as long as the `with` lasts; leave together."""
+    place = read_place(os.environ)
+    if place.world_size == 1:
+        yield Ranks(device=choose_device(config.train.device))
+        return
+    ranks = _join(config, place)
+    if ranks.main:
+        _warn_of_environment(os.environ)
+    try:
+        yield ranks
+        ranks.barrier()
+    except BaseException as error:
+        if not isinstance(error, Interrupted) and dist.get_backend() == "nccl":
+            dist.distributed_c10d._abort_process_group()  # a sum that cannot end must not hold this process
+            raise
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _join(config: Config, place: Place) -> Ranks:
+    settings, device = config.distributed, choose_device(config.train.device)
+    backend = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        device = _own_gpu(place, backend)
+    elif backend == "nccl":
+        raise UserError("distributed.backend=nccl: needs GPUs, this run is on the CPU; use gloo or null")
+    timeout = datetime.timedelta(minutes=settings.timeout_minutes)
+    bound = device if backend == "nccl" else None
+    try:
+        dist.init_process_group(
+            backend, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=bound
+        )
+        host = dist.new_group(backend="gloo", timeout=timeout)
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"rank {place.rank} of {place.world_size}: the ranks did not find each other at {address} "
+            f"({str(error).strip().splitlines()[0][:160]}); check that all were started and reach that address"
+        ) from error
+    return Ranks(place.rank, place.world_size, place.local_world_size, device, host, settings.timeout_minutes)
+
+
+def _own_gpu(place: Place, backend: str) -> torch.device:
+    count = torch.cuda.device_count()
+    if place.local_rank >= count and backend == "nccl":
+        raise UserError(
+            f"LOCAL_RANK={place.local_rank}: this machine has {count} GPUs; start torchrun with "
+            f"--nproc-per-node {count}, or share GPUs with distributed.backend=gloo"
+        )
+    device = torch.device("cuda", place.local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _warn_of_environment(environment: Mapping[str, str]) -> None:
+    for (name, value), why in _HARMFUL.items():
+        if environment.get(name) == value:
+            log.warning("%s=%s: %s", name, value, why)
+    for name in _READ_BY_NOTHING:
+        if name in environment:
+            log.warning("%s is read by nothing; use distributed.timeout_minutes", name)

@@ -1,0 +1,103 @@
+"""The processes of a run, and how they agree.
+
+Agreement goes through the hosts (gloo), never through the GPU, so it does not wait for what the device still computes.
+For one rank every question is answered by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmldlm.errors import UserError
+
+
+class LostRankError(UserError):
+    """Another rank died, failed, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is among the others. All methods but properties are to be called by all ranks together."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    """Ranks on this machine."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    host: Any = None
+    """The group for agreement; None for one rank."""
+    timeout_minutes: float = 30.0
+
+    @property
+    def main(self) -> bool:
+        """The one that writes."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.world_size > 1
+
+    def largest(self, value: int) -> int:
+        """The largest value that any rank gives."""
+        return int(self._agreed(torch.tensor([value]), dist.ReduceOp.MAX)) if self.several else value
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        return bool(self.largest(int(flag)))
+
+    def all_equal(self, value: object) -> bool:
+        """Whether all ranks give the same value, as its `repr` tells."""
+        if not self.several:
+            return True
+        digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little")
+        both = self._agreed(torch.tensor([digest, -digest]), dist.ReduceOp.MAX)
+        return bool(both[0] == -both[1])
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.largest(0)
+
+    def total(self, value: float) -> float:
+        """The sum over ranks of a number on the host."""
+        if not self.several:
+            return value
+        return float(self._agreed(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.SUM))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks of a tensor on the device, which nothing waits for; begun when all ranks are here."""
+        if not self.several:
+            return tensor
+        self.barrier()
+        summed = tensor.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    def from_main(self, word: str) -> str:
+        """What the main rank gives, on all ranks; at most 64 bytes."""
+        if not self.several:
+            return word
+        padded = (word if self.main else "").encode().ljust(64, b"\0")
+        letters = self._agreed(torch.tensor(list(padded)), dist.ReduceOp.MAX)
+        return bytes(letters.tolist()).rstrip(b"\0").decode()
+
+    def _agreed(self, values: Tensor, how: Any) -> Tensor:
+        try:
+            dist.all_reduce(values, how, group=self.host)
+        except RuntimeError as error:
+            raise self.lost(str(error)) from error
+        return values
+
+    def lost(self, reason: str) -> LostRankError:
+        """The error of a rank that cannot go on without the others."""
+        return LostRankError(
+            f"rank {self.rank} of {self.world_size}: another rank is gone, or did not answer within "
+            f"{self.timeout_minutes:g} minutes (distributed.timeout_minutes); its own output says why; the same "
+            f"command goes on from the last checkpoint ({reason.strip().splitlines()[0][:160]})"
+        )

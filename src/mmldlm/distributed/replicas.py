@@ -1,0 +1,162 @@
+"""The denoiser on every rank: DistributedDataParallel, and a step that all ranks finish or none.
+
+Why a rank that fails cannot leave the others waiting. Before a bucket of gradients is summed on the device, all
+ranks agree on the host that they have come so far: a rung. Buckets have the same order on all ranks, so all climb
+the same rungs; one more comes after the last bucket. A rank that runs out of memory, wherever that is, answers the
+next rung with no instead of yes, and every rank that hears a no begins no further sum. So each rung is reached by
+all ranks, each sum on the device is begun by all of them or by none, and after a no all ranks raise, forget the
+gradients and wrap the denoiser anew, because DDP does not survive a backward pass that was cut off. A rank that
+dies closes its connections, which ends the rung that the others wait at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from mmldlm.config import DistributedConfig
+from mmldlm.distributed.failures import code_of, error_of
+from mmldlm.distributed.ranks import LostRankError, Ranks
+from mmldlm.distributed.reduction import left_alone, sum_bucket
+from mmldlm.errors import UserError
+
+T = TypeVar("T")
+
+
+class _Applied(nn.Module):
+    """A network and whatever is computed with it: DDP has to surround the loss too, which uses the heads."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, compute: Callable[[Any], T]) -> T:
+        return compute(self.network)
+
+
+class Replicas:
+    """Runs the passes of a step so that gradients end up summed over ranks."""
+
+    def __init__(self, network: nn.Module, ranks: Ranks, config: DistributedConfig) -> None:
+        self.module, self.ranks, self.config = _Applied(network), ranks, config
+        self.ddp: DistributedDataParallel | None = None
+        self.unreached: list[str] | None = None
+        """Parameters that the loss does not depend on, such as those after the last use of a stream; found once."""
+        self._no = 0
+        """What a rank answered at the last rung, if it failed."""
+        self._lost: LostRankError | None = None
+        self._works: list[Any] = []
+        torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one; they need no further cuts
+
+    def __call__(self, compute: Callable[[Any], T]) -> T:
+        """Compute with the network, under DDP where it is wrapped."""
+        found: T = (self.module if self.ddp is None else self.ddp)(compute)
+        return found
+
+    def run(self, passes: Sequence[Callable[[], T]]) -> list[T]:
+        """All passes of a step, forward and backward each; the last one adds up the gradients of all ranks."""
+        self._no, self._lost = 0, None
+        try:
+            wrapped = self._wrapped(passes)
+            with wrapped.no_sync():
+                done = [each() for each in passes[:-1]]
+            done.append(passes[-1]())
+            self._rung(0)
+        except LostRankError:
+            raise
+        except Exception as error:
+            self._rung(code_of(error, self.ranks))
+            self._unwrap()
+            raise
+        if self._no:
+            self._unwrap()
+            raise error_of(self._no, self.ranks)
+        self._works.clear()
+        return done
+
+    @contextlib.contextmanager
+    def no_way_back(self) -> Iterator[None]:
+        """Inside, weights change: a rank that fails here cannot do the step again."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"rank {self.ranks.rank}: out of memory while the weights were updated "
+                f"({str(error).split('. ')[0]}); try a smaller batch.micro_tokens or optim.ema_decay=0, "
+                f"and run the same command again"
+            ) from error
+
+    def _rung(self, answer: int) -> None:
+        """Agree with the others whether the step goes on; after the first no nothing is asked any more."""
+        if self._lost is not None:
+            raise self._lost
+        if not self._no:
+            self._no = self.ranks.largest(answer)
+
+    def _reduce(self, buffer: Tensor) -> Future[Tensor]:
+        """The communication hook, called for each bucket in turn when its gradients are ready."""
+        try:
+            self._rung(0)
+            if self._no:
+                return left_alone(buffer)
+            work, summed = sum_bucket(buffer, self.config.compression)
+        except RuntimeError as error:
+            self._lost = self.ranks.lost(str(error))
+        except LostRankError as error:  # told after the backward pass, which it could only cut off
+            self._lost = error
+        else:
+            self._works.append(work)
+            return summed
+        return left_alone(buffer)
+
+    def _wrapped(self, passes: Sequence[Callable[[], T]]) -> DistributedDataParallel:
+        if self.ddp is None:
+            if self.unreached is None:
+                self.unreached = self._find_unreached(passes[0])
+            # a static graph is learned in the first backward pass, which has to be one that adds up
+            self.ddp = self._wrap(self.unreached, static=self.config.static_graph and len(passes) == 1)
+        return self.ddp
+
+    def _find_unreached(self, one_pass: Callable[[], object]) -> list[str]:
+        """Try a pass: DDP would wait for ever for gradients that never come."""
+        one_pass()
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        names = [name for name, parameter in trained if parameter.grad is None]
+        for _, parameter in trained:
+            parameter.grad = None
+        self._rung(0)
+        if self._no:
+            raise error_of(self._no, self.ranks)
+        weights = [parameter.double().sum().item() for _, parameter in trained]
+        if not self.ranks.all_equal((names, weights)):
+            raise RuntimeError("the ranks do not start from the same weights")
+        return names
+
+    def _wrap(self, unreached: list[str], *, static: bool) -> DistributedDataParallel:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, unreached)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # a newer name for broadcast_buffers, unknown to PyTorch 2.11
+            wrapped = DistributedDataParallel(
+                self.module, bucket_cap_mb=self.config.bucket_mb, gradient_as_bucket_view=True,
+                broadcast_buffers=False, find_unused_parameters=False, static_graph=static, init_sync=False,
+            )  # fmt: skip
+        wrapped.register_comm_hook(None, lambda state, bucket: self._reduce(bucket.buffer()))
+        return wrapped
+
+    def _unwrap(self) -> None:
+        """Take DDP off after a step that was given up; sums that were begun end first, they write into its memory."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        if self.ddp is not None:
+            self.ddp._remove_autograd_hooks()
+            self.ddp = None

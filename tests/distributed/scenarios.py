@@ -1,0 +1,189 @@
+"""Runs on two real ranks, one after another in the same pair of processes; each leaves what it saw as JSON.
+
+Started by `pair.py` as `python -m tests.distributed.scenarios FOLDER STORE` with the variables that torchrun would set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmldlm.config import Config
+from mmldlm.distributed.launch import start_ranks
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.errors import Interrupted
+from mmldlm.train.loop import Trainer
+from tests.runs import make_trainer
+
+SCENARIOS: dict[str, Callable[[Ranks, Path, Path], Trainer]] = {}
+PLAIN: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "micro_batches": ("batch.micro_tokens=64",),
+    "uneven": ("batch.micro_tokens=32", "batch.slack=0.0"),
+    "padded": ("speed.layout=padded", "batch.micro_documents=5"),
+    "small_buckets": ("distributed.bucket_mb=0.01",),
+    "static_graph": ("distributed.static_graph=true", "distributed.bucket_mb=0.01"),
+    "l2t": ("corruption.mode_weights.t2l=0", "corruption.mode_weights.joint=0"),
+    "t2l": ("corruption.mode_weights.l2t=0", "corruption.mode_weights.joint=0"),
+    "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
+    "bf16_sums": ("distributed.compression=bf16",),
+    "fp16_sums": ("distributed.compression=fp16",),
+}
+"""Runs without any accident, by name; the same words on one rank must give the same curve."""
+
+
+def scenario(run: Callable[[Ranks, Path, Path], Trainer]) -> Callable[[Ranks, Path, Path], Trainer]:
+    SCENARIOS[run.__name__] = run
+    return run
+
+
+def stop_at(trainer: Trainer, step: int, *, here: bool = True) -> None:
+    """As if a signal came during that step."""
+    run = trainer._one_step
+
+    def one_step(*args: Any) -> None:
+        if trainer.step + 1 == step and here:
+            trainer.stop.received = signal.SIGTERM
+        run(*args)
+
+    trainer._one_step = one_step  # type: ignore[method-assign]
+
+
+def watch_documents(trainer: Trainer) -> dict[int, list[str]]:
+    """Step -> a digest of each document that this rank trains on, with its noise."""
+    seen: dict[int, list[str]] = {}
+    run = trainer.stepper.pass_over
+
+    def pass_over(micro_batch: Any) -> Any:
+        if trainer.stepper.replicas is None or trainer.stepper.replicas.ddp is not None:  # no trial
+            seen.setdefault(trainer.step, []).extend(digests(micro_batch.noisy))
+        return run(micro_batch)
+
+    trainer.stepper.pass_over = pass_over  # type: ignore[method-assign]
+    return seen
+
+
+def digests(noisy: Any) -> list[str]:
+    found = []
+    for document in range(len(noisy.text_time)):
+        rows = (noisy.layout.document == document) & noisy.layout.real
+        if not rows.any():
+            continue
+        parts = [noisy.tokens[rows], noisy.noisy_tokens[rows]]
+        parts += [part[document] for part in (noisy.noisy_latents, noisy.latent_noise)]
+        parts += [part[document] for part in (noisy.text_time, noisy.latent_time)]
+        found.append(hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16])
+    return found
+
+
+@scenario
+def resumed(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """The middle of a run that one rank began and one rank will end."""
+    trainer = make_trainer(folder, store, "train.log_every=1", ranks=ranks)
+    trainer.seen = watch_documents(trainer)
+    stop_at(trainer, 8, here=ranks.rank == 1)
+    return trainer
+
+
+@scenario
+def not_finite(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """At step 6, one document of rank 1 is not a number."""
+    trainer = make_trainer(folder, store, "train.log_every=1", ranks=ranks)
+    run = trainer._one_step
+
+    def one_step(batch: Any, waited: float) -> None:
+        if trainer.step == 5:
+            trainer.before = state_of(trainer)
+            if ranks.rank == 1:
+                batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
+        run(batch, waited)
+        if trainer.step == 6:
+            trainer.after = state_of(trainer)
+
+    trainer._one_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+def limited(ranks: Ranks, folder: Path, store: Path, *words: str, at: tuple[int, ...]) -> Trainer:
+    """Rank 1 has no room for more than 80 tokens at some steps."""
+    trainer = make_trainer(folder, store, "train.log_every=1", "batch.grow_after=3", *words, ranks=ranks)
+    run = trainer.stepper.pass_over
+
+    def pass_over(micro_batch: Any) -> Any:
+        if ranks.rank == 1 and trainer.step in at and len(micro_batch.noisy.tokens) > 80:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return run(micro_batch)
+
+    trainer.stepper.pass_over = pass_over  # type: ignore[method-assign]
+    return trainer
+
+
+@scenario
+def memory_before(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out before the backward pass."""
+    return limited(ranks, folder, store, at=(4, 5))
+
+
+@scenario
+def memory_at_once(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out in the very first pass, the one that looks for gradients."""
+    return limited(ranks, folder, store, at=(0,))
+
+
+@scenario
+def memory_inside(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out on rank 1 in the backward pass, when some buckets are summed already."""
+    words = ("train.log_every=1", "batch.grow_after=3", "distributed.bucket_mb=0.01")
+    trainer = make_trainer(folder, store, *words, ranks=ranks)
+    trainer.summed = []
+
+    def give_up(gradient: torch.Tensor) -> torch.Tensor:
+        if trainer.step in (3, 9) and trainer.setup.halvings == 0:
+            trainer.summed.append(len(trainer.stepper.replicas._works))
+            if ranks.rank == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return gradient
+
+    trainer.setup.denoiser.time_embed.hidden.weight.register_hook(give_up)
+    return trainer
+
+
+def state_of(trainer: Trainer) -> dict[str, str]:
+    """Name -> digest of each weight and moment."""
+    tensors = {**trainer.setup.denoiser.state_dict(), **trainer.snapshot().tensors["optimizer"]}
+    return {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in tensors.items()}
+
+
+def play(name: str, ranks: Ranks, folder: Path, store: Path) -> dict[str, Any]:
+    if name in PLAIN:
+        trainer = make_trainer(folder / name, store, "train.log_every=1", *PLAIN[name], ranks=ranks)
+    else:
+        trainer = SCENARIOS[name](ranks, folder / name, store)
+    code = 0
+    try:
+        trainer.fit()
+    except Interrupted as stop:
+        code = stop.exit_code
+    extra = {key: getattr(trainer, key, None) for key in ("seen", "before", "after", "summed")}
+    return {"state": state_of(trainer), "step": trainer.step, "code": code, **extra}
+
+
+def main(folder: Path, store: Path) -> None:
+    config = Config()
+    config.distributed.timeout_minutes = 1.0
+    torch.set_num_threads(1)
+    with start_ranks(config) as ranks:
+        for name in [*PLAIN, *SCENARIOS]:
+            found = play(name, ranks, folder, store)
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
