@@ -22,7 +22,9 @@ def train(
     ],
     settings: Annotated[list[str] | None, typer.Argument(help="section.key=value, any number.")] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the run; saved/<name> unless told otherwise.")
+        Path | None,
+        # torchrun takes a --run for its own --run-path, so there is a second name
+        typer.Option("--run", "--run-folder", help="Folder of the run; saved/<name> unless told otherwise."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
 ) -> None:

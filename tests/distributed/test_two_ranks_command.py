@@ -1,0 +1,116 @@
+"""`mmldlm train` on two ranks as a user meets it: torchrun, a signal to one rank, a rank that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mmldlm.checkpoint.resume import load_latest
+from mmldlm.metrics import read_log
+from tests.distributed.pair import end, environment, start_pair
+from tests.runs import write_recipe
+from tests.stores import write_store
+
+LONG = (
+    "train.steps=100000", "train.log_every=1", "train.valid_every=0", "train.checkpoint_every=100000",
+    "distributed.timeout_minutes=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    write_store(folder / "store", num_train=120)
+    write_recipe(folder, folder / "store")
+    return folder
+
+
+def train(*words):
+    return ("mmldlm.cli.main", "train", "--recipe", "small.yaml", *words)
+
+
+def wait_for_step(log, step, processes):
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        if log.exists() and any(line["step"] >= step for line in read_log(log)):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"step {step} was not reached: {end(processes, 5)}")
+
+
+def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_one_is_told(place):
+    run = place / "stopped"
+    processes = start_pair(*train("--run", str(run), *LONG), cwd=place)
+    wait_for_step(run / "training_log.jsonl", 3, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    told = end(processes)
+    codes = [process.returncode for process in processes]
+    assert codes[0] == codes[1], told
+    assert codes[0] in (75, 128 + signal.SIGTERM), told
+    assert "Traceback" not in "".join(told)
+    assert "".join(told).count("checkpoint saved; run the same command to go on") == 1
+    stopped = load_latest(run / "checkpoints", report=pytest.fail)
+    steps = [line["step"] for line in read_log(run / "training_log.jsonl")]
+    assert steps == list(range(1, stopped.step + 1))
+    assert len(list((run / "checkpoints").glob("step_*"))) == 1
+
+    processes = start_pair(*train("--run", str(run), *LONG), cwd=place)
+    wait_for_step(run / "training_log.jsonl", stopped.step + 3, processes)
+    processes[1].kill()
+    told = end(processes)
+    assert processes[0].returncode == 2, told
+    assert "Traceback" not in told[0]
+    line = next(
+        line for line in told[0].splitlines() if line.startswith("mmldlm: error: rank 0 of 2: another")
+    )
+    assert "the same command goes on from the last checkpoint" in line
+    assert load_latest(run / "checkpoints", report=pytest.fail).step == stopped.step
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "stopped", "resumed", "stopped"]
+    assert "another rank is gone" in events[-1]["reason"]
+
+
+def test_torchrun_trains_one_run(place):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run(
+        [*command, *train("--run-folder", "whole", "train.valid_samples=0")],
+        cwd=place, env=environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("12 steps done; weights for use are in") == 1
+    run = place / "whole"
+    assert (run / "export" / "model.safetensors").exists()
+    lines = [json.loads(line) for line in (run / "training_log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12]
+    assert [line["step"] for line in lines if "valid_loss" in line] == [6, 12]
+    assert [event["event"] for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())] == [
+        "started",
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(("names", "told"), [
+    ({"WORLD_SIZE": "2"}, "RANK=''"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
+    ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, "RANK=2: allowed is 0 to 1"),
+    ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, "MASTER_ADDR is not set"),
+])  # fmt: skip
+def test_a_place_that_makes_no_sense_is_one_clear_line(names, told):
+    from mmldlm.distributed.launch import read_place
+    from mmldlm.errors import UserError
+
+    with pytest.raises(UserError) as error:
+        read_place(names)
+    assert told in str(error.value)
+    assert "torchrun" in str(error.value)
+
+
+def test_without_torchrun_there_is_one_rank():
+    from mmldlm.distributed.launch import Place, read_place
+
+    assert read_place({}) == read_place({"WORLD_SIZE": "1", "RANK": "0"}) == Place()
+    assert os.environ.get("WORLD_SIZE", "1") == "1"
