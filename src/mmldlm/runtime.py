@@ -91,7 +91,7 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
     workers = config.data.num_workers
     if workers is None:
-        workers = min(8, max(1, (os.cpu_count() or 1) // world_size)) if on_gpu else 0
+        workers = spare_workers(world_size) if on_gpu else 0
     compiled = on_gpu if config.speed.compile is None else config.speed.compile
     attention = choose_attention(config.speed.attention, device, precision, config.speed.layout)
     if attention == "flex" and not compiled:
@@ -105,6 +105,11 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
         num_workers=workers,
         pin_memory=on_gpu if config.data.pin_memory is None else config.data.pin_memory and on_gpu,
     )
+
+
+def spare_workers(world_size: int) -> int:
+    """Loader processes for each of so many ranks on this machine."""
+    return min(8, max(1, (os.cpu_count() or 1) // world_size))
 
 
 def _set_allocator() -> None:

@@ -1,4 +1,4 @@
-"""Two ranks as plain processes, with the variables that torchrun would set."""
+"""Ranks as plain processes, with the variables that torchrun would set."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def start_pair(*words: str, cwd: Path | None = None) -> list[subprocess.Popen[str]]:
-    """Two processes of `python -m words`."""
+def start_pair(*words: str, cwd: Path | None = None, count: int = 2) -> list[subprocess.Popen[str]]:
+    """Two processes of `python -m words`, or more."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [_start(rank, port, words, cwd) for rank in (0, 1)]
+    return [_start(rank, count, port, words, cwd) for rank in range(count)]
 
 
-def _start(rank: int, port: int, words: tuple[str, ...], cwd: Path | None) -> subprocess.Popen[str]:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    names = {name: str(value) for name, value in place.items()}
+def _start(
+    rank: int, count: int, port: int, words: tuple[str, ...], cwd: Path | None
+) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    names = {name: str(value) for name, value in place.items()} | {"MASTER_PORT": str(port)}
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         cwd=cwd or ROOT,

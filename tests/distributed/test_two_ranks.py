@@ -13,6 +13,8 @@ from tests.runs import make_trainer
 from tests.stores import write_store
 
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
+ROUNDING = 3e-6
+"""Sums of fp32 in another order."""
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
 
 
@@ -86,7 +88,7 @@ def own_words(name):
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_two_ranks_give_the_curve_of_one_and_equal_weights(both, began, alone, name):
     curve, _ = alone(*own_words(name))
-    rel = {"bf16_sums": 0.02, "fp16_sums": 2e-3}.get(name, 2e-4)
+    rel = {"bf16_sums": 3e-3, "fp16_sums": 3e-4}.get(name, ROUNDING)
     assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), curve, rel)
     assert both[name][0]["state"] == both[name][1]["state"]
 
@@ -115,7 +117,7 @@ def test_one_rank_two_ranks_one_rank_is_the_run_of_one(both, began, alone, store
         parts = [part for rank in together for part in rank.get(step, [])]
         assert sorted(parts) == sorted(documents), step
     assert all(rank[step] for rank in middle for step in rank)  # both had something to do
-    assert_same_curve(lines(last.run.training_log), curve, 2e-4)
+    assert_same_curve(lines(last.run.training_log), curve, ROUNDING)
     assert last.tokens == whole.tokens
     for key, value in whole.setup.denoiser.state_dict().items():
         torch.testing.assert_close(last.setup.denoiser.state_dict()[key], value, rtol=1e-3, atol=1e-4)
@@ -139,7 +141,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(both, bega
 def test_out_of_memory_on_one_rank_halves_on_both_and_keeps_the_loss(both, began, alone, name, changes):
     told = [(e["event"], e["step"]) for e in events(began[0], name) if "micro_tokens_after" in e]
     assert told == changes
-    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone()[0], 2e-4)
+    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone()[0], ROUNDING)
     assert both[name][0]["state"] == both[name][1]["state"]
 
 

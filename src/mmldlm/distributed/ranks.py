@@ -7,6 +7,7 @@ For one rank every question is answered by itself.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,5 +100,11 @@ class Ranks:
         return LostRankError(
             f"rank {self.rank} of {self.world_size}: another rank is gone, or did not answer within "
             f"{self.timeout_minutes:g} minutes (distributed.timeout_minutes); its own output says why; the same "
-            f"command goes on from the last checkpoint ({reason.strip().splitlines()[0][:160]})"
+            f"command goes on from the last checkpoint ({_brief(reason)})"
         )
+
+
+def _brief(reason: str) -> str:
+    """The first sentence, without the place in somebody's source code."""
+    line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0][:160]

@@ -1,0 +1,54 @@
+"""One rank agrees with itself at once; several are a matter of the other tests here."""
+
+import pytest
+import torch
+
+from mmldlm.distributed.failures import code_of, error_of, is_compiler_error
+from mmldlm.distributed.ranks import LostRankError, Ranks
+from mmldlm.runtime import spare_workers
+
+
+def test_for_one_rank_every_answer_is_its_own():
+    ranks = Ranks()
+    assert ranks.main
+    assert not ranks.several
+    assert ranks.largest(-7) == -7
+    assert (ranks.any(True), ranks.any(False)) == (True, False)
+    assert ranks.all_equal(object())
+    assert ranks.total(2.5) == 2.5
+    assert ranks.from_main("rows") == "rows"
+    tensor = torch.ones(3)
+    assert ranks.sum(tensor) is tensor
+    ranks.barrier()
+
+
+def test_a_failure_says_its_kind_and_its_rank():
+    ranks = [Ranks(rank=rank, world_size=4) for rank in range(4)]
+    memory = code_of(torch.OutOfMemoryError("CUDA out of memory"), ranks[2])
+    compiler = code_of(error_of(code_of(_of("torch._dynamo.exc"), ranks[1]), ranks[0]), ranks[3])
+    other = code_of(RuntimeError("shape"), ranks[0])
+    assert 0 < memory < compiler < other  # of several, the worst is what all ranks hear
+    assert isinstance(error_of(memory, ranks[0]), torch.OutOfMemoryError)
+    assert "rank 2" in str(error_of(memory, ranks[0]))
+    assert is_compiler_error(error_of(compiler, ranks[0]))
+    assert isinstance(error_of(other, ranks[1]), LostRankError)
+    assert "rank 0 failed" in str(error_of(other, ranks[1]))
+
+
+def _of(module):
+    return type("Unsupported", (RuntimeError,), {"__module__": module})("graph break")
+
+
+def test_a_lost_rank_is_told_without_the_source_code_of_others():
+    told = str(
+        Ranks(1, 2).lost("[/somebody/pair.cc:553] Connection closed by peer [1.2.3.4]:5. This is ...\nmore")
+    )
+    assert "rank 1 of 2" in told
+    assert told.endswith("(Connection closed by peer [1.2.3.4]:5)")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(("cpus", "ranks", "workers"), [(24, 4, 6), (64, 4, 8), (2, 1, 2), (2, 8, 1)])
+def test_loader_processes_are_shared_among_the_ranks_of_a_machine(monkeypatch, cpus, ranks, workers):
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    assert spare_workers(ranks) == workers
