@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -40,30 +41,41 @@ class WatchedSteps:
             signal.signal(signal.SIGCHLD, before)
         self.workers: list[Any] = list(getattr(self._steps, "_workers", []))
         self.patience = patience
+        self._waiting_since: float | None = None
+        self._hung = ""
+        if self.workers and patience:
+            threading.Thread(target=_guard, args=(weakref.ref(self), patience / 4), daemon=True).start()
 
     def __iter__(self) -> WatchedSteps:
         return self
 
     def __next__(self) -> Any:
-        began = time.monotonic()
-        while True:
-            try:
-                return next(self._steps)
-            except RuntimeError as error:
-                trouble = self._trouble(time.monotonic() - began)
-                if trouble:
-                    self.kill()
-                    raise LoaderError(trouble) from error
-                if not self.workers or "timed out" not in str(error):
-                    raise
+        self._waiting_since = time.monotonic()
+        try:
+            while True:
+                try:
+                    return next(self._steps)
+                except RuntimeError as error:
+                    if trouble := self._hung or self._death():
+                        self.kill()
+                        raise LoaderError(trouble) from error
+                    if not self.workers or "timed out" not in str(error):
+                        raise
+        finally:
+            self._waiting_since = None
 
-    def _trouble(self, waited: float) -> str:
+    def _death(self) -> str:
         dead = [worker for worker in self.workers if not worker.is_alive()]
-        if dead:
-            return f"loader process {dead[0].pid} died ({_how(dead[0].exitcode)})"
-        if self.workers and self.patience and waited >= self.patience:
-            return f"the loader gave nothing for {waited:.0f} s (data.worker_timeout={self.patience:g})"
-        return ""
+        return f"loader process {dead[0].pid} died ({_how(dead[0].exitcode)})" if dead else ""
+
+    def check_patience(self) -> None:
+        """Called by a thread of its own: the main thread may itself be stuck in a process that hangs."""
+        since = self._waiting_since
+        if since is not None and (waited := time.monotonic() - since) >= self.patience:
+            self._hung = f"the loader gave nothing for {waited:.0f} s (data.worker_timeout={self.patience:g})"
+            for worker in self.workers:
+                with contextlib.suppress(ValueError, OSError):
+                    worker.kill()
 
     def kill(self) -> None:
         """End the processes, also those that listen to nothing any more."""
@@ -72,6 +84,13 @@ class WatchedSteps:
                 worker.kill()
         for worker in self.workers:
             worker.join(5.0)
+
+
+def _guard(steps: weakref.ref[WatchedSteps], pause: float) -> None:
+    while (watched := steps()) is not None and not watched._hung:
+        watched.check_patience()
+        del watched
+        time.sleep(min(1.0, pause))
 
 
 def _how(code: int | None) -> str:
