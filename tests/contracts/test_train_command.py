@@ -117,9 +117,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
     deadline = time.monotonic() + 60
     while (sum(1 for _ in read_log(log)) <= stopped + 1) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
+    assert process.returncode == 75, err
     assert f"going on from step {stopped} of 3000" in err
     steps = [line["step"] for line in read_log(log)]
     assert steps == list(range(1, len(steps) + 1))

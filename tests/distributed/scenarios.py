@@ -18,7 +18,7 @@ import torch
 from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
-from mmldlm.errors import Interrupted
+from mmldlm.errors import Interrupted, UserError
 from mmldlm.train.loop import Trainer
 from tests.runs import make_trainer
 
@@ -111,6 +111,36 @@ def not_finite(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     return trainer
 
 
+@scenario
+def rolled_back(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Three bad steps in a row on rank 1: more than the budget."""
+    trainer = make_trainer(folder, store, "train.log_every=1", "train.skip_budget=3", ranks=ranks)
+    run, bad = trainer._one_step, iter(range(3))
+
+    def one_step(batch: Any, waited: float) -> None:
+        if trainer.step >= 5 and next(bad, None) is not None and ranks.rank == 1:
+            batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
+        run(batch, waited)
+
+    trainer._one_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+@scenario
+def bad_data(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """What rank 1 reads is damaged from step 7 on."""
+    trainer = make_trainer(folder, store, "train.log_every=1", ranks=ranks)
+    read = trainer.setup.train_split.read
+
+    def broken(indices: Any) -> Any:
+        if trainer.step >= 6 and ranks.rank == 1:
+            raise UserError("shard-00000.arrow: is damaged")
+        return read(indices)
+
+    trainer.setup.train_split.read = broken  # type: ignore[method-assign]
+    return trainer
+
+
 def limited(ranks: Ranks, folder: Path, store: Path, *words: str, at: tuple[int, ...]) -> Trainer:
     """Rank 1 has no room for more than 80 tokens at some steps."""
     trainer = make_trainer(folder, store, "train.log_every=1", "batch.grow_after=3", *words, ranks=ranks)
@@ -166,13 +196,15 @@ def play(name: str, ranks: Ranks, folder: Path, store: Path) -> dict[str, Any]:
         trainer = make_trainer(folder / name, store, "train.log_every=1", *PLAIN[name], ranks=ranks)
     else:
         trainer = SCENARIOS[name](ranks, folder / name, store)
-    code = 0
+    code, told = 0, ""
     try:
         trainer.fit()
     except Interrupted as stop:
         code = stop.exit_code
+    except UserError as error:
+        told = str(error)
     extra = {key: getattr(trainer, key, None) for key in ("seen", "before", "after", "summed")}
-    return {"state": state_of(trainer), "step": trainer.step, "code": code, **extra}
+    return {"state": state_of(trainer), "step": trainer.step, "code": code, "told": told, **extra}
 
 
 def main(folder: Path, store: Path) -> None:

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
+from mmldlm.checkpoint.resume import load_latest
 from mmldlm.errors import Interrupted
 from mmldlm.metrics import read_log
+from mmldlm.train.signals import REQUEUE
 from tests.distributed.pair import end, start_pair
 from tests.distributed.scenarios import PLAIN, SCENARIOS, stop_at, watch_documents
 from tests.runs import make_trainer
@@ -104,7 +106,7 @@ def test_the_scenarios_are_what_they_say(both, began):
 
 def test_one_rank_two_ranks_one_rank_is_the_run_of_one(both, began, alone, store):
     folder, seen = began
-    assert [found["code"] for found in both["resumed"]] == [128 + 15] * 2
+    assert [found["code"] for found in both["resumed"]] == [REQUEUE] * 2
     last = make_trainer(folder / "resumed", store, "train.log_every=1")
     assert last.run.checkpoints.joinpath("latest").resolve().name == "step_00000008"
     rest = watch_documents(last)
@@ -131,6 +133,25 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(both, bega
         line["skipped_steps"] for line in lines(began[0] / "not_finite" / "run" / "training_log.jsonl")
     ]
     assert skipped == [0] * 5 + [1] + [0] * 6
+
+
+def test_too_many_bad_steps_on_one_rank_roll_both_back(both, began):
+    first, second = both["rolled_back"]
+    assert (first["step"], second["step"]) == (12, 12)
+    assert first["state"] == second["state"]
+    (told,) = [event for event in events(began[0], "rolled_back") if event["event"] == "rollback"]
+    assert (told["step"], told["to_step"]) == (8, 4)
+    steps = [line["step"] for line in lines(began[0] / "rolled_back" / "run" / "training_log.jsonl")]
+    assert steps == list(range(1, 13))
+
+
+def test_data_that_one_rank_cannot_read_ends_the_run_for_both_with_a_checkpoint(both, began):
+    first, second = both["bad_data"]
+    assert second["told"] == "shard-00000.arrow: is damaged"
+    assert "another rank is gone" in first["told"]
+    assert "could not read its data" in first["told"]
+    saved = load_latest(began[0] / "bad_data" / "run" / "checkpoints", report=pytest.fail)
+    assert saved.step == first["step"] == second["step"] == 6
 
 
 @pytest.mark.parametrize(("name", "changes"), [

@@ -28,6 +28,12 @@ class Unheard:
     def sync(self) -> None:
         """As a log."""
 
+    def rewind(self, step: int) -> None:
+        """As a log."""
+
+    def leave(self) -> None:
+        """As a saver."""
+
     def wait(self) -> None:
         """As a saver."""
 

@@ -1,0 +1,168 @@
+"""Loader processes that die or hang, shards that are cut off or vanish: noticed, told, and survived where possible."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from mmldlm.data import shard
+from mmldlm.data.watched import LoaderError, Restarts
+from mmldlm.errors import UserError
+from tests.runs import make_trainer
+from tests.stores import write_store
+from tests.train.test_loop import curve, same, weights
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
+    trainer.fit()
+    return trainer
+
+
+def children():
+    return [int(pid) for pid in os.popen(f"pgrep -P {os.getpid()}").read().split()]
+
+
+def hit_workers(trainer, number, steps):
+    """Send a signal to all loader processes at the start of these steps."""
+    run, before, left = trainer._one_step, set(children()), list(steps)
+
+    def one_step(batch, waited):
+        if trainer.step in left:
+            left.remove(trainer.step)
+            for pid in set(children()) - before:
+                os.kill(pid, number)
+        run(batch, waited)
+
+    trainer._one_step = one_step
+
+
+def failures(trainer):
+    lines = [json.loads(line) for line in trainer.run.events.read_text().splitlines()]
+    return [line["reason"] for line in lines if line["event"] == "loader_failed"]
+
+
+WORKERS = ("data.num_workers=2", "data.prefetch=1")
+
+
+def test_killed_workers_are_started_anew_and_the_run_is_bit_identical(store, whole, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS)
+    hit_workers(trainer, signal.SIGKILL, [3, 8])
+    trainer.fit()
+    assert len(failures(trainer)) == 2
+    assert "died (SIGKILL, perhaps out of host memory)" in failures(trainer)[0]
+    assert same(weights(trainer), weights(whole))
+    assert curve(trainer) == curve(whole)
+
+
+def test_workers_that_hang_are_started_anew_too(store, whole, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS, "data.worker_timeout=2")
+    hit_workers(trainer, signal.SIGSTOP, [4])
+    trainer.fit()
+    assert len(failures(trainer)) == 1
+    assert "gave nothing for" in failures(trainer)[0]
+    assert same(weights(trainer), weights(whole))
+
+
+def test_a_slow_worker_is_waited_for(store, whole, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS)
+    slow = trainer.setup.corruption.corrupt
+
+    def corrupt(batch):
+        if 60 in batch.positions:
+            time.sleep(2.5)
+        return slow(batch)
+
+    reader = trainer.setup.reader
+
+    def slow_reader():
+        made = reader()
+        made.corrupt = corrupt
+        return made
+
+    trainer.setup.reader = slow_reader
+    trainer.fit()
+    assert failures(trainer) == []
+    assert same(weights(trainer), weights(whole))
+
+
+def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS, "data.worker_restarts=1")
+    hit_workers(trainer, signal.SIGKILL, [5])
+    reader = trainer.setup.reader
+
+    def deadly_reader():
+        made = reader()
+        make = made.make
+        made.make = lambda where: os.kill(os.getpid(), signal.SIGKILL) if where.step >= 6 else make(where)
+        return made
+
+    trainer.setup.reader = deadly_reader
+    with pytest.raises(
+        UserError, match=r"loader process \d+ died .* after 1 new starts .*data.num_workers=0"
+    ):
+        trainer.fit()
+    assert trainer.saver.last_saved == trainer.step == 6
+
+
+def test_restarts_are_bounded_and_forgotten_after_good_steps():
+    restarts, error = Restarts(2), LoaderError("a loader process died")
+    assert restarts.failed(error, 0) is None
+    assert restarts.failed(error, 0) is None
+    for _ in range(100):
+        restarts.step_done()
+    assert restarts.failed(error, 0) is None
+    assert restarts.failed(error, 0) is None
+    assert isinstance(restarts.failed(error, 0), UserError)
+
+
+def cut(path):
+    os.truncate(path, 100)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("damage", [cut, os.unlink], ids=["cut off", "deleted"])
+def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
+    tmp_path, monkeypatch, damage, num_workers
+):
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
+    store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
+    trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.prefetch=1")
+    run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
+
+    def one_step(batch, waited):
+        if trainer.step == 5:
+            damage(path)
+        run(batch, waited)
+
+    trainer._one_step = one_step
+    with pytest.raises(UserError, match=rf"{path.name}: damaged shard"):
+        trainer.fit()
+    assert trainer.saver.last_saved == trainer.step >= 6
+
+
+def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
+    store = write_store(tmp_path / "store", num_train=120).path
+    trainer = make_trainer(tmp_path, store)
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if trainer.step == 5:
+            shutil.rmtree(store)
+        run(batch, waited)
+
+    trainer._one_step = one_step
+    with pytest.raises(UserError, match=r"store/train/.*\.arrow: damaged shard .*No such file") as told:
+        trainer.fit()
+    assert "\n" not in str(told.value)
+    assert trainer.saver.last_saved == 6

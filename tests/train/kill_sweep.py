@@ -1,0 +1,139 @@
+"""Kill whole training runs at random moments and while they save, resume them, and compare with one that never was.
+
+    python -m tests.train.kill_sweep FOLDER MOMENTS SAVES
+
+Each run is a fork, so that torch is imported once. A run is killed once, by SIGKILL: MOMENTS runs at a random moment,
+SAVES runs at a random system call of a saving thread. Then it is run to its end and compared bit by bit: weights,
+averages, moments, position and the curve. Prints a JSON object with what was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch._dynamo  # imported at the first validation, and slow
+
+from mmldlm.checkpoint.resume import load_latest
+from mmldlm.metrics import read_log
+from tests.runs import make_trainer
+from tests.stores import write_store
+
+WORDS = (
+    "train.steps=20", "train.checkpoint_every=2", "train.log_every=3", "train.valid_every=7", "train.valid_samples=0"
+)  # fmt: skip
+TIMED = {"time", "documents_per_second", "tokens_per_second", "flops_per_second", "mfu", "data_wait"}
+CALLS = ("write", "fsync", "rename", "replace", "symlink", "mkdir", "unlink", "rmdir")
+
+
+def fork(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def die_in_save(number: int) -> None:
+    """The `number`-th call of a saving thread that changes the disk is the last; a write gets half of its bytes out."""
+    import threading
+
+    count, counting = 0, threading.Lock()
+
+    def guard(name: str, call: Callable) -> Callable:
+        def guarded(*args, **kwargs):  # type: ignore[no-untyped-def]
+            nonlocal count
+            if threading.current_thread() is not threading.main_thread() and _saving():
+                with counting:
+                    count += 1
+                    last = count == number
+                if last:
+                    if name == "write":
+                        call(args[0], memoryview(args[1])[: len(args[1]) // 2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return guarded
+
+    def _saving() -> bool:
+        return any(thread.name == "checkpoint-saver" for thread in threading.enumerate())
+
+    for name in CALLS:
+        setattr(os, name, guard(name, getattr(os, name)))
+
+
+def train(folder: Path, store: Path, dying_call: int = 0) -> None:
+    if dying_call:
+        die_in_save(dying_call)
+    make_trainer(folder, store, *WORDS).fit()
+
+
+def finish(folder: Path, store: Path) -> None:
+    _, status = os.waitpid(fork(lambda: train(folder, store)), 0)
+    assert status == 0, f"{folder}: the resumed run failed with {status}"
+
+
+def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], dict, list[dict]]:
+    """Everything that must not depend on having been killed."""
+    found = load_latest(folder / "run" / "checkpoints", report=lambda message: None)
+    assert found is not None
+    tensors = {f"{group} {name}": t for group, named in found.tensors.items() for name, t in named.items()}
+    state = {key: found.meta[key] for key in ("position", "tokens", "documents", "rollbacks")} | {
+        "step": found.step
+    }
+    lines = list(read_log(folder / "run" / "training_log.jsonl"))
+    return tensors, state, [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+
+
+def assert_same(folder: Path, wanted: tuple[dict[str, torch.Tensor], dict, list[dict]]) -> None:
+    tensors, state, curve = outcome(folder)
+    assert state == wanted[1], (folder, state, wanted[1])
+    assert tensors.keys() == wanted[0].keys(), folder
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, wanted[0][name]), (folder, name)
+    assert curve == wanted[2], folder
+
+
+def sweep(root: Path, moments: int, saves: int) -> dict:
+    store, chance = write_store(root / "store", num_train=120).path, random.Random(0)
+    began = time.monotonic()
+    finish(root / "whole", store)
+    length, wanted = time.monotonic() - began, outcome(root / "whole")
+    seen = {"kills": 0, "during_a_save": 0, "before_a_checkpoint": 0, "after_the_end": 0}
+    for number in range(moments + saves):
+        folder = root / f"run{number}"
+        pid = fork(lambda f=folder, n=number: train(f, store, chance.randint(1, 100) if n >= moments else 0))  # type: ignore[misc]
+        if number < moments:
+            time.sleep(chance.uniform(0, length))
+            os.kill(pid, signal.SIGKILL)
+        chance.random()  # the child drew from its own copy
+        _, status = os.waitpid(pid, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed or (number < moments and status == 0), f"{folder}: left by itself with {status}"
+        seen["kills"] += killed
+        seen["after_the_end"] += not killed
+        checkpoints = folder / "run" / "checkpoints"
+        names = os.listdir(checkpoints) if checkpoints.exists() else []
+        seen["during_a_save"] += number >= moments or any(name.startswith(".staging") for name in names)
+        seen["before_a_checkpoint"] += not any(name.startswith("step_") for name in names)
+        finish(folder, store)
+        assert_same(folder, wanted)
+        left = [name for name in os.listdir(checkpoints) if name.startswith(".")]
+        assert not left, left
+    return seen
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(sweep(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

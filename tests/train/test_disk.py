@@ -1,0 +1,138 @@
+"""Disks that are full, limited, read-only or that damage what they hold: the run goes on, and says so."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmldlm.checkpoint.resume import load_latest
+from tests.runs import make_trainer
+from tests.stores import write_store
+from tests.train.test_loop import curve, same, weights
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+@pytest.fixture(scope="module")
+def whole(store, tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
+    trainer.fit()
+    return trainer
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.runs import make_trainer
+
+trainer = make_trainer(Path(sys.argv[1]), Path(sys.argv[2]))
+run = trainer._one_step
+
+def one_step(batch, waited):
+    run(batch, waited)
+    if trainer.step == 5:
+        trainer.saver.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+    if trainer.step == 11:
+        trainer.saver.wait()
+        assert "the file is larger than a limit allows" in trainer.unsaved, trainer.unsaved
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+trainer._one_step = one_step
+trainer.fit()
+"""
+
+
+def test_no_room_while_saving_costs_that_checkpoint_and_nothing_else(store, whole, tmp_path):
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [sys.executable, "-c", LIMITED, str(tmp_path), str(store)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert sorted(os.listdir(checkpoints)) == ["latest", "step_00000004", "step_00000012"]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    failed = [event for event in events if event["event"] == "save_failed"]
+    assert [event["step"] for event in failed] == [8]
+    assert "step_00000004 is still the newest checkpoint" in failed[0]["reason"]
+    found = load_latest(checkpoints, report=pytest.fail)
+    for name, tensor in whole.setup.denoiser.state_dict().items():
+        assert found.tensors["model"][name].equal(tensor), name
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_every_file_of_a_checkpoint_damaged_in_turn_is_noticed_and_the_run_ends_as_if_nothing_was(
+    store, tmp_path, caplog
+):
+    stopped = make_trainer(tmp_path / "stopped", store, "optim.min_lr_ratio=1", "train.steps=8")
+    stopped.fit()
+    newest = stopped.run.checkpoints / "step_00000008"
+    files = sorted(os.listdir(newest))
+    groups = [f"{name}.safetensors" for name in ("ema", "log", "model", "optimizer")]
+    assert files == sorted([*groups, "manifest.json", "meta.json"])
+    for name in files:
+        for damage in (truncate, flip, os.unlink):
+            aside = tmp_path / "aside"
+            shutil.copytree(newest, aside)
+            damage(newest / name)
+            messages = []
+            found = load_latest(stopped.run.checkpoints, report=messages.append)
+            assert found.step == 4, (name, damage.__name__)
+            assert len(messages) == 1
+            assert f"step_00000008/{name}" in messages[0]
+            assert "step_00000004 instead" in messages[0]
+            shutil.rmtree(newest)
+            aside.rename(newest)
+    flip(newest / "optimizer.safetensors")
+    again = make_trainer(tmp_path / "stopped", store, "optim.min_lr_ratio=1", "train.steps=8")
+    before = weights(stopped)
+    again.fit()
+    assert same(weights(again), before)
+    assert curve(again) == curve(stopped)
+    assert "going on from" in caplog.text
+
+
+def test_a_folder_that_becomes_read_only_under_a_run_costs_no_work(
+    store, whole, tmp_path, monkeypatch, caplog
+):
+    trainer = make_trainer(tmp_path, store)
+    run = trainer._one_step
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(args[0]))
+
+    def one_step(batch, waited):
+        run(batch, waited)
+        if trainer.step == 5:
+            trainer.saver.wait()
+            for name in ("write", "mkdir", "rename", "replace"):
+                monkeypatch.setattr(os, name, refuse)
+        if trainer.step == 11:
+            trainer.saver.wait()
+            assert "the file system is read-only" in trainer.unsaved
+            monkeypatch.undo()
+
+    trainer._one_step = one_step
+    trainer.fit()
+    assert "lines wait in memory until then" in caplog.text
+    assert same(weights(trainer), weights(whole))
+    assert curve(trainer) == curve(whole)
+    assert trainer.unsaved is None
