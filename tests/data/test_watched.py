@@ -166,3 +166,22 @@ def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
         trainer.fit()
     assert "\n" not in str(told.value)
     assert trainer.saver.last_saved == 6
+
+
+def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypatch):
+    """Cut off between two looks at the file: the process that reads it gets SIGBUS, a new one names the file."""
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 1e9)
+    store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
+    trainer = make_trainer(tmp_path, store, "data.num_workers=1", "data.prefetch=1")
+    run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
+
+    def one_step(batch, waited):
+        if trainer.step == 5:
+            os.truncate(path, 0)
+        run(batch, waited)
+
+    trainer._one_step = one_step
+    with pytest.raises(UserError, match=rf"{path.name}: damaged shard"):
+        trainer.fit()
+    assert "SIGBUS" in failures(trainer)[0]
+    assert trainer.saver.last_saved == trainer.step

@@ -110,28 +110,38 @@ def sweep(root: Path, moments: int, saves: int) -> dict:
     began = time.monotonic()
     finish(root / "whole", store)
     length, wanted = time.monotonic() - began, outcome(root / "whole")
-    seen = {"kills": 0, "during_a_save": 0, "before_a_checkpoint": 0, "after_the_end": 0}
-    for number in range(moments + saves):
-        folder = root / f"run{number}"
-        pid = fork(lambda f=folder, n=number: train(f, store, chance.randint(1, 100) if n >= moments else 0))  # type: ignore[misc]
-        if number < moments:
-            time.sleep(chance.uniform(0, length))
-            os.kill(pid, signal.SIGKILL)
-        chance.random()  # the child drew from its own copy
-        _, status = os.waitpid(pid, 0)
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        assert killed or (number < moments and status == 0), f"{folder}: left by itself with {status}"
+    seen = {"kills": 0, "during_a_save": 0, "before_a_checkpoint": 0, "too_late": 0}
+    for number in range(4 * (moments + saves)):
+        if seen["kills"] == moments + saves:
+            break
+        folder, in_save = root / f"run{number}", seen["kills"] >= moments
+        killed = killed_once(folder, store, chance, length, in_save=in_save)
+        if not killed:  # a busy machine made the first run long; the next moment comes earlier
+            length *= 0.9
         seen["kills"] += killed
-        seen["after_the_end"] += not killed
+        seen["too_late"] += not killed
         checkpoints = folder / "run" / "checkpoints"
         names = os.listdir(checkpoints) if checkpoints.exists() else []
-        seen["during_a_save"] += number >= moments or any(name.startswith(".staging") for name in names)
+        seen["during_a_save"] += killed and (in_save or any(name.startswith(".staging") for name in names))
         seen["before_a_checkpoint"] += not any(name.startswith("step_") for name in names)
         finish(folder, store)
         assert_same(folder, wanted)
         left = [name for name in os.listdir(checkpoints) if name.startswith(".")]
         assert not left, left
     return seen
+
+
+def killed_once(folder: Path, store: Path, chance: random.Random, length: float, *, in_save: bool) -> bool:
+    """Start a run and kill it, or let it die in a save; false if it ended before."""
+    call = chance.randint(1, 100) if in_save else 0
+    pid = fork(lambda: train(folder, store, call))
+    if not in_save:
+        time.sleep(chance.uniform(0, length))
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert killed or (not in_save and status == 0), f"{folder}: left by itself with {status}"
+    return killed
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_killed_at_a_few_moments_and_while_saving(quick_folder):
     seen = sweep(quick_folder, 3, 3)
-    assert seen["kills"] + seen["after_the_end"] == 6
+    assert seen["kills"] == 6
     assert seen["during_a_save"] >= 3
 
 
 @pytest.mark.soak
 def test_killed_at_fifty_moments_ten_of_them_while_saving(tmp_path):
-    seen = sweep(tmp_path, 45, 15)
-    assert seen["kills"] >= 50
-    assert seen["during_a_save"] >= 10
+    seen = sweep(tmp_path, 35, 15)
+    assert seen["kills"] == 50
+    assert seen["during_a_save"] >= 30

@@ -56,9 +56,9 @@ def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(store, tmp_path):
     poison(trainer, lambda where: where.start in bad)
     trainer.fit()
     assert trainer.step == 24
-    (rollback,) = events(trainer, "rollback")
+    (rollback,) = events(trainer, "rolled_back")
     # noticed at the line of step 10; the checkpoint of step 9 was saved amid skipped updates, that of step 6 was not
-    assert (rollback["step"], rollback["to_step"], rollback["lr_factor"]) == (10, 6, 0.5)
+    assert (rollback["from_step"], rollback["step"], rollback["lr_factor"]) == (10, 6, 0.5)
     assert rollback["left_out"] == [planned[6][0], planned[9][1]]
     skipped = events(trainer, "skipped")
     assert [step for event in skipped for step in event["steps"]] == [7, 8, 9, 10]
@@ -67,7 +67,7 @@ def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(store, tmp_path):
     lines = [line for line in read_log(trainer.run.training_log) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(2, 25, 2))  # rewound, then written again
     assert sum(line["skipped_steps"] for line in lines) == 0
-    assert len(events(trainer, "rollback")) == trainer.faults.rollbacks.count == 1
+    assert len(events(trainer, "rolled_back")) == trainer.faults.rollbacks.count == 1
 
 
 def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store, tmp_path):
@@ -90,7 +90,7 @@ def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store,
     assert curve(trainer) == curve(clean)
 
 
-@pytest.mark.parametrize("at", [6, 7, 8, 13])
+@pytest.mark.parametrize("at", [6, 13])
 def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, at):
     """`at` steps after the rollback began; 6 is the very moment after it."""
     words = (*SETTINGS, "train.rollback_lr_factor=0.5")
@@ -132,7 +132,7 @@ def test_where_the_newest_checkpoint_does_not_help_an_older_one_is_taken_until_t
     ):
         trainer.fit()
     # 9 did not help, so 6; the 9 that was trained from there is another one
-    assert [event["to_step"] for event in events(trainer, "rollback")] == [9, 6, 9]
+    assert [event["step"] for event in events(trainer, "rolled_back")] == [9, 6, 9]
     left_out = trainer.faults.rollbacks.left_out
     assert all(start < end for start, end in left_out)
     assert all(before[1] <= after[1] for before, after in itertools.pairwise(left_out))
@@ -143,7 +143,7 @@ def test_no_rollbacks_allowed_is_a_plain_end(store, tmp_path):
     poison(trainer, lambda where: trainer.step >= 10)
     with pytest.raises(UserError, match=r"after 0 rollbacks \(train.max_rollbacks=0\)"):
         trainer.fit()
-    assert events(trainer, "rollback") == []
+    assert events(trainer, "rolled_back") == []
 
 
 def test_the_last_good_checkpoint_outlives_newer_bad_ones(store, tmp_path):
@@ -189,7 +189,7 @@ def test_weights_that_went_bad_are_exchanged_for_good_ones(store, tmp_path):
 
     trainer._one_step = one_step
     trainer.fit()
-    (rollback,) = events(trainer, "rollback")
-    assert (rollback["step"], rollback["to_step"]) == (12, 6)
+    (rollback,) = events(trainer, "rolled_back")
+    assert (rollback["from_step"], rollback["step"]) == (12, 6)
     assert all(torch.isfinite(tensor).all() for tensor in trainer.setup.denoiser.state_dict().values())
     assert all(torch.isfinite(tensor).all() for tensor in trainer.stepper.ema.average.values())

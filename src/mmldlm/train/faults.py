@@ -83,8 +83,9 @@ class Faults:
             "documents %d to %d of the order, learning rate x %.3g",
             failed_at, step, done.count, self.settings.max_rollbacks, *done.left_out[-1], done.lr_factor,
         )  # fmt: skip
-        facts = {"to_step": step, "left_out": done.left_out[-1], "lr_factor": done.lr_factor}
-        self.trainer.events.record("rollback", step=failed_at, count=done.count, **facts)
+        facts = {"from_step": failed_at, "left_out": done.left_out[-1], "lr_factor": done.lr_factor}
+        reason = f"too many updates skipped up to step {failed_at}"
+        self.trainer.events.record("rolled_back", step=step, reason=reason, count=done.count, **facts)
 
     def _beyond_repair(self) -> str:
         settings, config = self.settings, self.trainer.config
