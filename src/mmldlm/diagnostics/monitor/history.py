@@ -88,7 +88,7 @@ class Curve:
         self._stride, self._count, self._step, self._sum = 1, 0, -math.inf, 0.0
 
     def add(self, step: float, value: float) -> None:
-        """Append a point; what is not finite is a gap. A step that went back (rollback, resume) cuts the curve there."""
+        """Append a point; what is not finite is a gap, and a step that went back (rollback) cuts the curve there."""
         if step < self._step:
             self._cut(step)
         self._step = step
