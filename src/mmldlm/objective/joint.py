@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -33,8 +32,12 @@ class LossTerms:
     scored: Tensor
     """Number of scored tokens."""
 
+    def detached(self) -> LossTerms:
+        """The same values without a graph."""
+        return LossTerms(**{item.name: getattr(self, item.name).detach() for item in fields(self)})
+
     def copy(self) -> LossTerms:
-        """Values of their own, without a graph."""
+        """Values of their own, in other memory."""
         return LossTerms(**{item.name: getattr(self, item.name).detach().clone() for item in fields(self)})
 
 
@@ -124,8 +127,7 @@ def length_loss(length_logits: Tensor | None, batch: NoisyBatch) -> Tensor:
 
 def add_terms(total: LossTerms | None, terms: LossTerms) -> LossTerms:
     """Sum of the parts over micro-batches, without their graphs."""
-    names = ("loss", "text", "latent", "length", "correct", "scored")
-    parts = {name: getattr(terms, name).detach() for name in names}
-    if total is not None:
-        parts = {name: value + getattr(total, name) for name, value in parts.items()}
-    return LossTerms(**{name: torch.as_tensor(value) for name, value in parts.items()})
+    if total is None:
+        return terms.detached()
+    names = [item.name for item in fields(terms)]
+    return LossTerms(**{name: getattr(terms, name).detach() + getattr(total, name) for name in names})

@@ -33,7 +33,7 @@ from mmldlm.train.lr import lr_at
 from mmldlm.train.optim import parameter_names
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
-from mmldlm.train.resume import check_resume
+from mmldlm.train.resume import check_resume, same_micro_batches
 from mmldlm.train.setup import Setup
 from mmldlm.train.signals import StopFlag
 
@@ -129,6 +129,7 @@ class Trainer:
                 "stopped before the first step; run the same command to go on", 128 + self.stop.received
             )
         batches = self._batches()
+        self.interval.restart_clock()
         while self.step < self.config.train.steps:
             began = time.perf_counter()
             batch = next(batches)
@@ -244,6 +245,8 @@ class Trainer:
             )
 
     def _validate(self) -> None:
+        if self.setup.runtime.device.type == "cuda":
+            torch.cuda.synchronize()  # what is still being computed is training
         began = time.perf_counter()
         denoiser, ema = self.setup.denoiser, self.stepper.ema
         denoiser.eval()
@@ -261,11 +264,10 @@ class Trainer:
         self.interval.exclude(time.perf_counter() - began)
 
     def _save(self, *, wait: bool) -> None:
-        began = time.perf_counter()
         self.log.sync()
         self.samples.sync()
         self.saver.save(self.snapshot(), wait=wait)
-        self.interval.exclude(time.perf_counter() - began)
+        self.interval.clock.forget()
 
     def snapshot(self) -> Snapshot:
         """Everything that the next step depends on."""
@@ -305,7 +307,8 @@ class Trainer:
         if meta["scaler"] and self.stepper.scaler.is_enabled():
             self.stepper.scaler.load_state_dict(meta["scaler"])
         self.step, self.position = snapshot.step, meta["position"]
-        self.resizing.load(meta.get("resizing", {}))
+        if self.config.batch.adapt and same_micro_batches(self.config, meta["settings"]):
+            self.resizing.load(meta.get("resizing", {}))
         self.setup.halvings = self.resizing.halvings
         self.tokens, self.documents = meta["tokens"], meta["documents"]
         log.info("going on from step %d of %d", self.step, self.config.train.steps)

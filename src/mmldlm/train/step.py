@@ -42,14 +42,18 @@ class Stepper:
     graphs: Graphs | None = None
     """Recorded micro-batches, where launching them one kernel at a time takes too long."""
 
-    def __call__(self, batch: StepBatch, lr: float, step: int) -> StepResult:
-        """Train on one step's documents, which are on the device. Its loss is the sum over its micro-batches."""
-        self.optimizers.set_lr(lr)
+    def gradients(self, batch: StepBatch) -> LossTerms:
+        """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
             part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
             terms = add_terms(terms, part)
         assert terms is not None
+        return terms
+
+    def update(self, terms: LossTerms, lr: float, step: int) -> StepResult:
+        """Use up the gradients, whose loss was `terms`. What fails here cannot be done again."""
+        self.optimizers.set_lr(lr)
         grad_norm, skipped = self._update()
         if self.ema is not None:
             self.ema.update(step + 1)
@@ -60,7 +64,7 @@ class Stepper:
         with self.runtime.autocast():
             terms = self.objective(self.denoiser, micro_batch.noisy, micro_batch.counts)
         self.scaler.scale(terms.loss).backward()
-        return terms
+        return terms.detached()
 
     def forget(self) -> None:
         """Drop the gradients of a step that failed half-way, and the memory that it took."""
