@@ -9,7 +9,7 @@ import torch
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from mmldlm.train.clock import StepClock
-from mmldlm.train.profile import busy_share
+from mmldlm.train.profile import _is_kernel, busy_share
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -88,6 +88,19 @@ def test_on_a_cpu_all_waiting_counts():
 ])  # fmt: skip
 def test_busy_is_what_at_least_one_kernel_covers(ranges, share):
     assert busy_share(ranges) == pytest.approx(share)
+
+
+def test_labels_on_the_line_of_the_device_are_no_kernels():
+    from types import SimpleNamespace
+
+    def event(name, device="DeviceType.CUDA", label=False):
+        return SimpleNamespace(name=name, device_type=device, is_user_annotation=label)
+
+    assert _is_kernel(event("nvjet_gemm"))
+    assert not _is_kernel(event("nvjet_gemm", device="DeviceType.CPU"))
+    for name in ("ProfilerStep*", "Optimizer.step#AdamW.step"):
+        assert not _is_kernel(event(name))
+    assert not _is_kernel(event("a range of the user", label=True))
 
 
 def test_a_profile_holds_a_trace_and_the_longest_operators(store, tmp_path):

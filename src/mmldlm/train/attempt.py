@@ -72,7 +72,8 @@ class Attempts:
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"out of memory in the update of step {step + 1} ({_first_sentence(error)}): weights, gradients, "
-                f"moments and average alone need more; try optim.ema_decay=0 or a smaller model; the last checkpoint is kept"
+                f"moments and average alone need more; try optim.ema_decay=0 or a smaller model; "
+                f"the last checkpoint is kept"
             ) from error
 
     def _gradients(self, batch: StepBatch) -> LossTerms | str:

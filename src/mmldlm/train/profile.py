@@ -87,7 +87,7 @@ class StepProfiler:
 
 def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
     """Longest kernels (operators on a CPU) and the share of the time in which the device computed."""
-    kernels = [event for event in done.events() if str(event.device_type).endswith("CUDA")] if on_gpu else []
+    kernels = [event for event in done.events() if _is_kernel(event)] if on_gpu else []
     totals = _kernel_times(kernels) if kernels else _operator_times(done)
     whole = sum(entry[0] for entry in totals.values()) or 1.0
     longest = sorted(totals.items(), key=lambda item: -item[1][0])[:_SHOWN]
@@ -103,6 +103,12 @@ def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
             for name, (ms, calls) in longest
         ],
     }
+
+
+def _is_kernel(event: Any) -> bool:
+    """Work of the device; the profiler also draws the host's labels, such as whole steps, on the device's line."""
+    labelled = event.is_user_annotation or event.name.startswith("ProfilerStep") or "#" in event.name
+    return str(event.device_type).endswith("CUDA") and not labelled
 
 
 def _kernel_times(kernels: list[Any]) -> dict[str, list[float]]:
