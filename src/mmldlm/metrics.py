@@ -24,6 +24,8 @@ FIELDS = (
     "text_loss",  # nats per token of the documents whose text is a target
     "latent_loss",  # per scored latent
     "length_loss",  # per scored document
+    "text_loss_by_time",  # list: nats per scored token, without weights, in eight buckets of the text time
+    "latent_loss_by_time",  # list: per scored latent, in eight buckets of the latent time; null where none fell
     "text_accuracy",  # share of scored tokens whose most probable token is right
     "lr",  # learning rate
     "grad_norm",  # before clipping

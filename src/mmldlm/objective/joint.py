@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmldlm.config import CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.objective.latent import latent_loss
+from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
+from mmldlm.objective.latent import latent_loss, slot_errors
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
@@ -31,6 +33,10 @@ class LossTerms:
     """Number of scored tokens that were predicted right."""
     scored: Tensor
     """Number of scored tokens."""
+    text_by_time: Tensor
+    """(2, buckets): sum of nats of the scored tokens of each text time, without weights, and their number."""
+    latent_by_time: Tensor
+    """(2, buckets): sum of errors of the scored slots of each latent time, and their number."""
 
     def detached(self) -> LossTerms:
         """The same values without a graph."""
@@ -82,21 +88,25 @@ class Objective:
         )
         zero = batch.text_time.new_zeros(())
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
+        text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)
         if self.active.text:
             result = self._text(denoiser, output, batch)
             text = result.weighted / _at_least_one(counts.tokens)
             correct, scored = result.correct, result.rows
+            text_by_time = self._text_by_time(result.nats, batch)
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
             prediction = self.latent.prediction(
                 output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
-            latent = latent_loss(prediction, target, batch.latent_target) / _at_least_one(counts.slots)
+            errors = slot_errors(prediction, target)
+            latent = latent_loss(errors, batch.latent_target) / _at_least_one(counts.slots)
+            latent_by_time = _latent_by_time(errors, batch)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
         weights = self.config
         loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
-        return LossTerms(loss, text, latent, length, correct, scored)
+        return LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time)
 
     def _text(self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch) -> TextLoss:
         if self.scored_rows:
@@ -112,6 +122,19 @@ class Objective:
         weights = batch.scored_weight.new_zeros(len(batch.tokens))
         weights = weights.index_add(0, batch.scored, batch.scored_weight)
         return text_loss_of_all(denoiser.token_logits(output.token_hidden), batch.tokens, weights)
+
+    def _text_by_time(self, nats: Tensor, batch: NoisyBatch) -> Tensor:
+        time = batch.text_time[batch.layout.document]
+        if self.scored_rows:
+            return sums_by_time(nats, batch.scored_weight > 0, time[batch.scored])
+        rows = torch.zeros_like(time).index_add(0, batch.scored, batch.scored_weight)
+        return sums_by_time(nats, rows > 0, time)
+
+
+def _latent_by_time(errors: Tensor, batch: NoisyBatch) -> Tensor:
+    """Slots of a document share its time, so a document is one row, and weighs as many as it has slots."""
+    sums = sums_by_time(errors.sum(1), batch.latent_target > 0, batch.latent_time)
+    return torch.stack([sums[0], sums[1] * errors.shape[1]])
 
 
 def _at_least_one(count: float | Tensor) -> float | Tensor:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def latent_loss(prediction: Tensor, target: Tensor, is_target: Tensor) -> Tensor:
-    """Sum over the scored slots of the mean squared error of their channels. (N, S, C), (N, S, C), (N,)."""
-    per_slot = (prediction.float() - target).square().mean(-1)
+def slot_errors(prediction: Tensor, target: Tensor) -> Tensor:
+    """(N, S): mean squared error over the channels of each slot. (N, S, C), (N, S, C)."""
+    return (prediction.float() - target).square().mean(-1)
+
+
+def latent_loss(per_slot: Tensor, is_target: Tensor) -> Tensor:
+    """Sum over the scored slots. (N, S), (N,)."""
     return (per_slot * is_target[:, None]).sum()

@@ -27,6 +27,8 @@ class TextLoss:
     """Number of rows whose most probable token is the right one."""
     rows: Tensor
     """Number of rows with a weight."""
+    nats: Tensor
+    """(R,) negative log-likelihood of each row, without its weight and without a gradient."""
 
 
 def text_loss(
@@ -41,23 +43,23 @@ def text_loss(
 ) -> TextLoss:
     """hidden (R, D), targets (R,), weights (R,)."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    weighted, correct = _HeadCrossEntropy.apply(
+    weighted, correct, nats = _HeadCrossEntropy.apply(
         hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, compiled, wanted
     )
-    return TextLoss(weighted, correct, (weights > 0).sum().float())
+    return TextLoss(weighted, correct, (weights > 0).sum().float(), nats)
 
 
 def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLoss:
     """The plain way over a whole matrix of logits (R, V), most of them with weight 0: the baseline."""
     nats = F.cross_entropy(logits, targets, reduction="none")
     hits = ((logits.detach().argmax(-1) == targets) & (weights > 0)).sum().float()
-    return TextLoss((nats * weights).sum(), hits, (weights > 0).sum().float())
+    return TextLoss((nats * weights).sum(), hits, (weights > 0).sum().float(), nats.detach())
 
 
 def score_logits(
     logits: Tensor, bias: Tensor, target: Tensor, weight: Tensor, kind: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted nats, number of hits, and the gradient of the former by the logits in type `kind`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weighted nats, number of hits, the gradient of the former by the logits in type `kind`, and nats of each row.
 
     Computed in fp32 in the memory of the logits, which are used up.
     """
@@ -69,11 +71,11 @@ def score_logits(
     nats = best + total.log() - wanted
     gradient = power.mul_((weight / total)[:, None]).scatter_add_(1, target[:, None], -weight[:, None])
     hits = ((choice == target) & (weight > 0)).sum()
-    return (nats * weight).sum(), hits.float(), gradient.to(kind)
+    return (nats * weight).sum(), hits.float(), gradient.to(kind), nats
 
 
 @functools.cache
-def _compiled_score() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _compiled_score() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
     return torch.compile(score_logits, dynamic=False, fullgraph=True)
 
 
@@ -84,7 +86,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor,
         vocab_size: int, chunk_rows: int, compiled: bool, wanted: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
@@ -92,7 +94,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         score = _compiled_score() if compiled else score_logits
         loss, correct = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
         grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
-        hidden_grads = []
+        hidden_grads, row_nats = [], []
         with torch.autocast(device, enabled=False):
             shift = bias.float().masked_fill(
                 torch.arange(len(bias), device=bias.device) >= vocab_size, -torch.inf
@@ -101,16 +103,18 @@ class _HeadCrossEntropy(torch.autograd.Function):
             for part, target, share in zip(
                 *(x.split(chunk_rows) for x in (rows, targets, weights)), strict=True
             ):
-                nats, hits, gradient = score(part @ matrix.T, shift, target, share, gradient_kind)
-                loss, correct = loss + nats, correct + hits
+                total, hits, gradient, nats = score(part @ matrix.T, shift, target, share, gradient_kind)
+                loss, correct = loss + total, correct + hits
+                row_nats.append(nats)
                 if wanted:
                     hidden_grads.append(gradient @ matrix.to(gradient_kind))
                     _add_product(grads[0], gradient, part.to(gradient_kind))
                     grads[1] += gradient.sum(0, dtype=torch.float32)
         if wanted:
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), grads[0], grads[1])
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
+        all_nats = torch.cat(row_nats)
+        ctx.mark_non_differentiable(correct, all_nats)
+        return loss, correct, all_nats
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.data.loader import StepBatch
+from mmldlm.objective.buckets import NUM_BUCKETS, means
 from mmldlm.train.clock import StepClock
 from mmldlm.train.step import StepResult
 
@@ -26,6 +27,7 @@ _SUMS = (
     "streak",
     "longest",
 )
+_BY_TIME = ("text_by_time", "latent_by_time")
 
 
 _COUNTS = ("all_steps", "documents", "tokens", "places", "extra", "micro_batches")
@@ -43,6 +45,7 @@ class Interval:
         self.flops_of, self.peak_flops = flops_of, peak_flops
         self.clock = StepClock(device)
         self.sums = {name: torch.zeros((), device=device) for name in _SUMS}
+        self.sums |= {name: torch.zeros(2, NUM_BUCKETS, device=device) for name in _BY_TIME}
         self.counts = dict.fromkeys(_COUNTS, 0)
         self._restart()
 
@@ -62,6 +65,7 @@ class Interval:
         terms, updated = result.terms, 1.0 - result.skipped
         values = {"grad_norm": result.grad_norm, "correct": terms.correct, "scored": terms.scored}
         values |= {"loss": terms.loss, "text": terms.text, "latent": terms.latent, "length": terms.length}
+        values |= {name: getattr(terms, name) for name in _BY_TIME}
         for name, value in values.items():
             self.sums[name] += torch.where(updated > 0, value, torch.zeros_like(value))
         self.sums["skipped"] += result.skipped
@@ -88,7 +92,7 @@ class Interval:
 
     def fields(self) -> dict[str, Any]:
         """Means over the steps that updated; nan where every step was skipped."""
-        values = {name: tensor.item() for name, tensor in self.sums.items()}
+        values = {name: self.sums[name].item() for name in _SUMS}
         lost = self.clock.read()
         counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
         steps = values["steps"] or float("nan")
@@ -97,6 +101,8 @@ class Interval:
             "text_loss": values["text"] / steps,
             "latent_loss": values["latent"] / steps,
             "length_loss": values["length"] / steps,
+            "text_loss_by_time": means(self.sums["text_by_time"]),
+            "latent_loss_by_time": means(self.sums["latent_by_time"]),
             "text_accuracy": values["correct"] / values["scored"] if values["scored"] else float("nan"),
             "grad_norm": values["grad_norm"] / steps,
             "skipped_steps": int(values["skipped"]),
