@@ -23,7 +23,11 @@ T = TypeVar("T")
 CHUNK = 16 * 2**20
 """Bytes per system call. Write and hash release the interpreter lock; few calls disturb training least."""
 
-_SPACE = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
+_SPACE = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than a limit allows",
+}
 _RIGHTS = {errno.EROFS: "the file system is read-only"} | dict.fromkeys(
     (errno.EACCES, errno.EPERM), "you may not write there"
 )

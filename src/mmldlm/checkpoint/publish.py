@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from mmldlm import durable
@@ -137,13 +137,19 @@ def _next_sequence(folder: Path) -> int:
     return newest + 1
 
 
-def retire(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints; call it when the newest is durable.
+Spared = Callable[[Sequence[Path]], Collection[Path]]
+"""Of the checkpoints of a folder, oldest first, those that must stay."""
+
+
+def retire(folder: Path, keep: int, spared: Spared | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints and those that are spared; call it when the newest is durable.
 
     Damaged ones neither count nor go: the user may want to see what can be saved from them.
     """
     try:
-        outdated = published(folder)[: -max(keep, 1)]
+        whole = published(folder)
+        stay = spared(whole) if spared is not None else ()
+        outdated = [path for path in whole[: -max(keep, 1)] if path not in stay]
     except OSError as error:
         logger.warning("%s: old checkpoints stay for now: %s", folder, error)
         return

@@ -19,7 +19,7 @@ from mmldlm import durable
 from mmldlm.checkpoint import strict_json
 from mmldlm.checkpoint.host_copy import HostCopy, Image
 from mmldlm.checkpoint.manifest import Entry, entry
-from mmldlm.checkpoint.publish import clean, publish, read_latest, retire, stage
+from mmldlm.checkpoint.publish import Spared, clean, publish, read_latest, retire, stage
 from mmldlm.checkpoint.resume import META, META_GROUP
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.checkpoint.tensor_file import SUFFIX
@@ -41,7 +41,7 @@ class SaveError(UserError):
 
 
 class Saver:
-    """Saves into one folder and keeps the newest `keep` checkpoints.
+    """Saves into one folder and keeps the newest `keep` checkpoints, and those that are `spared`.
 
     `on_error` gets a `SaveError`, `on_saved` gets step, path and seconds; both are called from the writing
     thread. Meant for one process a folder: the one that holds the lock of the run. `wait()` before reading
@@ -53,12 +53,13 @@ class Saver:
         folder: Path,
         *,
         keep: int = 3,
+        spared: Spared | None = None,
         on_error: Callable[[Exception], None],
         on_saved: Callable[[int, Path, float], None] | None = None,
     ) -> None:
         if keep < 1:
             raise UserError(f"keep={keep}: at least 1 checkpoint has to be kept")
-        self._folder, self._keep = folder, keep
+        self._folder, self._keep, self._spared = folder, keep, spared
         self._on_error, self._on_saved = on_error, on_saved
         self._memory = HostCopy()
         self._thread: threading.Thread | None = None
@@ -96,6 +97,10 @@ class Saver:
         thread.join()
         self._thread = None
 
+    def leave(self) -> None:
+        """Forget the save that is under way, because the process ends now; what it leaves is cleaned up later."""
+        self._thread = None
+
     def close(self) -> None:
         """Finish what is under way and give the memory back."""
         self.wait()
@@ -109,7 +114,7 @@ class Saver:
             self._fail(step, error)
             return
         self.last_saved = step
-        retire(self._folder, self._keep)
+        retire(self._folder, self._keep, self._spared)
         _call(self._on_saved, step, path, time.perf_counter() - began)
 
     def _publish(self, step: int, images: list[Image], meta: bytes) -> Path:
