@@ -38,6 +38,10 @@ class DataConfig:
     """Steps that each worker prepares ahead."""
     pin_memory: bool | None = None
     """Page-locked host memory for faster copies; null: on with a GPU."""
+    worker_timeout: float = _number(600.0, 0)
+    """Seconds that loader processes may take for a step before they are started anew; 0: as long as they want."""
+    worker_restarts: int = _number(3, 0)
+    """Loader processes that died or hung are started anew so often, unless 100 good steps lie between."""
 
 
 @dataclass
@@ -174,6 +178,22 @@ class TrainConfig:
     checkpoint_every: int = _number(500, 1)
     keep_checkpoints: int = _number(3, 1)
     """Newest checkpoints that are kept."""
+    keep_best: int = _number(0, 0)
+    """So many more are kept: those with the smallest valid_loss. Checkpoints must be saved where a run validates."""
+    keep_every: int = _number(0, 0)
+    """Checkpoints whose step is a multiple of this are kept for good; 0: none."""
+    skip_budget: int = _number(50, 1)
+    """Updates that may be skipped because their gradient is not finite, in a row or between two lines of the log; then
+    the run goes back to the last good checkpoint and leaves out the data since."""
+    max_rollbacks: int = _number(3, 0)
+    """So often a run may go back; then it ends."""
+    rollback_lr_factor: float = _number(1.0, 0, 1, above=True)
+    """The learning rate is multiplied with this at each rollback, for the rest of the run."""
+    step_timeout: float = _number(1800.0, 0)
+    """A step that takes more seconds is reported with the stacks of all threads; compilation, validation and saving do
+    not count; 0: off."""
+    step_timeout_action: str = _choice("report", "report", "exit")
+    """What else happens then; exit: the process ends with exit code 76."""
     tensorboard: bool = True
     profile: bool = False
     """Record a stretch of steps with torch.profiler, into the run's profile folder: trace, top kernels, busy share."""
@@ -379,6 +399,12 @@ def _joint_problems(config: Config) -> list[str]:
             f"a padded batch is attended to by rows"
         )
     found += _batch_problems(config.batch)
+    every, valid = config.train.checkpoint_every, config.train.valid_every
+    if config.train.keep_best and (not valid or valid % every):
+        found.append(
+            f"train.keep_best={config.train.keep_best}: train.valid_every={valid} must be a multiple of "
+            f"train.checkpoint_every={every}, so that there is a checkpoint at each validation"
+        )
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"

@@ -7,6 +7,8 @@ checkpoints/          step_00001000/ ..., latest
 export/               the weights for use
 samples.jsonl         what the model decoded at each validation
 events.jsonl          ledger: starts, stops, saves, skipped updates, rollbacks; only ever appended to
+heartbeat.json        step, phase and time, replaced every few seconds
+stacks.txt            where all threads were, when a step hung or the process crashed
 tensorboard/  reports/
 .lock                 held by the process that trains
 """
@@ -71,6 +73,14 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.path / "heartbeat.json"
+
+    @property
+    def stacks(self) -> Path:
+        return self.path / "stacks.txt"
 
     @property
     def tensorboard(self) -> Path:

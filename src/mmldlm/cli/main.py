@@ -1,7 +1,8 @@
 """The `mmldlm` command: registers the subcommands and turns errors into exit codes.
 
 Nothing heavy is imported here, so `mmldlm --help` answers at once. Exit codes: 0 done, 2 a mistake that the
-user can correct, 130 interrupted by Ctrl-C; subcommands may define more.
+user can correct, 130 interrupted by Ctrl-C, 75 stopped in order by a scheduler's signal: start the same command again,
+76 a training step hung; subcommands may define more.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +34,13 @@ def train(
     config = load_recipe(recipe, settings)
     if dry_run:
         show_plan(config)
-    else:
+        return
+    try:
         train_run(config, run or Path("saved") / config.name)
+    except KeyboardInterrupt:  # the second one: threads that still write a checkpoint are not waited for
+        print("mmldlm: left at once; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def train_run(config: Config, path: Path) -> RunFolder:

@@ -169,15 +169,22 @@ def make_batch(
 
 
 def make_loader(
-    reader: StepReader, steps: Iterator[StepRange], *, num_workers: int, prefetch: int, pin_memory: bool
+    reader: StepReader,
+    steps: Iterator[StepRange],
+    *,
+    num_workers: int,
+    prefetch: int,
+    pin_memory: bool,
+    poll_seconds: float = 0.0,
 ) -> DataLoader[StepBatch]:
-    """The planned steps in order; workers prepare them ahead."""
+    """The planned steps in order; workers prepare them ahead. With `poll_seconds`, for `WatchedSteps` only."""
     return DataLoader(
         reader,
         batch_size=None,
         sampler=steps,  # type: ignore[arg-type]
         num_workers=num_workers,
         prefetch_factor=prefetch if num_workers else None,
+        timeout=poll_seconds if num_workers else 0,
         persistent_workers=num_workers > 0,
         pin_memory=pin_memory,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,38 @@ import numpy as np
 from mmldlm.data.manifest import REMEDY, ShardEntry
 from mmldlm.errors import UserError
 
+CHECK_SECONDS = 1.0
+"""Between two looks at whether a mapped file is still whole."""
+
 
 class Shard:
     """One Arrow file, mapped; the columns are views of the file."""
 
     def __init__(self, folder: Path, entry: ShardEntry) -> None:
-        self.path = folder / entry["file"]
+        self.path, self._bytes = folder / entry["file"], entry["bytes"]
         try:
-            if self.path.stat().st_size != entry["bytes"]:
-                raise ValueError(f"{self.path.stat().st_size} bytes instead of {entry['bytes']}")
+            self._check_size()
             batch = map_batch(self.path)
             if batch.num_rows != entry["num_documents"]:
                 raise ValueError(f"{batch.num_rows} documents instead of {entry['num_documents']}")
             self._bind(batch)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{self.path}: damaged shard ({error}); {REMEDY}") from error
+
+    def check(self) -> None:
+        """Notice a file that was cut off or deleted since it was opened: its missing pages would end the process."""
+        if time.monotonic() - self._checked_at < CHECK_SECONDS:
+            return
+        try:
+            self._check_size()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path}: damaged shard ({error}); {REMEDY}") from error
+
+    def _check_size(self) -> None:
+        size = self.path.stat().st_size
+        if size != self._bytes:
+            raise ValueError(f"{size} bytes instead of {self._bytes}")
+        self._checked_at = time.monotonic()
 
     def _bind(self, batch: Any) -> None:
         tokens, latents = batch.column("tokens"), batch.column("latents")

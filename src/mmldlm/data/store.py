@@ -164,6 +164,8 @@ class Split:
     def _shard(self, shard_idx: int) -> Shard:
         if shard_idx not in self._shards:
             self._shards[shard_idx] = Shard(self.store.path, self.entry["shards"][shard_idx])
+        else:
+            self._shards[shard_idx].check()
         return self._shards[shard_idx]
 
     def _check_values(self, documents: Documents) -> None:

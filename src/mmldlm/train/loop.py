@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.retention import SCORE, Retention
 from mmldlm.checkpoint.saver import Saver
 from mmldlm.checkpoint.state import Snapshot, load_weights
 from mmldlm.data.feed import Feed
 from mmldlm.data.loader import StepBatch, make_loader, plan_steps
+from mmldlm.data.watched import POLL_SECONDS, LoaderError, WatchedSteps
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.model.denoiser import Denoiser
@@ -28,18 +31,18 @@ from mmldlm.recipe import config_to_dict, config_to_yaml
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import versions
 from mmldlm.train.attempt import Attempts
+from mmldlm.train.faults import Faults
 from mmldlm.train.interval import Interval
 from mmldlm.train.lr import lr_at
 from mmldlm.train.optim import parameter_names
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume, same_micro_batches
+from mmldlm.train.rollback import is_good
 from mmldlm.train.setup import Setup
-from mmldlm.train.signals import StopFlag
+from mmldlm.train.signals import StopFlag, exit_code
 
 log = logging.getLogger(__name__)
-MOST_SKIPPED = 50
-"""So many steps in a row without a finite gradient, and the run stops."""
 
 Fields = dict[str, Any]
 
@@ -63,6 +66,8 @@ class Hooks:
     validate: Callable[[Denoiser], Fields]
     decode: Callable[[Denoiser, int], list[Fields]]
     reporter: Reporter
+    leave: Callable[[int], Any] = os._exit
+    """Ends the process at once with an exit code, when a step hangs and the settings want that."""
 
 
 @dataclass
@@ -87,10 +92,15 @@ class Trainer:
         self.resizing = Resizing(self.config.batch)
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
+        self.faults = Faults(self)
+        self.valid_loss: tuple[int, float] | None = None
+        """Step and loss of the last validation."""
+        due = self.config.train
         self.events = self.run.open_events()
         self.saver = Saver(
             self.run.checkpoints,
-            keep=self.config.train.keep_checkpoints,
+            keep=due.keep_checkpoints,
+            spared=Retention(due.keep_best, due.keep_every, is_good),
             on_error=self._save_failed,
             on_saved=self._saved,
         )
@@ -104,18 +114,21 @@ class Trainer:
             self.run.training_log, resume_step=self.step if resumed else None, tensorboard=tensorboard
         )
         self.samples = TrainingLog(self.run.samples, resume_step=self.step if resumed else None)
+        self.faults.recall()
         self.events.record("resumed" if resumed else "started", step=self.step)
         if self.config.train.profile:
             self.profiler = StepProfiler(
                 self.run.path / "profile", self.config.train, self.setup.runtime.device
             )
         try:
-            with self.stop:
+            with self.stop, self.faults.watchdog:
                 self.hooks.reporter.start(self.step, self.config.train.steps)
                 self._train()
             self.events.record("finished", step=self.step)
         except BaseException as error:
             self.events.record("stopped", step=self.step, reason=f"{type(error).__name__}: {error}")
+            if isinstance(error, KeyboardInterrupt):  # a second Ctrl-C does not wait for the disk
+                self.saver.leave()
             raise
         finally:
             if self.profiler is not None:
@@ -126,23 +139,27 @@ class Trainer:
     def _train(self) -> None:
         if self.stop.received:
             raise Interrupted(
-                "stopped before the first step; run the same command to go on", 128 + self.stop.received
+                "stopped before the first step; run the same command to go on", exit_code(self.stop.received)
             )
         batches = self._batches()
         self.interval.restart_clock()
         while self.step < self.config.train.steps:
+            self.faults.watchdog.at(self.step, "step")
             began = time.perf_counter()
             batch = next(batches)
-            if isinstance(batch, UserError):  # met in a worker, told here
+            if isinstance(batch, UserError):  # met in a worker, told here, and nothing is lost
+                if self.step and self.saver.last_saved != self.step:
+                    self.save(wait=True)
                 raise batch
             self._one_step(batch, time.perf_counter() - began)
             due, last = self.config.train, self.step == self.config.train.steps
-            if self.step % due.log_every == 0 or last:
-                self._write_log()
+            if (self.step % due.log_every == 0 or last) and self._write_log():
+                self.faults.roll_back()
+                continue
             if last or (due.valid_every and self.step % due.valid_every == 0):
                 self._validate()
             if self.step % due.checkpoint_every == 0 or last or self.stop.received:
-                self._save(wait=last or self.stop.received is not None)
+                self.save(wait=last or self.stop.received is not None)
             if self.stop.received and not last:
                 raise self._interrupted(self.stop.received)
 
@@ -154,31 +171,40 @@ class Trainer:
             else f"but the checkpoint could not be saved; the last is in {self.run.path}"
         )
         return Interrupted(
-            f"stopped after step {self.step}, {state}; run the same command to go on", 128 + received
+            f"stopped after step {self.step}, {state}; run the same command to go on", exit_code(received)
         )
 
     def _batches(self) -> Iterator[StepBatch | UserError]:
         """The steps from here on, on the device; begun anew when the micro-batch has changed its size."""
         setup, runtime = self.setup, self.setup.runtime
         while True:
-            self._resized = False
+            self._begin_anew = False
             steps = plan_steps(setup.order, setup.train_split.lengths, setup.plan, self.position, self.step)
             loader = make_loader(
                 setup.reader(), steps, num_workers=runtime.num_workers,
-                prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory,
+                prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory, poll_seconds=POLL_SECONDS,
             )  # fmt: skip
-            feed = Feed(iter(loader), runtime.device, overlap=self.config.speed.overlap_copies)
-            while not self._resized:
-                yield next(feed)
+            watched = WatchedSteps(loader, self.config.data.worker_timeout)
+            feed = Feed(watched, runtime.device, overlap=self.config.speed.overlap_copies)
+            while not self._begin_anew:
+                try:
+                    batch = next(feed)
+                except LoaderError as error:
+                    if told := self.faults.loader_failed(error):
+                        yield told
+                    break
+                self.faults.restarts.step_done()
+                yield batch
 
     def _one_step(self, batch: StepBatch, waited: float) -> None:
         self.setup.denoiser.train()
         self.interval.clock.begin(waited)
-        lr = lr_at(self.step, self.config.train.steps, self.config.optim)
+        lr = self._lr_at(self.step)
         while not (tried := self.attempts(batch, lr, self.step)).result:
             batch = self._smaller(batch, tried.out_of_memory)
         self.interval.clock.end()
         self.interval.add(tried.result, batch)
+        self.faults.bad_steps.add(batch.where, tried.result.skipped)
         self.step += 1
         self.position = batch.where.end
         self.tokens += batch.num_tokens
@@ -206,7 +232,7 @@ class Trainer:
 
     def _set_halvings(self, event: str) -> None:
         before = self.setup.plan.at(self.step).caps.num_tokens
-        self.setup.halvings, self._resized = self.resizing.halvings, True
+        self.setup.halvings, self._begin_anew = self.resizing.halvings, True
         self.stepper.forget()
         after = self.setup.plan.at(self.step).caps.num_tokens
         log.warning(
@@ -218,10 +244,14 @@ class Trainer:
         )
         self.events.record(event, step=self.step, micro_tokens_before=before, micro_tokens_after=after)
 
-    def _write_log(self) -> None:
+    def _lr_at(self, step: int) -> float:
+        return self.faults.rollbacks.lr_factor * lr_at(step, self.config.train.steps, self.config.optim)
+
+    def _write_log(self) -> bool:
+        """Write a line; true if so many updates were skipped that the run has to go back."""
         fields = self.interval.fields()
         fields |= {
-            "lr": lr_at(self.step - 1, self.config.train.steps, self.config.optim),
+            "lr": self._lr_at(self.step - 1),
             "epoch": self.position / self.setup.order.num_documents,
             "tokens": self.tokens,
             "documents": self.documents,
@@ -230,19 +260,14 @@ class Trainer:
         }
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
-        self._watch_skipped(int(fields["skipped_steps"]), int(fields["longest_skip"]))
+        return self.faults.judge(fields)
 
-    def _watch_skipped(self, skipped: int, longest: int) -> None:
-        if not skipped:
-            return
-        log.warning("step %d: %d updates skipped, their gradient was not finite", self.step, skipped)
-        self.events.record("skipped", step=self.step, count=skipped)
-        if longest >= MOST_SKIPPED:
-            raise UserError(
-                f"the gradient was not finite in {longest} steps in a row up to step {self.step}, and nothing was "
-                f"learned; try optim.lr={self.config.optim.lr / 3:.2g} in a new --run folder, or "
-                f"speed.precision=fp32; the last checkpoint is kept in {self.run.path}"
-            )
+    def go_on_at(self, position: int) -> None:
+        """After a rollback: forget what was logged since, and take the next documents from another position."""
+        self.position, self._begin_anew = position, True
+        self.stepper.forget()
+        for part in (self.log, self.samples):
+            part.rewind(self.step)
 
     def _validate(self) -> None:
         if self.setup.runtime.device.type == "cuda":
@@ -252,10 +277,12 @@ class Trainer:
         denoiser.eval()
         # decoding changes shape at every step; compiling for each would take longer than it saves
         eager = torch.compiler.set_stance("force_eager")
-        with torch.no_grad(), eager, ema.swapped_in() if ema else contextlib.nullcontext():
+        average = ema.swapped_in() if ema else contextlib.nullcontext()
+        with self.faults.watchdog.phase("validation"), torch.no_grad(), eager, average:
             fields = self.hooks.validate(denoiser)
             samples = self.hooks.decode(denoiser, self.step)
         denoiser.train()
+        self.valid_loss = (self.step, float(fields["valid_loss"])) if "valid_loss" in fields else None
         self.log.write(self.step, **fields)
         if samples:
             self.samples.write(self.step, samples=samples)
@@ -263,10 +290,12 @@ class Trainer:
         log.info("step %d: validation %s", self.step, ", ".join(f"{k} {v:.4f}" for k, v in fields.items()))
         self.interval.exclude(time.perf_counter() - began)
 
-    def _save(self, *, wait: bool) -> None:
-        self.log.sync()
-        self.samples.sync()
-        self.saver.save(self.snapshot(), wait=wait)
+    def save(self, *, wait: bool) -> None:
+        """A checkpoint of this step; `wait` until it is durable."""
+        with self.faults.watchdog.phase("save"):
+            self.log.sync()
+            self.samples.sync()
+            self.saver.save(self.snapshot(), wait=wait)
         self.interval.clock.forget()
 
     def snapshot(self) -> Snapshot:
@@ -285,19 +314,32 @@ class Trainer:
             "documents": self.documents,
             "scaler": stepper.scaler.state_dict(),
             "resizing": self.resizing.state(),
+            "rollbacks": self.faults.rollbacks.state(),
             "settings": config_to_dict(self.config),
             "fingerprint": self.setup.store.fingerprint,
             "content": self.setup.store.content,
             "versions": versions(),
         }
+        if self.valid_loss is not None and self.valid_loss[0] == self.step:
+            meta[SCORE] = self.valid_loss[1]
         return Snapshot(self.step, tensors, meta)
 
     def _resume(self) -> bool:
         snapshot = load_latest(self.run.checkpoints, report=log.warning)
         if snapshot is None:
             return False
+        check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
+        self.restore(snapshot)
+        log.info("going on from step %d of %d", self.step, self.config.train.steps)
+        before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
+        if now != before:
+            rates = [lr_at(self.step, steps, self.config.optim) for steps in (before, now)]
+            log.warning("train.steps %d -> %d: the learning rate goes from %.2g to %.2g", before, now, *rates)
+        return True
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put everything back that a checkpoint holds."""
         meta = snapshot.meta
-        check_resume(self.config, self.setup.store, meta, str(self.run.path))
         source = f"checkpoint of step {snapshot.step}"
         load_weights(self.setup.denoiser, snapshot.tensors["model"], source=source)
         self.stepper.optimizers.load(parameter_names(self.setup.denoiser), snapshot.tensors["optimizer"])
@@ -311,12 +353,7 @@ class Trainer:
             self.resizing.load(meta.get("resizing", {}))
         self.setup.halvings = self.resizing.halvings
         self.tokens, self.documents = meta["tokens"], meta["documents"]
-        log.info("going on from step %d of %d", self.step, self.config.train.steps)
-        before, now = meta["settings"]["train"]["steps"], self.config.train.steps
-        if now != before:
-            rates = [lr_at(self.step, steps, self.config.optim) for steps in (before, now)]
-            log.warning("train.steps %d -> %d: the learning rate goes from %.2g to %.2g", before, now, *rates)
-        return True
+        self.faults.rollbacks.load(meta.get("rollbacks", {}))
 
     def _save_failed(self, error: Exception) -> None:
         log.error("%s", error)

@@ -1,0 +1,195 @@
+"""Too many skipped updates: back to the last good checkpoint, past the data, and exactly so after a crash too."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mmldlm.checkpoint.publish import published
+from mmldlm.checkpoint.resume import load_checkpoint
+from mmldlm.errors import UserError
+from mmldlm.metrics import read_log
+from tests.runs import make_trainer
+from tests.stores import write_store
+from tests.train.test_loop import curve, same, weights
+
+SETTINGS = ("train.steps=24", "train.log_every=2", "train.skip_budget=4", "train.checkpoint_every=3")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+def poison(trainer, is_bad):
+    """Steps whose range of documents is bad have a gradient that is not finite."""
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if is_bad(batch.where):
+            batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
+        run(batch, waited)
+
+    trainer._one_step = one_step
+
+
+def events(trainer, kind):
+    lines = [json.loads(line) for line in trainer.run.events.read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def positions(trainer):
+    """First and last document of ten steps from the start of the run."""
+    from mmldlm.data.loader import plan_steps
+
+    setup = trainer.setup
+    steps = plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0)
+    return [(where.start, where.end) for where, _ in zip(steps, range(12), strict=False)]
+
+
+def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, *SETTINGS, "train.rollback_lr_factor=0.5")
+    planned = positions(trainer)
+    bad = range(planned[6][0], planned[9][1])  # steps 7 to 10, four in a row
+    poison(trainer, lambda where: where.start in bad)
+    trainer.fit()
+    assert trainer.step == 24
+    (rollback,) = events(trainer, "rollback")
+    # noticed at the line of step 10; the checkpoint of step 9 was saved amid skipped updates, that of step 6 was not
+    assert (rollback["step"], rollback["to_step"], rollback["lr_factor"]) == (10, 6, 0.5)
+    assert rollback["left_out"] == [planned[6][0], planned[9][1]]
+    skipped = events(trainer, "skipped")
+    assert [step for event in skipped for step in event["steps"]] == [7, 8, 9, 10]
+    wanted = trainer.setup.train_split.read(trainer.setup.order.documents(np.array(bad))).ids
+    assert [number for event in skipped for number in event["documents"]] == wanted.tolist()
+    lines = [line for line in read_log(trainer.run.training_log) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(2, 25, 2))  # rewound, then written again
+    assert sum(line["skipped_steps"] for line in lines) == 0
+    assert len(events(trainer, "rollback")) == trainer.faults.rollbacks.count == 1
+
+
+def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store, tmp_path):
+    """An oracle: the same settings, started by hand from the good checkpoint at the later position."""
+    trainer = make_trainer(tmp_path / "faulty", store, *SETTINGS)
+    planned = positions(trainer)
+    poison(trainer, lambda where: planned[6][0] <= where.start < planned[9][1])
+    trainer.fit()
+    clean = make_trainer(tmp_path / "clean", store, *SETTINGS)
+    save = clean.save
+
+    def save_and_jump(*, wait):
+        save(wait=wait)
+        if clean.step == 6:
+            clean.position, clean._begin_anew = planned[9][1], True
+
+    clean.save = save_and_jump
+    clean.fit()
+    assert same(weights(trainer), weights(clean))
+    assert curve(trainer) == curve(clean)
+
+
+@pytest.mark.parametrize("at", [6, 7, 8, 13])
+def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, at):
+    """`at` steps after the rollback began; 6 is the very moment after it."""
+    words = (*SETTINGS, "train.rollback_lr_factor=0.5")
+    whole = make_trainer(tmp_path / "whole", store, *words)
+    planned = positions(whole)
+
+    def is_bad(where):
+        return planned[6][0] <= where.start < planned[9][1]
+
+    poison(whole, is_bad)
+    whole.fit()
+    first = make_trainer(tmp_path / "first", store, *words)
+    poison(first, is_bad)
+    run = first._one_step
+
+    def one_step(batch, waited):
+        if first.faults.rollbacks.count and first.step == at:
+            raise RuntimeError("the machine died")
+        run(batch, waited)
+
+    first._one_step = one_step
+    with pytest.raises(RuntimeError, match="the machine died"):
+        first.fit()
+    second = make_trainer(tmp_path / "first", store, *words)
+    poison(second, is_bad)
+    second.fit()
+    assert second.faults.rollbacks.state() == whole.faults.rollbacks.state()
+    assert same(weights(second), weights(whole))
+    assert curve(second) == curve(whole)
+
+
+def test_where_the_newest_checkpoint_does_not_help_an_older_one_is_taken_until_the_budget_ends(
+    store, tmp_path
+):
+    trainer = make_trainer(tmp_path, store, *SETTINGS, "train.max_rollbacks=3", "train.keep_checkpoints=10")
+    poison(trainer, lambda where: trainer.step >= 10)
+    with pytest.raises(
+        UserError, match=r"up to step \d+ .*train.skip_budget=4.*after 3 rollbacks.*optim.lr=0.001"
+    ):
+        trainer.fit()
+    # 9 did not help, so 6; the 9 that was trained from there is another one
+    assert [event["to_step"] for event in events(trainer, "rollback")] == [9, 6, 9]
+    left_out = trainer.faults.rollbacks.left_out
+    assert all(start < end for start, end in left_out)
+    assert all(before[1] <= after[1] for before, after in itertools.pairwise(left_out))
+
+
+def test_no_rollbacks_allowed_is_a_plain_end(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, *SETTINGS, "train.max_rollbacks=0")
+    poison(trainer, lambda where: trainer.step >= 10)
+    with pytest.raises(UserError, match=r"after 0 rollbacks \(train.max_rollbacks=0\)"):
+        trainer.fit()
+    assert events(trainer, "rollback") == []
+
+
+def test_the_last_good_checkpoint_outlives_newer_bad_ones(store, tmp_path):
+    trainer = make_trainer(
+        tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.keep_checkpoints=1", "train.log_every=24",
+        "train.skip_budget=1000",
+    )  # fmt: skip
+    poison(trainer, lambda where: trainer.step >= 6)
+    trainer.fit()
+    assert [path.name for path in published(trainer.run.checkpoints)] == ["step_00000006", "step_00000024"]
+
+
+def test_best_and_regular_checkpoints_are_kept_on_top(store, tmp_path):
+    trainer = make_trainer(
+        tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.valid_every=2",
+        "train.keep_checkpoints=2", "train.keep_best=2", "train.keep_every=10",
+    )  # fmt: skip
+    losses = {6: 0.5, 14: 0.7}
+    trainer.hooks.validate = lambda denoiser: {"valid_loss": losses.get(trainer.step, 2.0 + trainer.step)}
+    trainer.fit()
+    kept = [load_checkpoint(path).step for path in published(trainer.run.checkpoints)]
+    assert kept == [6, 10, 14, 20, 22, 24]
+    again = make_trainer(tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.valid_every=2")
+    again.fit()
+    assert again.step == 24
+
+
+def test_best_without_a_validation_at_each_checkpoint_is_refused(store, tmp_path):
+    with pytest.raises(UserError, match=r"train.keep_best=1: train.valid_every=6 must be a multiple of .*=4"):
+        make_trainer(tmp_path, store, "train.keep_best=1")
+
+
+def test_weights_that_went_bad_are_exchanged_for_good_ones(store, tmp_path):
+    """What no amount of other data would heal."""
+    trainer = make_trainer(tmp_path, store, *SETTINGS)
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        run(batch, waited)
+        if trainer.step == 8 and not trainer.faults.rollbacks.count:
+            with torch.no_grad():
+                trainer.setup.denoiser.token_embed.weight.fill_(float("inf"))
+
+    trainer._one_step = one_step
+    trainer.fit()
+    (rollback,) = events(trainer, "rollback")
+    assert (rollback["step"], rollback["to_step"]) == (12, 6)
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.setup.denoiser.state_dict().values())
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.stepper.ema.average.values())
