@@ -111,6 +111,14 @@ def losses(trainer, count):
     return found
 
 
+def test_micro_batches_are_recorded_while_the_loader_works(store, tmp_path):
+    words = ["speed.cuda_graphs=true", "data.num_workers=2", "train.steps=40", "train.log_every=5"]
+    trainer = make_trainer(tmp_path, store, *WIDE, *words)
+    trainer.fit()
+    assert trainer.stepper.graphs.recordings
+    assert not trainer.stepper.graphs.broken
+
+
 @pytest.mark.parametrize("graphs", ["false", "true"])
 def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs):
     trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}")
@@ -152,7 +160,8 @@ def plain_losses(store, tmp_path_factory):
     [], ["speed.cuda_graphs=true"], ["speed.activation_checkpointing=selective"],
     ["speed.activation_checkpointing=block", "speed.cuda_graphs=true"], ["speed.activation_checkpointing=budget"],
     ["batch.micro_tokens=80", "speed.cuda_graphs=true"], ["speed.precision=fp16"], ["speed.overlap_copies=false"],
-    ["speed.residual=bf16"],
+    ["speed.residual=bf16"], ["speed.layout=padded", "speed.cuda_graphs=true"],
+    ["speed.compile=false", "speed.cuda_graphs=true"],
 ])  # fmt: skip
 def test_every_fast_path_has_the_loss_of_the_plain_one(store, tmp_path, words, plain_losses):
     found = losses(make_trainer(tmp_path, store, *WIDE, *words), 10)

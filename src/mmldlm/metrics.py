@@ -47,6 +47,8 @@ FIELDS = (
     "valid_text_loss",
     "valid_latent_loss",
     "valid_text_accuracy",
+    "valid_text_loss_shuffled",  # with the latent of another document: what the right one is worth
+    "valid_latent_prediction_std",  # of predicted latents from document to document
     "nonfinite",  # keys whose value was nan or infinite and is null here
 )
 """What a line can hold. A line holds what is known at its step; more fields are allowed."""

@@ -7,11 +7,12 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 from dataclasses import dataclass
 
 import torch
 
-from mmldlm.config import Config
+from mmldlm.config import Config, resolve_model
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class Runtime:
     attention: str
     """auto where the fastest has still to be measured."""
     fused: bool
+    constant_shapes: bool
+    """Few shapes of scored rows, because each is compiled or recorded."""
     num_workers: int
     pin_memory: bool
 
@@ -54,19 +57,31 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def flash_runs(device: torch.device, precision: str) -> bool:
-    """Whether flash attention is there for this device and number type."""
+def flash_runs(device: torch.device, precision: str, head_width: int) -> bool:
+    """Whether flash attention is there for this device, number type and width of a head."""
     recent = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    return recent and precision in ("bf16", "fp16")
+    return recent and precision in ("bf16", "fp16") and head_width % 8 == 0 and head_width <= 256
 
 
-def choose_attention(wanted: str, device: torch.device, precision: str, layout: str = "packed") -> str:
+TILE_WIDTHS = (16, 32, 64, 128)
+"""Widths of a head that our own attention kernel takes."""
+
+
+def choose_attention(
+    wanted: str, device: torch.device, precision: str, layout: str = "packed", head_width: int = 64
+) -> str:
     """The attention that is wanted, refused where it cannot run; auto stays auto where there is a choice to measure."""
-    flash = flash_runs(device, precision)
+    flash = flash_runs(device, precision, head_width)
     if wanted in ("tiles", "varlen", "flex") and not flash:
         raise UserError(
-            f"speed.attention={wanted}: needs a GPU of the Ampere generation or newer and bf16 or fp16, "
-            f"here it is {device.type} with {precision}; use speed.attention=rows"
+            f"speed.attention={wanted}: needs a GPU of the Ampere generation or newer, bf16 or fp16, and a head width "
+            f"that is a multiple of 8 up to 256, here it is {device.type} with {precision} and {head_width}; "
+            f"use speed.attention=rows"
+        )
+    if wanted == "tiles" and head_width not in TILE_WIDTHS:
+        raise UserError(
+            f"speed.attention=tiles: needs model.head_width in {', '.join(map(str, TILE_WIDTHS))}, here it is "
+            f"{head_width}; use speed.attention=varlen"
         )
     if wanted != "auto":
         return wanted
@@ -89,11 +104,14 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
     precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
+    if config.speed.cuda_graphs and not on_gpu:
+        raise UserError("speed.cuda_graphs=true: needs a GPU; use speed.cuda_graphs=null")
     workers = config.data.num_workers
     if workers is None:
         workers = spare_workers(world_size) if on_gpu else 0
     compiled = on_gpu if config.speed.compile is None else config.speed.compile
-    attention = choose_attention(config.speed.attention, device, precision, config.speed.layout)
+    head_width = resolve_model(config.model).head_width
+    attention = choose_attention(config.speed.attention, device, precision, config.speed.layout, head_width)
     if attention == "flex" and not compiled:
         raise UserError("speed.attention=flex: needs speed.compile=true; use speed.attention=varlen")
     return Runtime(
@@ -102,6 +120,7 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
         compile=compiled,
         attention=attention,
         fused=_fused(config.speed.fused_kernels, device),
+        constant_shapes=compiled or (on_gpu and config.speed.cuda_graphs is not False),
         num_workers=workers,
         pin_memory=on_gpu if config.data.pin_memory is None else config.data.pin_memory and on_gpu,
     )
@@ -157,6 +176,7 @@ _PEAKS = {
     "L40S": 362e12,
     "L40": 181e12,
     "L4": 121e12,
+    "A10G": 70e12,
     "A10": 125e12,
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
@@ -169,7 +189,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or precision == "fp32":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+    return next((peak for part, peak in _PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
 def versions() -> dict[str, str]:

@@ -151,27 +151,24 @@ class Parcel(Generic[Moved]):
     buffer: Tensor
     """(bytes,) uint8"""
     template: Any
-    """The dataclass with a `Slot` in place of each tensor."""
-    slots: tuple[Slot, ...]
-    """All of them: two parcels with the same slots have the same shapes."""
+    """The dataclass with a `Slot` in place of each tensor. Parcels with equal templates differ in their bytes only."""
 
     @classmethod
     def of(cls, value: Moved) -> Parcel[Moved]:
         """Copy all tensors into a new buffer."""
-        tensors: list[Tensor] = []
-        slots: list[Slot] = []
+        placed: list[tuple[Slot, Tensor]] = []
         end = 0
 
         def place(tensor: Tensor) -> Slot:
             nonlocal end
-            slots.append(Slot(end, tensor.dtype, tuple(tensor.shape)))
-            tensors.append(tensor)
+            slot = Slot(end, tensor.dtype, tuple(tensor.shape))
+            placed.append((slot, tensor))
             end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-            return slots[-1]
+            return slot
 
         template = _map_parts(value, Tensor, place)
-        parcel = cls(torch.empty(end, dtype=torch.uint8), template, tuple(slots))
-        for slot, tensor in zip(slots, tensors, strict=True):
+        parcel = cls(torch.empty(end, dtype=torch.uint8), template)
+        for slot, tensor in placed:
             parcel._view(slot).copy_(tensor)
         return parcel
 

@@ -65,7 +65,18 @@ def test_imports_point_one_way(path):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["prepare"], ["data"], ["train"], ["sample"], ["eval"], ["export"], ["doctor"], ["benchmark"]],
+    [
+        [],
+        ["prepare"],
+        ["data"],
+        ["train"],
+        ["sample"],
+        ["eval"],
+        ["export"],
+        ["doctor"],
+        ["benchmark"],
+        ["monitor"],
+    ],
 )
 def test_help_answers_without_torch(command):
     code = (

@@ -88,9 +88,10 @@ def test_documents_of_equal_length_make_a_rectangle_without_room_to_spare():
     assert (whole.documents_per_step, whole.num_micro, whole.caps.num_tokens) == (9, 1, 288)
 
 
+@pytest.mark.parametrize("micro", [None, 100_000])
 @pytest.mark.parametrize("lengths", [Lengths(16.0, 64, 8.0), Lengths(64.0, 64, 0.0, equal=True)])
-def test_halving_changes_the_micro_batches_and_nothing_else(lengths):
-    sizes = BatchConfig(tokens_per_step=4096)
+def test_halving_changes_the_micro_batches_and_nothing_else(lengths, micro):
+    sizes = BatchConfig(tokens_per_step=4096, micro_tokens=micro)
     whole = plan_shape(sizes, lengths)
     for halvings in range(1, 8):
         shape = plan_shape(sizes, lengths, halvings=halvings)

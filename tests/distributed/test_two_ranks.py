@@ -139,8 +139,8 @@ def test_too_many_bad_steps_on_one_rank_roll_both_back(both, began):
     first, second = both["rolled_back"]
     assert (first["step"], second["step"]) == (12, 12)
     assert first["state"] == second["state"]
-    (told,) = [event for event in events(began[0], "rolled_back") if event["event"] == "rollback"]
-    assert (told["step"], told["to_step"]) == (8, 4)
+    (told,) = [event for event in events(began[0], "rolled_back") if event["event"] == "rolled_back"]
+    assert (told["from_step"], told["step"]) == (8, 4)
     steps = [line["step"] for line in lines(began[0] / "rolled_back" / "run" / "training_log.jsonl")]
     assert steps == list(range(1, 13))
 

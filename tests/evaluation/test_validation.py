@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmldlm.config import Config, ObjectiveConfig
-from mmldlm.evaluation.validation import validation_loss
+from mmldlm.evaluation.validation import Spread, validation_loss, with_wrong_latents
 from mmldlm.layout import Caps
 from mmldlm.objective.joint import Active, Objective
 from tests import batches
@@ -31,9 +31,32 @@ def loss_of(parts: list[list[int]], *, caps: Caps | None = None, prebuilt: bool 
 
 def test_any_cut_filler_and_order_give_the_same_loss() -> None:
     whole = loss_of([[0, 1, 2, 3, 4, 5]])
-    assert set(whole) == {
-        f"valid_{name}" for name in ("loss", "text_loss", "latent_loss", "length_loss", "text_accuracy")
-    }
-    assert loss_of([[3, 1], [5, 0, 2], [4]]) == pytest.approx(whole, rel=1e-5)
+    names = ("loss", "text_loss", "latent_loss", "length_loss", "text_accuracy", "text_loss_shuffled")
+    assert set(whole) == {f"valid_{name}" for name in (*names, "latent_prediction_std")}
+    other = loss_of([[3, 1], [5, 0, 2], [4]])
+    assert other.pop("valid_text_loss_shuffled") > 0  # another order, other wrong latents
+    assert other == pytest.approx({name: whole[name] for name in other}, rel=1e-5)
     assert loss_of([[0, 1, 2, 3, 4, 5]], caps=Caps(64, 8, 12)) == pytest.approx(whole, rel=1e-5)
     assert loss_of([[0, 1, 2], [3, 4, 5]], prebuilt=True) == pytest.approx(whole, rel=1e-5)
+
+
+def test_wrong_latents_are_those_of_another_document_under_the_same_noise() -> None:
+    corruption = batches.small_corruption()
+    noisy = corruption.corrupt(batches.batch_of(batches.small_documents(), caps=Caps(64, 8, 12)))
+    (wrong,) = with_wrong_latents([noisy], corruption)
+    for document in range(6):
+        assert torch.equal(wrong.latents[document], noisy.latents[document - 1 if document else 5])
+    assert torch.equal(wrong.latent_noise, noisy.latent_noise)
+    clean = noisy.latent_time == 0
+    assert torch.equal(wrong.noisy_latents[clean], wrong.latents[clean])
+    pure = noisy.latent_time == 1
+    assert torch.equal(wrong.noisy_latents[pure], noisy.noisy_latents[pure])
+
+
+def test_collapsed_predictions_have_no_spread() -> None:
+    spread = Spread(torch.tensor([True, True, False, True]))
+    spread.add(torch.ones(4, 1, 3) * 7)
+    assert spread.deviation() == 0
+    spread.add(torch.tensor([1.0, 3.0, 100.0, 1.0])[:, None, None].expand(4, 1, 3))
+    expected = torch.tensor([7.0, 7.0, 7.0, 1.0, 3.0, 1.0]).std()
+    assert spread.deviation() == pytest.approx(expected.item())

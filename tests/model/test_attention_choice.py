@@ -16,7 +16,7 @@ LAYOUT = packed_layout(np.array([3, 5]), 1, Caps(16, 4, 8))
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     calls = []
-    times = {"varlen": 2.0, "tiles": 1.0, "sdpa": float("inf")}
+    times = {"varlen": 2.0, "tiles": 1.0, "sdpa": 3.0, "rows": float("inf")}
 
     def measure(layout, num_heads, head_width, dtype, name):
         calls.append(name)
@@ -37,7 +37,7 @@ def test_the_fastest_is_chosen_and_remembered(measured, tmp_path):
     assert choose("varlen", "tiles", "sdpa") == "tiles"
     assert measured == ["varlen", "tiles", "sdpa"]
     (entry,) = json.loads((tmp_path / "mmldlm" / "attention.json").read_text()).values()
-    assert entry == {"varlen": 2.0, "tiles": 1.0, "sdpa": None}
+    assert entry == {"varlen": 2.0, "tiles": 1.0, "sdpa": 3.0}
 
 
 def test_another_shape_or_more_candidates_are_measured_anew(measured):
@@ -52,10 +52,17 @@ def test_one_candidate_needs_no_measurement(measured):
     assert not measured
 
 
-def test_rubbish_in_the_file_and_a_folder_that_cannot_be_written(measured, tmp_path, monkeypatch):
+def test_what_failed_once_is_tried_again(measured):
+    assert choose("rows", "varlen") == "varlen"
+    choose("rows", "varlen")
+    assert measured == ["rows", "varlen"] * 2
+
+
+@pytest.mark.parametrize("rubbish", ["{not json", "[]", '{"k": 3}', '{"k": {"varlen": "x"}}', "null"])
+def test_rubbish_in_the_file_and_a_folder_that_cannot_be_written(measured, tmp_path, monkeypatch, rubbish):
     file = tmp_path / "mmldlm" / "attention.json"
     file.parent.mkdir()
-    file.write_text("{not json")
+    file.write_text(rubbish)
     assert choose("varlen", "tiles") == "tiles"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mmldlm" / "attention.json"))
     assert choose("varlen", "tiles") == "tiles"

@@ -55,16 +55,32 @@ def test_the_loss_is_that_of_a_run_with_enough_memory(store, tmp_path, expected)
     assert trainer.setup.halvings == 0
 
 
-def test_a_resumed_run_keeps_its_size(store, tmp_path, expected):
-    first = make_trainer(tmp_path, store, "train.log_every=1", "train.steps=8")
+def test_a_resumed_run_keeps_its_size_until_the_user_gives_another(store, tmp_path):
+    first = make_trainer(tmp_path, store, "train.steps=8")
     limit_memory(first, lambda step: 150)
     first.fit()
-    assert first.setup.halvings == 1
-    second = make_trainer(tmp_path, store, "train.log_every=1")
+    told = len(events(first))
+    second = make_trainer(tmp_path, store, "train.steps=10")
     limit_memory(second, lambda step: 150)
     second.fit()
     assert second.setup.halvings == 1
-    assert not [event for event in events(second)[len(events(first)) :] if event["event"] == "out_of_memory"]
+    assert "out_of_memory" not in [event["event"] for event in events(second)[told:]]
+    third = make_trainer(tmp_path, store, "batch.micro_tokens=100")
+    third.fit()
+    assert third.setup.halvings == 0
+
+
+def test_memory_that_runs_out_in_the_update_ends_the_run_and_nothing_is_applied_twice(store, tmp_path):
+    trainer = make_trainer(tmp_path, store)
+
+    def update(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+    trainer.stepper._update = update
+    with pytest.raises(
+        UserError, match=r"out of memory in the update of step 1 .CUDA out of memory.*ema_decay=0"
+    ):
+        trainer.fit()
 
 
 @pytest.mark.parametrize(("words", "told"), [

@@ -6,9 +6,10 @@ import json
 import pytest
 import torch
 
+from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from mmldlm.train.clock import StepClock
-from mmldlm.train.profile import busy_share
+from mmldlm.train.profile import _is_kernel, busy_share
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -25,29 +26,52 @@ def lines(trainer):
 STAGES = "batch.schedule=[{until: 4, tokens_per_step: 64}, {until: 8, micro_tokens: 64}]"
 
 
-def test_a_batch_that_grows_does_so_at_its_steps_and_resumes_bit_by_bit(store, tmp_path):
-    whole = make_trainer(tmp_path / "whole", store, STAGES, "train.log_every=1")
-    whole.fit()
-    sizes = [(line["micro_tokens"], line["micro_batches"]) for line in lines(whole)]
+def test_a_batch_that_grows_does_so_at_its_steps(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, STAGES, "train.log_every=1")
+    trainer.fit()
+    sizes = [(line["micro_tokens"], line["micro_batches"]) for line in lines(trainer)]
     assert sizes[:4] == [(80, 1)] * 4
     assert [count > 3 for _, count in sizes[4:8]] == [True] * 4
     assert sizes[8:] == [(272, 1)] * 4
-    half = make_trainer(
-        tmp_path / "half", store, STAGES, "train.log_every=1", "train.steps=6", "optim.min_lr_ratio=1"
-    )
-    half.fit()
-    again = make_trainer(tmp_path / "half", store, STAGES, "train.log_every=1", "optim.min_lr_ratio=1")
+
+
+def test_stages_resume_bit_by_bit_and_their_micro_batches_may_change(store, tmp_path):
+    whole, half = (make_trainer(tmp_path / name, store, STAGES) for name in ("whole", "half"))
+    whole.fit()
+    run = half._one_step
+
+    def one_step(*args):
+        run(*args)
+        if half.step == 5:  # the last checkpoint is that of step 4
+            raise KeyboardInterrupt
+
+    half._one_step = one_step
+    with pytest.raises(KeyboardInterrupt):
+        half.fit()
+    again = make_trainer(tmp_path / "half", store, STAGES)
     again.fit()
-    assert [line["documents"] for line in lines(again)] == [line["documents"] for line in lines(whole)]
+    pairs = zip(whole.setup.denoiser.parameters(), again.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    other = STAGES.replace("micro_tokens: 64", "micro_tokens: 32")
+    make_trainer(tmp_path / "half", store, other, "train.steps=13").fit()
+    with pytest.raises(UserError, match=r"batch.schedule: .*64.* -> .*72"):
+        make_trainer(
+            tmp_path / "half",
+            store,
+            STAGES.replace("tokens_per_step: 64", "tokens_per_step: 72"),
+            "train.steps=14",
+        ).fit()
 
 
 def test_stages_out_of_order_are_refused(store, tmp_path):
-    from mmldlm.errors import UserError
-
     with pytest.raises(UserError, match=r"batch.schedule: the stages end at \[8, 4\]"):
         make_trainer(tmp_path, store, "batch.schedule=[{until: 8}, {until: 4}]")
     with pytest.raises(UserError, match=r"batch.schedule\[0\].until=0"):
         make_trainer(tmp_path, store, "batch.schedule=[{tokens_per_step: 64}]")
+    with pytest.raises(
+        UserError, match=r"batch.schedule\[0\].tokens_per_step=8: the longest document has 24"
+    ):
+        make_trainer(tmp_path, store, "batch.schedule=[{until: 3, tokens_per_step: 8}]")
 
 
 def test_on_a_cpu_all_waiting_counts():
@@ -64,6 +88,19 @@ def test_on_a_cpu_all_waiting_counts():
 ])  # fmt: skip
 def test_busy_is_what_at_least_one_kernel_covers(ranges, share):
     assert busy_share(ranges) == pytest.approx(share)
+
+
+def test_labels_on_the_line_of_the_device_are_no_kernels():
+    from types import SimpleNamespace
+
+    def event(name, device="DeviceType.CUDA", label=False):
+        return SimpleNamespace(name=name, device_type=device, is_user_annotation=label)
+
+    assert _is_kernel(event("nvjet_gemm"))
+    assert not _is_kernel(event("nvjet_gemm", device="DeviceType.CPU"))
+    for name in ("ProfilerStep*", "Optimizer.step#AdamW.step"):
+        assert not _is_kernel(event(name))
+    assert not _is_kernel(event("a range of the user", label=True))
 
 
 def test_a_profile_holds_a_trace_and_the_longest_operators(store, tmp_path):
@@ -101,10 +138,10 @@ def test_a_compiler_that_fails_is_switched_off_with_one_message(store, tmp_path,
 
 @pytest.mark.parametrize("words", [
     ["speed.activation_checkpointing=selective"], ["speed.activation_checkpointing=block"],
-    ["speed.activation_checkpointing=budget", "speed.activation_budget=0.5"], ["speed.attention=sdpa"],
-    ["speed.overlap_copies=false"], ["data.num_workers=2"], ["batch.micro_documents=4"],
+    ["speed.activation_checkpointing=budget", "speed.activation_budget=0.5"], ["speed.attention=reference"],
+    ["data.num_workers=2"], ["batch.micro_documents=4"],
 ])  # fmt: skip
-def test_no_switch_changes_the_loss(store, tmp_path, words, request):
+def test_no_switch_changes_the_loss(store, tmp_path, words):
     runs = [make_trainer(tmp_path / name, store, *more) for name, more in (("a", []), ("b", words))]
     for run in runs:
         run.fit()
@@ -119,3 +156,38 @@ def test_a_bf16_residual_stream_stays_near(store, tmp_path):
     found = [[line["loss"] for line in lines(run)] for run in runs]
     assert found[0] != found[1]
     assert found[0] == pytest.approx(found[1], rel=5e-3)
+
+
+def test_an_error_of_a_kernel_is_not_blamed_on_the_compiler_for_ever(store, tmp_path):
+    trainer, calls = make_trainer(tmp_path, store, "speed.compile=true", "speed.chunk_rows=64"), []
+
+    class KernelError(Exception):
+        pass
+
+    KernelError.__module__ = "triton.compiler.errors"
+
+    def pass_over(micro_batch):
+        calls.append(1)
+        raise KernelError("no such tile")
+
+    trainer.stepper.pass_over = pass_over
+    with pytest.raises(KernelError):
+        trainer.fit()
+    assert len(calls) == 2
+
+
+def test_recording_needs_a_gpu(store, tmp_path):
+    with pytest.raises(UserError, match=r"speed.cuda_graphs=true: needs a GPU"):
+        make_trainer(tmp_path, store, "speed.cuda_graphs=true", "train.device=cpu")
+
+
+def test_a_profile_that_is_cut_short_counts_what_it_saw(store, tmp_path):
+    words = [
+        "train.profile=true",
+        "train.profile_wait=1",
+        "train.profile_warmup=1",
+        "train.profile_steps=100",
+    ]
+    trainer = make_trainer(tmp_path, store, *words, "train.profile_details=false")
+    trainer.fit()
+    assert json.loads((trainer.run.path / "profile" / "summary.json").read_text())["steps"] == 10

@@ -58,7 +58,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     denoiser = Denoiser(config.model, shape)
     load_weights(denoiser, export.weights, source=source)
     precision = best_precision(device) if device.type == "cuda" else "fp32"
-    attention = "varlen" if flash_runs(device, precision) else "sdpa"
+    attention = "varlen" if flash_runs(device, precision, denoiser.config.head_width) else "sdpa"
     denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
     denoiser.to(device).eval().requires_grad_(False)
     return LoadedModel(

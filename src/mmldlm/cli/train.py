@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from mmldlm.cli.health import Health
     from mmldlm.config import Config
     from mmldlm.model.denoiser import Denoiser
     from mmldlm.run_folder import RunFolder
@@ -64,6 +65,7 @@ def train_run(config: Config, path: Path) -> RunFolder:
 
 def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     """The rank that writes, or the only one."""
+    from mmldlm.cli.health import Health
     from mmldlm.errors import UserError
     from mmldlm.metrics import rich_console, text_log
     from mmldlm.run_folder import lock_run
@@ -76,6 +78,7 @@ def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
         text_log(run.train_log, console=rich_console(progress.console)),
     ):
         trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
+        progress.health = Health(setup.config, trainer.events.record, lambda: trainer.saver.last_saved)
         trainer.fit()
         _write_export(trainer, run)
     if trainer.unsaved:
@@ -199,6 +202,7 @@ class TrainProgress:
         self._task = self._bar.add_task("train", total=None, status="")
         self._status: dict[str, str] = {}
         self._plain_after = 0.0
+        self.health: Health | None = None
 
     def __enter__(self) -> TrainProgress:
         self._bar.start()
@@ -225,6 +229,8 @@ class TrainProgress:
         self._status |= {
             key: text.format(fields[key]) for key, text in shown.items() if fields.get(key) is not None
         }
+        if self.health is not None:
+            self.health.update(step, fields)
         status = ", ".join(self._status.values())
         self._bar.update(self._task, completed=step, status=status)
         if not self.console.is_terminal:

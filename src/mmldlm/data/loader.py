@@ -112,7 +112,7 @@ class StepReader(Dataset[StepBatch]):
         bins = pack(lengths, shape)
         extra = len(bins) - shape.num_micro
         bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
-        caps = _caps(shape, bins)
+        caps = shape.caps
         mine = [
             self._micro_batch(positions[part], indices[part], caps, shape.layout)
             for part in bins[self.rank :: self.world_size]
@@ -136,15 +136,6 @@ class StepReader(Dataset[StepBatch]):
         latents = self.store.normalize(documents.latents)
         batch = make_batch(documents, latents, positions, keys, caps, layout, with_rows=self.with_rows)
         return self.corrupt(batch)
-
-
-def _caps(shape: StepShape, bins: list[np.ndarray]) -> Caps:
-    """Shapes are constant, but a padded batch may have more rows, where documents were shorter than expected."""
-    caps = shape.caps
-    if shape.layout == "packed":
-        return caps
-    rows = max(caps.num_documents, *map(len, bins))
-    return Caps(rows * caps.max_length, rows, caps.max_length)
 
 
 def make_batch(

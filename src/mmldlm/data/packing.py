@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -74,11 +75,20 @@ def plan_batches(
 ) -> BatchPlan:
     """All stages of `batch.schedule`; each micro-batch halved so many times, because memory ran out."""
 
-    def shape(sizes: BatchConfig) -> StepShape:
-        return plan_shape(sizes, lengths, world_size=world_size, layout=layout, halvings=halvings)
+    def shape(sizes: BatchConfig, name: str) -> StepShape:
+        options: dict[str, Any] = {
+            "world_size": world_size,
+            "layout": layout,
+            "halvings": halvings,
+            "name": name,
+        }
+        return plan_shape(sizes, lengths, **options)
 
-    stages = tuple((stage.until, shape(_sizes_of(batch, stage))) for stage in batch.schedule)
-    return BatchPlan(stages, shape(batch))
+    stages = tuple(
+        (stage.until, shape(_sizes_of(batch, stage), f"batch.schedule[{number}]"))
+        for number, stage in enumerate(batch.schedule)
+    )
+    return BatchPlan(stages, shape(batch, "batch"))
 
 
 def _sizes_of(batch: BatchConfig, stage: BatchStage) -> BatchConfig:
@@ -88,15 +98,21 @@ def _sizes_of(batch: BatchConfig, stage: BatchStage) -> BatchConfig:
 
 
 def plan_shape(
-    batch: BatchConfig, lengths: Lengths, *, world_size: int = 1, layout: str = "packed", halvings: int = 0
+    batch: BatchConfig,
+    lengths: Lengths,
+    *,
+    world_size: int = 1,
+    layout: str = "packed",
+    halvings: int = 0,
+    name: str = "batch",
 ) -> StepShape:
-    """Constant shapes for a split with documents of these lengths."""
+    """Constant shapes for a split with documents of these lengths; `name` is where the sizes were set."""
     longest = lengths.longest
     tokens = batch.tokens_per_step or (batch.documents_per_step or 1) * longest
-    for name, value in (("tokens_per_step", tokens), ("micro_tokens", batch.micro_tokens)):
+    for key, value in (("tokens_per_step", tokens), ("micro_tokens", batch.micro_tokens)):
         if value is not None and value < longest:
             raise UserError(
-                f"batch.{name}={value}: the longest document has {longest} tokens; "
+                f"{name}.{key}={value}: the longest document has {longest} tokens; "
                 f"allowed is at least that, or prepare the store with a smaller --max-tokens"
             )
     documents = batch.documents_per_step or _most_documents(tokens, lengths)

@@ -11,9 +11,8 @@ dies closes its connections, which ends the rung that the others wait at.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +24,6 @@ from mmldlm.config import DistributedConfig
 from mmldlm.distributed.failures import code_of, error_of
 from mmldlm.distributed.ranks import LostRankError, Ranks
 from mmldlm.distributed.reduction import left_alone, sum_bucket
-from mmldlm.errors import UserError
 
 T = TypeVar("T")
 
@@ -80,18 +78,6 @@ class Replicas:
             raise error_of(self._no, self.ranks)
         self._works.clear()
         return done
-
-    @contextlib.contextmanager
-    def no_way_back(self) -> Iterator[None]:
-        """Inside, weights change: a rank that fails here cannot do the step again."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"rank {self.ranks.rank}: out of memory while the weights were updated "
-                f"({str(error).split('. ')[0]}); try a smaller batch.micro_tokens or optim.ema_decay=0, "
-                f"and run the same command again"
-            ) from error
 
     def _rung(self, answer: int) -> None:
         """Agree with the others whether the step goes on; after the first no nothing is asked any more."""

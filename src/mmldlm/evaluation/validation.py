@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mmldlm.corruption.joint import Corruption
 from mmldlm.model.denoiser import Denoiser
@@ -27,11 +29,22 @@ def validation_loss(
     was_training = denoiser.training
     denoiser.eval()
     total: LossTerms | None = None
+    shuffled: LossTerms | None = None
+    spread = Spread()
+    watching = denoiser.register_forward_hook(
+        lambda module, inputs, output: spread.add(output.latent_prediction)
+    )
     try:
         with torch.no_grad(), autocast():
             for batch in noisy:
-                total = add_terms(total, objective(denoiser, to_device(batch, device), counts))
+                moved = to_device(batch, device)
+                spread.chosen = moved.latent_target > 0
+                total = add_terms(total, objective(denoiser, moved, counts))
+            spread.chosen = None
+            for batch in with_wrong_latents(noisy, corruption) if objective.active.text else []:
+                shuffled = add_terms(shuffled, objective(denoiser, to_device(batch, device), counts))
     finally:
+        watching.remove()
         denoiser.train(was_training)
     assert total is not None, "validation needs at least one batch"
     parts = {
@@ -41,7 +54,45 @@ def validation_loss(
         "valid_length_loss": total.length,
         "valid_text_accuracy": total.correct / total.scored.clamp(min=1.0),
     }
+    if shuffled is not None:
+        parts["valid_text_loss_shuffled"] = shuffled.text
+    if objective.active.latent and (value := spread.deviation()) is not None:
+        parts["valid_latent_prediction_std"] = value
     return {name: float(value) for name, value in parts.items()}
+
+
+def with_wrong_latents(batches: list[NoisyBatch], corruption: Corruption) -> list[NoisyBatch]:
+    """Every document with the latent of the one before it, under its own noise and time."""
+    real = [batch.layout.lengths > 0 for batch in batches]
+    rolled = torch.cat([batch.latents[chosen] for batch, chosen in zip(batches, real, strict=True)]).roll(
+        1, dims=0
+    )
+    found = []
+    for batch, chosen, wrong in zip(batches, real, rolled.split([int(r.sum()) for r in real]), strict=True):
+        latents = batch.latents.clone()
+        latents[chosen] = wrong
+        noisy = corruption.latent.corrupt(latents, batch.latent_noise, batch.latent_time)
+        found.append(replace(batch, latents=latents, noisy_latents=noisy))
+    return found
+
+
+@dataclass
+class Spread:
+    """How much the predicted latents differ from document to document; near zero when they have collapsed."""
+
+    chosen: Tensor | None = None
+    """(N,) documents whose latent is predicted; None: look away."""
+    _found: list[Tensor] = field(default_factory=list)
+
+    def add(self, prediction: Tensor) -> None:
+        """(N, S, C)"""
+        if self.chosen is not None:
+            self._found.append(prediction[self.chosen].float())
+
+    def deviation(self) -> Tensor | None:
+        """Mean over slots and channels of the deviation over documents; None for fewer than two."""
+        found = torch.cat(self._found) if self._found else torch.empty(0)
+        return found.std(dim=0).mean() if len(found) > 1 else None
 
 
 def _count(batches: list[NoisyBatch]) -> Counts:

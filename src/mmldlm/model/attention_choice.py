@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import statistics
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from mmldlm.durable import replace_file
 from mmldlm.layout import Layout
 from mmldlm.model.attention import attend
+from mmldlm.runtime import TILE_WIDTHS
 
 log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
@@ -25,7 +27,7 @@ def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
     FlexAttention is none of them: it was never the fastest (docs/log.md), and takes seconds to compile.
     """
     found = ["varlen"]
-    if kernels and head_width in (16, 32, 64, 128):
+    if kernels and head_width in TILE_WIDTHS:
         found.append("tiles")
     if layout.full:
         found.append("sdpa")
@@ -42,7 +44,8 @@ def choose_attention_for(
     known = memory.get(key, {})
     if set(known) != set(names):
         known = {name: _measure(layout, num_heads, head_width, dtype, name) for name in names}
-        _remember(key, known)
+        if all(math.isfinite(ms) for ms in known.values()):  # what failed may work when memory is free
+            _remember(key, known)
     best = min(known, key=lambda name: known[name])
     times = ", ".join(f"{name} {known[name]:.2f} ms" for name in sorted(known, key=lambda name: known[name]))
     log.info("attention: %s (forward and backward of one block: %s)", best, times)
@@ -96,22 +99,15 @@ def memory_file() -> Path:
 def _recall() -> dict[str, dict[str, float]]:
     try:
         content = json.loads(memory_file().read_text())
-    except (OSError, ValueError):
+        return {key: {name: float(ms) for name, ms in times.items()} for key, times in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
-    return {
-        key: {name: float("inf") if ms is None else float(ms) for name, ms in times.items()}
-        for key, times in content.items()
-    }
 
 
 def _remember(key: str, times: dict[str, float]) -> None:
-    content = _recall() | {key: times}
-    plain = {
-        known: {name: None if ms == float("inf") else round(ms, 4) for name, ms in entry.items()}
-        for known, entry in content.items()
-    }
+    content = _recall() | {key: {name: round(ms, 4) for name, ms in times.items()}}
     try:
         memory_file().parent.mkdir(parents=True, exist_ok=True)
-        replace_file(memory_file(), (json.dumps(plain, indent=1) + "\n").encode())
+        replace_file(memory_file(), (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
         log.info("%s: cannot be written (%s); attention is measured again next time", memory_file(), error)

@@ -38,8 +38,12 @@ class LossTerms:
     latent_by_time: Tensor
     """(2, buckets): sum of errors of the scored slots of each latent time, and their number."""
 
+    def detached(self) -> LossTerms:
+        """The same values without a graph."""
+        return LossTerms(**{item.name: getattr(self, item.name).detach() for item in fields(self)})
+
     def copy(self) -> LossTerms:
-        """Values of their own, without a graph."""
+        """Values of their own, in other memory."""
         return LossTerms(**{item.name: getattr(self, item.name).detach().clone() for item in fields(self)})
 
 
@@ -146,7 +150,7 @@ def length_loss(length_logits: Tensor | None, batch: NoisyBatch) -> Tensor:
 
 def add_terms(total: LossTerms | None, terms: LossTerms) -> LossTerms:
     """Sum of the parts over micro-batches, without their graphs."""
-    parts = {item.name: getattr(terms, item.name).detach() for item in fields(terms)}
-    if total is not None:
-        parts = {name: value + getattr(total, name) for name, value in parts.items()}
-    return LossTerms(**{name: torch.as_tensor(value) for name, value in parts.items()})
+    if total is None:
+        return terms.detached()
+    names = [item.name for item in fields(terms)]
+    return LossTerms(**{name: getattr(terms, name).detach() + getattr(total, name) for name in names})

@@ -7,19 +7,23 @@ place. Shapes differ only in the number of chunks of scored rows; each gets a re
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from mmldlm.objective.joint import LossTerms
-from mmldlm.types import MicroBatch, Parcel, Slot
+from mmldlm.types import MicroBatch, Parcel
 
 log = logging.getLogger(__name__)
 
 Pass = Callable[[MicroBatch], LossTerms]
+MOST_RECORDINGS = 32
+"""Further shapes run plainly."""
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -35,8 +39,9 @@ class Recording:
 class Graphs:
     """Replays a micro-batch; the first of each shape runs plainly, which also compiles, the second is recorded."""
 
-    recordings: dict[tuple[Slot, ...], Recording] = field(default_factory=dict)
-    seen: set[tuple[Slot, ...]] = field(default_factory=set)
+    recordings: dict[Any, Recording] = field(default_factory=dict)
+    """By the parcel's template: its shapes, and whatever else decides what is computed."""
+    seen: set[Any] = field(default_factory=set)
     peak: int = 0
     """Most bytes that were allocated while recording; replays allocate nothing that PyTorch would count."""
     broken: str = ""
@@ -45,21 +50,22 @@ class Graphs:
 
     def __call__(self, parcel: Parcel[MicroBatch], run: Pass) -> LossTerms:
         """Forward and backward of a micro-batch that is on the device."""
-        if parcel.slots not in self.seen:
-            self.seen.add(parcel.slots)
+        key = parcel.template
+        if key not in self.seen:
+            self.seen.add(key)
             return run(parcel.open())
-        if parcel.slots not in self.recordings and not self._try_recording(parcel, run):
+        if key not in self.recordings and not self._try_recording(parcel, run):
             return run(parcel.open())
-        recording = self.recordings[parcel.slots]
+        recording = self.recordings[key]
         recording.parcel.buffer.copy_(parcel.buffer)
         recording.graph.replay()
         return recording.terms.copy()
 
     def _try_recording(self, parcel: Parcel[MicroBatch], run: Pass) -> bool:
-        if self.broken:
+        if self.broken or len(self.recordings) >= MOST_RECORDINGS:
             return False
         try:
-            self.recordings[parcel.slots] = self._record(parcel, run)
+            self.recordings[parcel.template] = self._record(parcel, run)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -90,24 +96,25 @@ class LaunchWatch:
     device: torch.device
     first: int = 4
     """Steps before these compile."""
-    steps: int = 3
+    steps: int = 5
     share: float = 0.85
     """Launching takes at least this share of a step."""
     shares: list[float] = field(default_factory=list)
     _done: int = 0
 
-    def measure(self, step: Callable[[], object]) -> bool | None:
-        """Run a step. True or false once it is known, None before and after."""
+    def measure(self, step: Callable[[], Result]) -> tuple[Result, bool | None]:
+        """Run a step. Also true or false once it is known, None before."""
         self._done += 1
-        if not self.first < self._done <= self.first + self.steps:
-            step()
-            return None
+        if self._done <= self.first:
+            return step(), None
         torch.cuda.synchronize(self.device)
         began = time.perf_counter()
-        step()
+        result = step()
         launched = time.perf_counter() - began
         torch.cuda.synchronize(self.device)
         self.shares.append(launched / (time.perf_counter() - began))
-        if self._done < self.first + self.steps:
-            return None
-        return sorted(self.shares)[len(self.shares) // 2] >= self.share
+        return result, self.median() >= self.share if len(self.shares) >= self.steps else None
+
+    def median(self) -> float:
+        """Of the shares so far; a step that compiled or failed does not sway it."""
+        return statistics.median(self.shares)

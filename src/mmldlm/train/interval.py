@@ -59,7 +59,10 @@ class Interval:
             if name != "streak":  # goes on from line to line
                 tensor.zero_()
         self.counts = dict.fromkeys(_COUNTS, 0)
-        # a rate covers what this process did, also when the line began before a resume
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """A rate covers what this process did from now on, also when the line began before a resume."""
         self._began, self._documents, self._tokens, self._flops = time.perf_counter(), 0, 0, 0.0
 
     def add(self, result: StepResult, batch: StepBatch) -> None:

@@ -38,7 +38,7 @@ from mmldlm.train.lr import lr_at
 from mmldlm.train.optim import parameter_names
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
-from mmldlm.train.resume import check_resume
+from mmldlm.train.resume import check_resume, same_micro_batches
 from mmldlm.train.rollback import is_good
 from mmldlm.train.setup import Setup
 from mmldlm.train.signals import StopFlag, exit_code
@@ -162,6 +162,7 @@ class Trainer:
                 "stopped before the first step; run the same command to go on", exit_code(stopped)
             )
         batches = self._batches()
+        self.interval.restart_clock()
         while self.step < self.config.train.steps:
             self.faults.watchdog.at(self.step, "step")
             began = time.perf_counter()
@@ -301,6 +302,8 @@ class Trainer:
             self.ranks.barrier()  # the others' next step does not wait for it
 
     def _validate_here(self) -> None:
+        if self.setup.runtime.device.type == "cuda":
+            torch.cuda.synchronize()  # what is still being computed is training
         began = time.perf_counter()
         denoiser, ema = self.setup.denoiser, self.stepper.ema
         denoiser.eval()
@@ -321,13 +324,12 @@ class Trainer:
 
     def save(self, *, wait: bool) -> None:
         """A checkpoint of this step; `wait` until it is durable."""
-        began = time.perf_counter()
         with self.faults.watchdog.phase("save"):
             self.log.sync()
             self.samples.sync()
             self.saver.save(self.snapshot(), wait=wait)
             self.ranks.barrier()  # nobody leaves before the checkpoint is complete, and no step waits for it
-        self.interval.exclude(time.perf_counter() - began)
+        self.interval.clock.forget()
 
     def snapshot(self) -> Snapshot:
         """Everything that the next step depends on."""
@@ -390,7 +392,8 @@ class Trainer:
         if meta["scaler"] and self.stepper.scaler.is_enabled():
             self.stepper.scaler.load_state_dict(meta["scaler"])
         self.step, self.position = snapshot.step, meta["position"]
-        self.resizing.load(meta.get("resizing", {}))
+        if self.config.batch.adapt and same_micro_batches(self.config, meta["settings"]):
+            self.resizing.load(meta.get("resizing", {}))
         self.setup.halvings = self.resizing.halvings
         self.tokens, self.documents = meta["tokens"], meta["documents"]
         self.faults.rollbacks.load(meta.get("rollbacks", {}))

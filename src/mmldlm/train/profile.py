@@ -1,7 +1,7 @@
 """A stretch of training under torch.profiler: a trace, the kernels that take longest, how busy the device was.
 
-The trace opens in Perfetto (ui.perfetto.dev) and in TensorBoard. While profiling is on, the history of device memory is
-recorded too, and written when memory runs out; pytorch.org/memory_viz shows it.
+The trace opens in Perfetto (ui.perfetto.dev) and in TensorBoard. With details, the history of device memory is recorded
+too, and written when memory runs out; pytorch.org/memory_viz shows it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ class StepProfiler:
     """Call `step` after each step; it finishes by itself."""
 
     def __init__(self, folder: Path, config: TrainConfig, device: torch.device) -> None:
-        self.folder, self.device, self.steps = folder, device, config.profile_steps
+        self.folder, self.device = folder, device
         folder.mkdir(parents=True, exist_ok=True)
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            if config.profile_details:
-                torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+        self._remembers_memory = device.type == "cuda" and config.profile_details
+        if self._remembers_memory:
+            torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+        self._recorded = -config.profile_wait - config.profile_warmup
         self._left = config.profile_wait + config.profile_warmup + config.profile_steps
         self._profile: Any = profile(
             activities=activities,
@@ -50,14 +52,15 @@ class StepProfiler:
         """A step is over."""
         if self._profile is None:
             return
-        self._profile.step()
         self._left -= 1
+        self._recorded += 1
+        self._profile.step()
         if self._left == 0:
             self.close()
 
     def out_of_memory(self, step: int) -> None:
         """Write what memory was used for."""
-        if self.device.type == "cuda" and self._profile is not None:
+        if self._remembers_memory and self._profile is not None:
             path = self.folder / f"out_of_memory_{step:08d}.pickle"
             torch.cuda.memory._dump_snapshot(str(path))
             log.info("what memory was used for: %s (open it at pytorch.org/memory_viz)", path)
@@ -68,22 +71,23 @@ class StepProfiler:
             return
         self._profile.stop()
         self._profile = None
-        if self.device.type == "cuda":
+        if self._remembers_memory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _write(self, done: Any) -> None:
         done.export_chrome_trace(str(self.folder / "trace.json.gz"))
-        summary = summarize(done, self.device.type == "cuda", self.steps)
+        steps = max(1, self._recorded)
+        summary = summarize(done, self.device.type == "cuda", steps)
         replace_file(self.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         replace_file(self.folder / "summary.md", _table(summary).encode())
         busy = summary["device_busy"]
         told = "" if busy is None else f", device busy {busy:.1%}"
-        log.info("profile of %d steps in %s%s", self.steps, self.folder, told)
+        log.info("profile of %d steps in %s%s", steps, self.folder, told)
 
 
 def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
     """Longest kernels (operators on a CPU) and the share of the time in which the device computed."""
-    kernels = [event for event in done.events() if str(event.device_type).endswith("CUDA")] if on_gpu else []
+    kernels = [event for event in done.events() if _is_kernel(event)] if on_gpu else []
     totals = _kernel_times(kernels) if kernels else _operator_times(done)
     whole = sum(entry[0] for entry in totals.values()) or 1.0
     longest = sorted(totals.items(), key=lambda item: -item[1][0])[:_SHOWN]
@@ -99,6 +103,12 @@ def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
             for name, (ms, calls) in longest
         ],
     }
+
+
+def _is_kernel(event: Any) -> bool:
+    """Work of the device; the profiler also draws the host's labels, such as whole steps, on the device's line."""
+    labelled = event.is_user_annotation or event.name.startswith("ProfilerStep") or "#" in event.name
+    return str(event.device_type).endswith("CUDA") and not labelled
 
 
 def _kernel_times(kernels: list[Any]) -> dict[str, list[float]]:

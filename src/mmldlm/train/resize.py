@@ -43,9 +43,14 @@ class Resizing:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"halvings": self.halvings, "good_steps": self.good_steps, "patience": self.patience}
+        return {
+            "halvings": self.halvings,
+            "good_steps": self.good_steps,
+            "patience": self.patience,
+            "grew": self._grew,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """From a checkpoint; a run that did not have this yet had its full size."""
         self.halvings, self.good_steps = state.get("halvings", 0), state.get("good_steps", 0)
-        self.patience = state.get("patience", 1)
+        self.patience, self._grew = state.get("patience", 1), state.get("grew", False)

@@ -17,7 +17,6 @@ FIXED = (
     "data.train_split",
     "batch.tokens_per_step",
     "batch.documents_per_step",
-    "batch.schedule",
     "train.seed",
     "train.steps",
 )
@@ -40,6 +39,11 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
     # a setting younger than the run had its default, which means what was done before
     old = _flatten(config_to_dict(Config())) | _flatten(meta["settings"])
     new = _flatten(config_to_dict(config))
+    for values in (old, new):
+        values["batch.schedule"] = [
+            {key: value for key, value in stage.items() if not key.startswith("micro_")}
+            for stage in values["batch.schedule"]
+        ]
     changed = [
         f"{key}: {old.get(key)} -> {new[key]}"
         for key in new
@@ -52,8 +56,14 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
         )
 
 
+def same_micro_batches(config: Config, settings: dict[str, Any]) -> bool:
+    """Whether the sizes of micro-batches are still those of the checkpoint's settings."""
+    old = config_to_dict(Config())["batch"] | settings["batch"]
+    return bool(old == config_to_dict(config)["batch"])
+
+
 def _is_fixed(key: str) -> bool:
-    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
+    return key == "batch.schedule" or any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
 
 
 def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -128,7 +128,7 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
     data_shape = data_shape_of(store)
     corruption = Corruption(
         config.corruption, config.train.seed, data_shape.vocab_size, config.objective.text_weighting,
-        row_multiple=config.speed.chunk_rows if runtime.compile else 1,
+        row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
     )  # fmt: skip
     denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
@@ -179,8 +179,9 @@ def choose_kernels(setup: Setup) -> None:
 
 def _fastest_attention(setup: Setup) -> str:
     model, runtime = setup.denoiser.config, setup.runtime
-    first = next(plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0))
-    layout = to_device(setup.reader().make(first).micro_batches[0].open().noisy.layout, runtime.device)
+    first = next(plan_steps(setup.order, setup.train_split.lengths, setup.shape, 0))
+    reader = replace(setup.reader(), plan=setup.shape)
+    layout = to_device(reader.make(first).micro_batches[0].open().noisy.layout, runtime.device)
     names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
     return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
 

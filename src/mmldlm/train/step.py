@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -47,17 +46,10 @@ class Stepper:
     replicas: Replicas | None = None
     """The denoiser on several ranks."""
 
-    def __call__(self, batch: StepBatch, lr: float, step: int) -> StepResult:
-        """Train on one step's documents, which are on the device. Its loss is the sum over its micro-batches."""
-        self.optimizers.set_lr(lr)
-        terms = self._passes(batch) if self.replicas is None else self._passes_together(self.replicas, batch)
-        with self.replicas.no_way_back() if self.replicas is not None else contextlib.nullcontext():
-            grad_norm, skipped = self._update()
-            if self.ema is not None:
-                self.ema.update(step + 1)
-        return StepResult(terms, grad_norm, skipped)
-
-    def _passes(self, batch: StepBatch) -> LossTerms:
+    def gradients(self, batch: StepBatch) -> LossTerms:
+        """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
+        if self.replicas is not None:
+            return self._gradients_of_all(self.replicas, batch)
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
             part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
@@ -65,17 +57,25 @@ class Stepper:
         assert terms is not None
         return terms
 
-    def _passes_together(self, replicas: Replicas, batch: StepBatch) -> LossTerms:
+    def _gradients_of_all(self, replicas: Replicas, batch: StepBatch) -> LossTerms:
         """On several ranks; the terms are of this rank's documents, the gradients of all."""
         parts = replicas.run([partial(self.pass_over, parcel.open()) for parcel in batch.micro_batches])
         return reduce(add_terms, parts[1:], add_terms(None, parts[0]))
+
+    def update(self, terms: LossTerms, lr: float, step: int) -> StepResult:
+        """Use up the gradients, whose loss was `terms`. What fails here cannot be done again."""
+        self.optimizers.set_lr(lr)
+        grad_norm, skipped = self._update()
+        if self.ema is not None:
+            self.ema.update(step + 1)
+        return StepResult(terms, grad_norm, skipped)
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
         """Forward and backward; adds to the gradients."""
         with self.runtime.autocast():
             terms = self._terms(micro_batch)
         self.scaler.scale(terms.loss).backward()
-        return terms
+        return terms.detached()
 
     def _terms(self, micro_batch: MicroBatch) -> LossTerms:
         def compute(denoiser: Denoiser) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Lines per second and memory of the monitor, each log read by a fresh process.
 
 python -m tests.diagnostics.monitor.measure_speed 1000000
+python -m tests.diagnostics.monitor.measure_speed --gigabytes 5
 """
 
 from __future__ import annotations
@@ -69,19 +70,37 @@ def write_logs(folder: Path, count: int) -> dict[str, Path]:
     return paths
 
 
+def write_big(path: Path, gigabytes: float) -> int:
+    """A chatty log: a line of numbers after every nine long ones of debugging."""
+    long = ("tensor(" + "0.125, " * 280 + ")\n") * 9
+    count = 0
+    with path.open("w") as file:
+        while file.tell() < gigabytes * 1e9:
+            for _ in range(1000):
+                count += 10
+                file.write(f"{long}step={count} loss={2 + math.exp(-count / 1e6):.5f} lr=3.0e-04\n")
+    return count
+
+
 def main() -> None:
     """Write, read, tell."""
-    count = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
-        for name, path in write_logs(Path(folder), count).items():
-            done = subprocess.run(
-                [sys.executable, "-c", READ, path], capture_output=True, text=True, check=True
-            )
-            found = json.loads(done.stdout)
-            size, rate = path.stat().st_size / 1e6, count / found["cpu_seconds"]
-            memory = f"{found['peak_mib']:.0f} MiB at most ({found['before_mib']:.0f} before)"
-            seconds = f"{found['cpu_seconds']:.1f} s of CPU, {found['wall_seconds']:.1f} s in all"
-            print(f"{name}: {count} lines, {size:.0f} MB: {seconds}, {rate:,.0f} lines/s of CPU, {memory}")
+        if sys.argv[1] == "--gigabytes":
+            path = Path(folder) / "big.log"
+            measure({path.name: path}, write_big(path, float(sys.argv[2])))
+        else:
+            measure(write_logs(Path(folder), int(sys.argv[1])), int(sys.argv[1]))
+
+
+def measure(paths: dict[str, Path], count: int) -> None:
+    """Read each in a fresh process."""
+    for name, path in paths.items():
+        done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout)
+        size, rate = path.stat().st_size / 1e6, count / found["cpu_seconds"]
+        memory = f"{found['peak_mib']:.0f} MiB at most ({found['before_mib']:.0f} before)"
+        seconds = f"{found['cpu_seconds']:.1f} s of CPU, {found['wall_seconds']:.1f} s in all"
+        print(f"{name}: {count} lines, {size:.0f} MB: {seconds}, {rate:,.0f} lines/s of CPU, {memory}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from mmldlm.diagnostics.monitor.pairs import contains_any, read_pairs
 from mmldlm.diagnostics.monitor.records import CANONICAL, Record, put_value
 
 _MOST_FIELDS = 200
+_MESSAGE_LETTERS = 600
+"""Messages say what they have to say early in a line; numbers may stand anywhere."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d):(\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:\d\d)?")
@@ -131,7 +133,7 @@ class LineParser:
         if not line or line.isspace():
             return None
         rank = _RANK.match(line)
-        message = self.messages.read(line)
+        message = self.messages.read(line[:_MESSAGE_LETTERS])
         record = message or self._numbers(line)
         if record is None:
             return None

@@ -85,29 +85,30 @@ class Curve:
         self.most = most
         self.steps: list[float] = []
         self.values: list[float] = []
-        self._stride, self._count, self._step, self._sum, self._bad = 1, 0, 0.0, 0.0, False
+        self._stride, self._count, self._step, self._sum = 1, 0, -math.inf, 0.0
 
     def add(self, step: float, value: float) -> None:
-        """Append a point; a step that went back (rollback, resume) cuts the curve there."""
-        if self.steps and step < self.steps[-1]:
+        """Append a point; what is not finite is a gap, and a step that went back (rollback) cuts the curve there."""
+        if step < self._step:
             self._cut(step)
-        self._count += 1
         self._step = step
-        self._bad = self._bad or not math.isfinite(value)
-        self._sum += value if math.isfinite(value) else 0.0
+        self._count += 1
+        self._sum += value
         if self._count >= self._stride:
-            self._flush()
-        if len(self.steps) > self.most:
-            self._halve()
+            self.steps.append(step)
+            self.values.append(self._mean())
+            self._count, self._sum = 0, 0.0
+            if len(self.steps) > self.most:
+                self._halve()
 
-    def _flush(self) -> None:
-        self.steps.append(self._step)
-        self.values.append(math.nan if self._bad else self._sum / self._count)
-        self._count, self._sum, self._bad = 0, 0.0, False
+    def _mean(self) -> float:
+        mean = self._sum / self._count
+        return mean if math.isfinite(mean) else math.nan
 
     def _cut(self, step: float) -> None:
         keep = bisect_left(self.steps, step)
         del self.steps[keep:], self.values[keep:]
+        self._count, self._sum = 0, 0.0
 
     def _halve(self) -> None:
         pairs = range(0, len(self.steps) - 1, 2)
@@ -119,5 +120,4 @@ class Curve:
         """Steps and values, the unfinished last point included."""
         if not self._count:
             return self.steps, self.values
-        last = math.nan if self._bad else self._sum / self._count
-        return [*self.steps, self._step], [*self.values, last]
+        return [*self.steps, self._step], [*self.values, self._mean()]

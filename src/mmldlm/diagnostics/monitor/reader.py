@@ -23,23 +23,25 @@ class LogReader:
     def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
         """New records with a time to sort them by; lines that are read again after a cut are left out."""
         for line in self.follower.lines():
-            yield from self._record(line, now)
-        if last and (rest := self.follower.last_words()):
-            yield from self._record(rest, now)
+            if (record := self._record(line, now)) is not None:
+                yield self.newest, record
+        rest = self.follower.last_words() if last else ""
+        if rest and (record := self._record(rest, now)) is not None:
+            yield self.newest, record
 
-    def _record(self, line: str, now: float | None) -> Iterator[tuple[float, Record]]:
+    def _record(self, line: str, now: float | None) -> Record | None:
         record = self.parser.parse(line)
         if record is None or (self.file.only_messages and not record.event):
-            return
+            return None
         if record.time is None:
             record.time = now if now is not None else self._written()
         if self.follower.restarts != self.restarts:
             self.restarts, self.known_until = self.follower.restarts, self.newest
         if self.restarts and record.time is not None and record.time <= self.known_until:
-            return
+            return None
         self.newest = max(self.newest, record.time or 0.0)
         self.facts.total_steps = self.facts.total_steps or self.parser.total
-        yield self.newest, record
+        return record
 
     def _written(self) -> float | None:
         """Errors carry no time; what stands in a file of errors belongs to the time when it was written."""

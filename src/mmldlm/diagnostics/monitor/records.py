@@ -20,6 +20,13 @@ RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 """What may serve as throughput, best first."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
 
+SHOWN = (
+    "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
+    "gpu_memory_allocated", "gpu_memory_reserved", "data_wait", "epoch", "batch_size", "micro_tokens", "disk_free",
+    "steps_per_second",
+)  # fmt: skip
+"""Values whose last state is kept and shown."""
+
 NAMES: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "trainer/global_step", "iter", "iteration", "iter_num", "update", "num_updates"),
     "loss": ("loss", "train_loss", "train/loss", "train loss", "training_loss", "total_loss", "loss/train", "lm loss"),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mmldlm.diagnostics.monitor.records import SHOWN
 from mmldlm.diagnostics.monitor.watch import RunWatch
 
 HEALTH = {"error": "ill", "warn": "unwell", "info": "fine", None: "fine"}
-SHOWN = (
-    "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
-    "gpu_memory_allocated", "gpu_memory_reserved", "data_wait", "epoch", "batch_size", "micro_tokens", "disk_free",
-)  # fmt: skip
 
 
 def health_of(run: RunWatch) -> str:
@@ -24,7 +21,7 @@ def health_of(run: RunWatch) -> str:
 def run_state(run: RunWatch, *, curves: bool = False) -> dict[str, Any]:
     """Everything about one run."""
     now, total, pace = run.clock(), run.facts.total_steps, run.steps_per_second()
-    ended = bool(run.facts.ended)
+    ended = run.state() != "running"
     left = (total - run.step) / pace if total and run.step is not None and pace and not ended else None
     state: dict[str, Any] = {
         "name": run.source.name,

@@ -24,7 +24,7 @@ from mmldlm.diagnostics.monitor.machine import (
     whole,
 )
 from mmldlm.diagnostics.monitor.reader import LogReader
-from mmldlm.diagnostics.monitor.records import BUCKETS, Record
+from mmldlm.diagnostics.monitor.records import BUCKETS, SHOWN, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
 
@@ -113,7 +113,9 @@ class RunWatch:
             if self.pace and step < self.pace[-1][1]:
                 self.pace.clear()
             self.pace.append((record.time, step))
-        self.latest.update(values)
+        for name in SHOWN:
+            if name in values:
+                self.latest[name] = values[name]
         rate = record.rate()
         if rate is not None:
             self.rate_kind, self.latest["rate"] = rate
@@ -135,7 +137,9 @@ class RunWatch:
             self.facts.ended = ""
         if record.event in TIMELINE_EVENTS:
             what = record.event.replace("_", " ")
-            self._note(record.time, record.step, f"{what}: {record.text}" if record.text else what)
+            at = record.time if record.time is not None else self.line_time
+            step = record.step if record.step is not None else self.step
+            self._note(at, step, f"{what}: {record.text}" if record.text else what)
 
     def _note(self, at: float | None, step: int | None, what: str, level: str = "") -> None:
         self.timeline.append({"time": at, "step": step, "what": what, "level": level})

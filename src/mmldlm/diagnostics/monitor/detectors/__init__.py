@@ -25,6 +25,10 @@ ALL: tuple[type[Detector], ...] = (
 )  # fmt: skip
 
 
+MOST_RANKS = 16_384
+"""A rank beyond is a number that means something else."""
+
+
 def _overriding(detectors: list[Detector], name: str) -> list[Any]:
     """The bound methods of the detectors that have one of this name; the others need not be called."""
     chosen = [item for item in detectors if getattr(type(item), name) is not getattr(Detector, name)]
@@ -49,7 +53,7 @@ class Panel:
         if record.event:
             self._observe_event(record)
             return
-        if record.rank is not None:
+        if record.rank is not None and 0 <= record.rank < MOST_RANKS:
             self._main_rank = record.rank if self._main_rank is None else min(self._main_rank, record.rank)
             for see in self._rank_line:
                 see(record)

@@ -80,7 +80,7 @@ class SkippedUpdates(Detector):
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.skips: deque[tuple[int, int]] = deque()
+        self.skips: deque[tuple[int, int]] = deque(maxlen=10_000)
         self.steps_seen = self.first_step = self.last_logged = 0
 
     def line(self, record: Record) -> None:

@@ -9,6 +9,7 @@ from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.history import Window, sureness
 from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
+from mmldlm.diagnostics.monitor.words import duration
 
 _SECONDARY = ("nccl", "rendezvous")
 """What ranks say when another one is gone: never the root cause if there is a better one."""
@@ -57,7 +58,7 @@ class Stall(Detector):
             known = 1.0 if facts.alive or live else 0.6
             self.book.fire(
                 "M501",
-                f"no line for {silent:.0f} s since {where}{often}",
+                f"no line for {duration(silent)} since {where}{often}",
                 sure=known * sureness(silent / limit),
             )
 
