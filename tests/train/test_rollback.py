@@ -90,9 +90,46 @@ def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store,
     assert curve(trainer) == curve(clean)
 
 
-@pytest.mark.parametrize("at", [6, 13])
-def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, at):
-    """`at` steps after the rollback began; 6 is the very moment after it."""
+def die_at_step(trainer, at):
+    """At a step after the rollback; 6 is the very moment after it."""
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if trainer.faults.rollbacks.count and trainer.step == at:
+            raise RuntimeError("the machine died")
+        run(batch, waited)
+
+    trainer._one_step = one_step
+
+
+def die_before_its_save(trainer, at):
+    save = trainer.save
+
+    def dying(*, wait):
+        if trainer.faults.rollbacks.count:
+            raise RuntimeError("the machine died")
+        save(wait=wait)
+
+    trainer.save = dying
+
+
+def die_after_its_save(trainer, at):
+    def rewind(step):
+        raise RuntimeError("the machine died")
+
+    run = trainer._train
+
+    def train():
+        trainer.log.rewind = rewind
+        run()
+
+    trainer._train = train
+
+
+@pytest.mark.parametrize(
+    ("die", "at"), [(die_at_step, 6), (die_at_step, 13), (die_before_its_save, 0), (die_after_its_save, 0)]
+)
+def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, die, at):
     words = (*SETTINGS, "train.rollback_lr_factor=0.5")
     whole = make_trainer(tmp_path / "whole", store, *words)
     planned = positions(whole)
@@ -104,14 +141,7 @@ def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, a
     whole.fit()
     first = make_trainer(tmp_path / "first", store, *words)
     poison(first, is_bad)
-    run = first._one_step
-
-    def one_step(batch, waited):
-        if first.faults.rollbacks.count and first.step == at:
-            raise RuntimeError("the machine died")
-        run(batch, waited)
-
-    first._one_step = one_step
+    die(first, at)
     with pytest.raises(RuntimeError, match="the machine died"):
         first.fit()
     second = make_trainer(tmp_path / "first", store, *words)

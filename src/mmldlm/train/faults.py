@@ -71,10 +71,11 @@ class Faults:
         rollbacks.went(trainer.step, (trainer.position, end), self.settings.rollback_lr_factor)
         self.bad_steps.take(wanted=False)
         trainer.go_on_at(end)
-        if trainer.ranks.main:
-            self.recall()
         self._tell_rollback(failed_at)
-        trainer.save(wait=True)  # from here on a crash resumes after the rollback
+        trainer.save(wait=True)  # from here on a crash resumes after the rollback, and cuts the log itself
+        for lines in (trainer.log, trainer.samples):
+            lines.rewind(trainer.step)
+        self.recall()
 
     def _tell_rollback(self, failed_at: int) -> None:
         done, step = self.rollbacks, self.trainer.step

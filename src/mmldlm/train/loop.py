@@ -289,11 +289,9 @@ class Trainer:
         return self.faults.judge(fields)
 
     def go_on_at(self, position: int) -> None:
-        """After a rollback: forget what was logged since, and take the next documents from another position."""
+        """After a rollback: take the next documents from another position."""
         self.position, self._begin_anew = position, True
         self.stepper.forget()
-        for part in (self.log, self.samples):
-            part.rewind(self.step)
 
     def _validate(self) -> None:
         with self.faults.watchdog.phase("validation"):
