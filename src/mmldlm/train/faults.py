@@ -1,4 +1,4 @@
-"""What a run does about trouble: updates that were skipped, jumps of the loss, steps that hang, loaders that die.
+"""What a run does about trouble: updates that were skipped, steps that hang, loaders that die.
 
 Each decision is one function of numbers that the host has anyway, so that several ranks can come to the same one.
 """
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmldlm.data.watched import LoaderError, Restarts
 from mmldlm.errors import UserError
-from mmldlm.metrics import read_log
 from mmldlm.train.rollback import BadSteps, Rollbacks, describe_documents, over_budget
-from mmldlm.train.spikes import SpikeWatch
 from mmldlm.train.watchdog import HUNG, Watchdog
 
 if TYPE_CHECKING:
@@ -26,27 +24,16 @@ class Faults:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.settings = trainer, trainer.config.train
-        self.rollbacks, self.bad_steps, self.spikes = Rollbacks(), BadSteps(), SpikeWatch()
+        self.rollbacks, self.bad_steps = Rollbacks(), BadSteps()
         self.restarts = Restarts(trainer.config.data.worker_restarts)
         leaves = self.settings.step_timeout_action == "exit"
         self.watchdog = Watchdog(
             trainer.run, self.settings.step_timeout, self._hung, last_resort=leaves, rank=trainer.ranks.rank
         )
 
-    def recall(self) -> None:
-        """Learn from the log what is usual in this run."""
-        self.spikes.recall(read_log(self.trainer.run.training_log))
-
     def judge(self, fields: dict[str, Any]) -> bool:
         """Look at a line of the log; true if so many updates were skipped that the run has to go back."""
         step, events = self.trainer.step, self.trainer.events
-        if jumps := self.spikes.judge(fields):
-            worst = max(jumps, key=lambda jump: jump["value"] / max(jump["usual"], 1e-12))
-            log.warning(
-                "step %d: the loss jumped in %d time buckets; %s, bucket %d of 8: %.4g, usual %.4g",
-                step, len(jumps), *(worst[key] for key in ("loss", "bucket", "value", "usual")),
-            )  # fmt: skip
-            events.record("loss_spike", step=step, jumps=jumps)
         skipped, longest = int(fields["skipped_steps"]), int(fields["longest_skip"])
         bad = self.bad_steps.take(wanted=skipped > 0)
         if skipped:
@@ -75,7 +62,6 @@ class Faults:
         trainer.save(wait=True)  # from here on a crash resumes after the rollback, and cuts the log itself
         for lines in (trainer.log, trainer.samples):
             lines.rewind(trainer.step)
-        self.recall()
 
     def _tell_rollback(self, failed_at: int) -> None:
         done, step = self.rollbacks, self.trainer.step

@@ -121,8 +121,6 @@ class Trainer:
         self.events.record(
             "resumed" if resumed else "started", step=self.step, world_size=self.ranks.world_size
         )
-        if self.ranks.main:
-            self.faults.recall()
         if self.config.train.profile and self.ranks.main:
             self.profiler = StepProfiler(
                 self.run.path / "profile", self.config.train, self.setup.runtime.device
