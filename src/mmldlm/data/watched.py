@@ -38,7 +38,9 @@ class WatchedSteps:
         before = signal.getsignal(signal.SIGCHLD)
         self._steps: Any = iter(loader)
         if in_main and before is not None:
-            signal.signal(signal.SIGCHLD, before)
+            # another loader of this process may have left PyTorch's handler there
+            theirs = getattr(before, "__module__", "").startswith("torch.")
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
         self.workers: list[Any] = list(getattr(self._steps, "_workers", []))
         self.patience = patience
         self._waiting_since: float | None = None
@@ -55,8 +57,8 @@ class WatchedSteps:
             while True:
                 try:
                     return next(self._steps)
-                except RuntimeError as error:
-                    if trouble := self._hung or self._death():
+                except (RuntimeError, OSError, EOFError) as error:
+                    if trouble := self._hung or self._death(patient=isinstance(error, OSError | EOFError)):
                         self.kill()
                         raise LoaderError(trouble) from error
                     if not self.workers or "timed out" not in str(error):
@@ -64,7 +66,10 @@ class WatchedSteps:
         finally:
             self._waiting_since = None
 
-    def _death(self) -> str:
+    def _death(self, patient: bool) -> str:
+        """Which process died, if one did; a broken connection may be seen a moment before its end."""
+        for worker in self.workers if patient else []:
+            worker.join(1.0 / len(self.workers))
         dead = [worker for worker in self.workers if not worker.is_alive()]
         return f"loader process {dead[0].pid} died ({_how(dead[0].exitcode)})" if dead else ""
 
