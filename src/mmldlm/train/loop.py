@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import torch
 
 from mmldlm.checkpoint.resume import load_latest
-from mmldlm.checkpoint.retention import SCORE, Retention
+from mmldlm.checkpoint.retention import Retention
 from mmldlm.checkpoint.saver import Saver
-from mmldlm.checkpoint.state import Snapshot, load_weights
+from mmldlm.checkpoint.state import Snapshot
 from mmldlm.data.feed import Feed
 from mmldlm.data.loader import StepBatch, make_loader, plan_steps
 from mmldlm.data.watched import POLL_SECONDS, LoaderError, WatchedSteps
@@ -28,20 +28,19 @@ from mmldlm.distributed.unheard import unheard
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.recipe import config_to_dict, config_to_yaml
+from mmldlm.recipe import config_to_yaml
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import versions
 from mmldlm.train.attempt import Attempts
 from mmldlm.train.faults import Faults
 from mmldlm.train.interval import Interval
 from mmldlm.train.lr import lr_at
-from mmldlm.train.optim import parameter_names
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
-from mmldlm.train.resume import check_resume, same_micro_batches
+from mmldlm.train.resume import check_resume
 from mmldlm.train.rollback import is_good
 from mmldlm.train.setup import Setup
 from mmldlm.train.signals import StopFlag, exit_code
+from mmldlm.train.state import restore_snapshot, take_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -329,29 +328,7 @@ class Trainer:
 
     def snapshot(self) -> Snapshot:
         """Everything that the next step depends on."""
-        denoiser, stepper = self.setup.denoiser, self.stepper
-        tensors = {
-            "model": dict(denoiser.state_dict()),
-            "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
-            "log": self.interval.tensors(),
-        }
-        if stepper.ema is not None:
-            tensors["ema"] = stepper.ema.average
-        meta = {
-            "position": self.position,
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "scaler": stepper.scaler.state_dict(),
-            "resizing": self.resizing.state(),
-            "rollbacks": self.faults.rollbacks.state(),
-            "settings": config_to_dict(self.config),
-            "fingerprint": self.setup.store.fingerprint,
-            "content": self.setup.store.content,
-            "versions": versions(),
-        }
-        if self.valid_loss is not None and self.valid_loss[0] == self.step:
-            meta[SCORE] = self.valid_loss[1]
-        return Snapshot(self.step, tensors, meta)
+        return take_snapshot(self)
 
     def _resume(self) -> bool:
         self.ranks.barrier()  # the main rank has put the folder in order
@@ -378,21 +355,7 @@ class Trainer:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put everything back that a checkpoint holds."""
-        meta = snapshot.meta
-        source = f"checkpoint of step {snapshot.step}"
-        load_weights(self.setup.denoiser, snapshot.tensors["model"], source=source)
-        self.stepper.optimizers.load(parameter_names(self.setup.denoiser), snapshot.tensors["optimizer"])
-        if self.stepper.ema is not None:
-            self.stepper.ema.load(snapshot.tensors["ema"])
-        self.interval.load(snapshot.tensors["log"])
-        if meta["scaler"] and self.stepper.scaler.is_enabled():
-            self.stepper.scaler.load_state_dict(meta["scaler"])
-        self.step, self.position = snapshot.step, meta["position"]
-        if self.config.batch.adapt and same_micro_batches(self.config, meta["settings"]):
-            self.resizing.load(meta.get("resizing", {}))
-        self.setup.halvings = self.resizing.halvings
-        self.tokens, self.documents = meta["tokens"], meta["documents"]
-        self.faults.rollbacks.load(meta.get("rollbacks", {}))
+        restore_snapshot(self, snapshot)
 
     def _save_failed(self, error: Exception) -> None:
         log.error("%s", error)
