@@ -48,6 +48,8 @@ class Case:
     from_step: int = AT
     real_clock: bool = False
     """The log was written just now by a process."""
+    later: float = 0.0
+    """Seconds that have passed since then."""
 
 
 def cases(offset: int = 0) -> list[Case]:
@@ -193,7 +195,7 @@ class Verdict:
 
 def judge(case: Case, path: Path) -> Verdict:
     """Read a log once and compare with its label."""
-    source, now = find_runs([str(path)])[0], [time.time() if case.real_clock else START + 1e5]
+    source, now = find_runs([str(path)])[0], [time.time() + case.later if case.real_clock else START + 1e5]
     run = RunWatch(source, MonitorSettings(), clock=lambda: now[0])
     run.poll(live=False)
     if case.silent:
@@ -242,7 +244,13 @@ def markdown(verdicts: list[Verdict], numbers: dict[str, Any]) -> str:
         "batches, gradients, rate or clock (the clock is simulated, so that the logs are the same everywhere), and the",
         "same training is told in seven trainers' formats. `trained_...` are runs of `mmldlm train`, `ranks_...` three",
         "processes under torchrun; lines of NCCL, of a full GPU or disk and of a killed process are put in as those",
-        "programs print them. *May also* lists what is true besides, such as a spike when a divergence begins.",
+        "programs print them. `trainer_...` are small runs of our own trainer, with its log, ledger, text log,",
+        "checkpoints and the detectors inside, and faults injected into them: documents that are not numbers, a device",
+        "whose memory runs out, a store that answers late, a disk that is full, loaders and ranks that are killed, a",
+        "step that hangs, weights that shrink. Their clock is simulated too, half a second a step; only where the",
+        "process itself ends or there are two ranks the real one is used, and there rates (M301 to M303) may be told",
+        "without being counted. The ledger tells a fault of a step that is being done under the number of steps done.",
+        "*May also* lists what is true besides, such as a spike when a divergence begins.",
         "",
         f"{numbers['logs']} logs, {numbers['healthy']} of them healthy: {numbers['found']} faults found in time, "
         f"{numbers['missed']} missed, {numbers['false']} false alarms. Precision {numbers['precision']:.3f}, "
@@ -281,14 +289,16 @@ def main() -> None:
         "--offset", type=int, default=0, help="added to every seed: the same faults, other logs"
     )
     parser.add_argument(
-        "--processes", action="store_true", help="also logs of real processes: ours, torchrun"
+        "--processes", action="store_true", help="also logs of real runs: our trainer with faults, torchrun"
     )
     options = parser.parse_args()
     verdicts = [judge(case, make_log(case, options.out)) for case in cases(options.offset)]
     if options.processes:
         from tests.diagnostics.monitor.process_corpus import process_logs
+        from tests.diagnostics.monitor.trainer_corpus import trainer_logs
 
         verdicts += [judge(case, path) for case, path in process_logs(options.out)]
+        verdicts += [judge(case, path) for case, path in trainer_logs(options.out / "trainer")]
     numbers = score(verdicts)
     for verdict in verdicts:
         if verdict.missed or verdict.false:

@@ -119,6 +119,13 @@ KINDS = (
         "median data_wait of ten lines", ("wait_share",),
     ),
     Kind(
+        "M304", "failing-loader", "warn",
+        "Processes that read the data died or hung, and were started anew.",
+        "Look for host memory (every process holds data.prefetch steps), signals of others and a file system "
+        "that hangs; lower data.num_workers, raise data.worker_timeout if the disk is slow.",
+        "event loader_failed of the ledger", passing=True,
+    ),
+    Kind(
         "M401", "out-of-memory", "error",
         "The device ran out of memory.",
         "Lower batch.micro_tokens (the loss stays the same), set "
@@ -146,8 +153,8 @@ KINDS = (
         "Look at the process (py-spy dump --pid PID), the GPU, the file system; a hung "
         "collective shows in the ranks' logs. "
         "Stop it and run the same command: it goes on from the last checkpoint.",
-        "time since the last line against the usual interval; validation and checkpoints are "
-        "within the grace",
+        "time since the last line against the usual interval, with validation and checkpoints "
+        "within the grace; or event hung_step of the ledger",
         ("stall_factor", "stall_seconds", "start_seconds"),
     ),
     Kind(
@@ -156,7 +163,8 @@ KINDS = (
         "Read the evidence; the rank named is the one that failed first. The same train command "
         "goes on from the last checkpoint.",
         "a traceback, a signal, torchrun's failure report, the ledger, or a process that is gone "
-        "without a word",
+        "without a word; from another machine, a heartbeat that is too old",
+        ("heartbeat_seconds",),
     ),
     Kind(
         "M503", "restart-loop", "error",

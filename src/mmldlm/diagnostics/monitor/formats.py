@@ -215,6 +215,8 @@ def _event(content: dict[str, Any]) -> Record:
     elif isinstance(at, int | float):
         record.time = float(at)
     record.text = str(content.get("reason", ""))[:300]
+    if record.event == "stopped" and (cause := cause_of(record.text)):
+        content["cause"] = cause
     return record
 
 

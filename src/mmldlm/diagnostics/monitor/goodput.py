@@ -25,7 +25,8 @@ class TimeLedger:
         self._cause = "start"
         self._before: Record | None = None
         self._start_step = 0
-        self._usual = Window(64)
+        self._usual, self._pace = Window(64), Window(64)
+        self._hung = False
 
     def event(self, record: Record) -> None:
         """Starts, resumes, checkpoints and compilation explain the time until the next line."""
@@ -33,6 +34,8 @@ class TimeLedger:
             self._restart(record)
         elif record.event == "compile":
             self._cause = "compile"
+        elif record.event == "hung_step":
+            self._cause, self._hung = "recovery", True
         elif record.event in ("checkpoint", "saved", "save_failed") and self._cause == "other":
             self._cause = "checkpoint"
         elif record.event in ("finished", "stopped") and record.time is not None and self.last is not None:
@@ -59,7 +62,7 @@ class TimeLedger:
             return
         since = self.last if self.last is not None else record.time
         elapsed = max(0.0, record.time - since)
-        busy = self._busy(record, elapsed)
+        busy = self._without_hang(self._busy(record, elapsed), record)
         wait = record.values.get("data_wait", 0.0)
         waited = busy * min(max(wait, 0.0), 1.0) if math.isfinite(wait) else 0.0
         self.seconds["useful"] += busy - waited
@@ -86,6 +89,17 @@ class TimeLedger:
             return 0.0
         self._usual.add(elapsed / steps)
         return min(elapsed, 2 * steps * self._usual.median())
+
+    def _without_hang(self, busy: float, record: Record) -> float:
+        """A step that hung took what steps usually take; the rest of its time was lost."""
+        before, hung, self._hung = self._before, self._hung, False
+        steps = record.step - before.step if before and before.step and record.step else 0
+        if steps <= 0:
+            return busy
+        if hung and len(self._pace):
+            return min(busy, steps * self._pace.median())
+        self._pace.add(busy / steps)
+        return busy
 
     def _spend(self, cause: str, until: float, *, less: float = 0.0) -> None:
         self.first = until if self.first is None else self.first

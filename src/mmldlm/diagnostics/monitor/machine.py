@@ -55,6 +55,16 @@ def process_alive(lock_file: Path) -> bool | None:
     return True
 
 
+def heartbeat_age(path: Path, now: float) -> float | None:
+    """Seconds since a run said that it is alive; None if it never did, or said that it is over."""
+    try:
+        beat = json.loads(path.read_bytes()[:4096])
+        phase, written = str(beat["phase"]), float(beat["written_at"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return None if phase in ("finished", "stopped") else now - written
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The settings of a run, or nothing if there are none that can be read."""
     import yaml

@@ -56,6 +56,8 @@ _HINTS = (
     "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause",
 )  # fmt: skip
 """Every pattern needs one of these; looking for them first is many times faster than the patterns."""
+_OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
+"""What the detectors inside our trainer said about lines that are read here too."""
 _LONGEST_REPORT = 200
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?)(?::|$)")
@@ -85,7 +87,9 @@ class MessageReader:
             self._root_cause = {}
             return None
         found = _ANY.search(line)
-        return _message(str(found.lastgroup), line) if found else None
+        if found is None or _OWN_ALERT.search(line):
+            return None
+        return _message(str(found.lastgroup), line)
 
     def _read_traceback(self, line: str) -> Record | None:
         text = _PREFIX.sub("", line)

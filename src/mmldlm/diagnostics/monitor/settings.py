@@ -82,6 +82,8 @@ class MonitorSettings:
     """... but never before so many seconds."""
     start_seconds: float = _number(1800, 1)
     """A run without any step after so many seconds is stalled too."""
+    heartbeat_seconds: float = _number(120, 15)
+    """A run of ours whose heartbeat and log are older is gone, where its process cannot be looked at."""
     straggler_lag: float = _number(0.2, 0)
     """A rank straggles if it comes later than the median rank by this share of a step, or is slower by it ..."""
     straggler_share: float = _number(0.7, 0, 1)

@@ -18,6 +18,7 @@ from mmldlm.diagnostics.monitor.history import Curve
 from mmldlm.diagnostics.monitor.machine import (
     disk_space,
     file_time,
+    heartbeat_age,
     newest_checkpoint,
     process_alive,
     read_config,
@@ -27,6 +28,7 @@ from mmldlm.diagnostics.monitor.reader import LogReader
 from mmldlm.diagnostics.monitor.records import BUCKETS, SHOWN, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
+from mmldlm.diagnostics.monitor.words import duration
 
 CURVES = (
     "loss", "text_loss", "latent_loss", "valid_loss", "lr", "grad_norm", "rate", "gpu_memory_allocated", "data_wait",
@@ -173,10 +175,20 @@ class RunWatch:
         if self.source.folder is None:
             return
         self.facts.alive = None if self.facts.ended else process_alive(self.source.folder.lock_file)
-        changed = self._changed_at()
+        if self.facts.ended:
+            return
+        changed, limit = self._changed_at(), self.settings.heartbeat_seconds
+        age = heartbeat_age(self.source.folder.heartbeat, now) if self.facts.alive is None else None
+        text, sure = "", 0.9
         if self.facts.alive is False and now - changed > 5:
             text = f"its process is gone since step {self.step} without a last word: killed, or out of host memory"
-            self.panel.observe(Record(event="vanished", step=self.step, text=text))
+        elif age is not None and age > limit and now - changed > limit:
+            text, sure = (
+                f"its heartbeat is {duration(age)} old, and so is step {self.step}: killed, or cut off",
+                0.7,
+            )
+        if text:
+            self.panel.observe(Record(event="vanished", step=self.step, text=text, facts={"sure": sure}))
             self._note(changed, self.step, text, "error")
 
     def _look_at_disk(self, now: float) -> None:

@@ -14,14 +14,14 @@ from mmldlm.diagnostics.monitor.detectors.process import Crash, Restarts, Stall
 from mmldlm.diagnostics.monitor.detectors.quality import LatentCollapse, LatentIgnored, ValidationDrift
 from mmldlm.diagnostics.monitor.detectors.ranks import Communication, Stragglers
 from mmldlm.diagnostics.monitor.detectors.resources import Batch, Checkpoints, DiskSpace, OutOfMemory
-from mmldlm.diagnostics.monitor.detectors.speed import DataWait, Throughput
+from mmldlm.diagnostics.monitor.detectors.speed import DataWait, LoaderFailures, Throughput
 from mmldlm.diagnostics.monitor.records import Record, record_of_fields
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 
 ALL: tuple[type[Detector], ...] = (
     NonfiniteLoss, LossSpike, Divergence, Plateau, Gradients, SkippedUpdates, LearningRate, Throughput, DataWait,
-    OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication, Checkpoints, ValidationDrift,
-    LatentCollapse, LatentIgnored,
+    LoaderFailures, OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication, Checkpoints,
+    ValidationDrift, LatentCollapse, LatentIgnored,
 )  # fmt: skip
 
 

@@ -81,20 +81,25 @@ class SkippedUpdates(Detector):
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.skips: deque[tuple[int, int]] = deque(maxlen=10_000)
-        self.steps_seen = self.first_step = self.last_logged = 0
+        self.steps_seen = self.first_step = 0
+        self.counted: int | None = None
+        """Step whose skipped updates were counted last: log, ledger and text log tell of the same ones."""
 
     def line(self, record: Record) -> None:
         skipped = record.values.get("skipped_steps")
         if record.step is not None:
             self.first_step = self.first_step or record.step
             self.steps_seen = record.step - self.first_step + 1
-        if skipped and math.isfinite(skipped):
-            self.last_logged = record.step or 0
+        if skipped and math.isfinite(skipped) and (record.step is None or record.step != self.counted):
+            self.counted = record.step
             self._add(record.step, int(skipped), f"{skipped:.0f} updates skipped up to step {record.step}")
 
     def event(self, record: Record) -> None:
         """The ledger repeats what a line of our own log said; other trainers only have messages."""
-        if record.event == "skipped" and (record.step is None or record.step != self.last_logged):
+        if record.event in ("rolled_back", "resumed", "started"):
+            self.counted = None  # the same step may come again, and be another one
+        if record.event == "skipped" and (record.step is None or record.step != self.counted):
+            self.counted = record.step
             count = record.facts.get("count", 1)
             step = record.step if record.step is not None else self.book.step
             self._add(

@@ -16,7 +16,7 @@ class LearningRate(Detector):
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.peak, self.last, self.zeros, self.falling, self.lines = 0.0, math.nan, 0, 0, 0
-        self.last_used = 0.0
+        self.last_used, self.last_step = 0.0, 0
 
     def line(self, record: Record) -> None:
         lr = record.values.get("lr")
@@ -26,6 +26,10 @@ class LearningRate(Detector):
             self.book.fire("M204", f"lr is {lr} at step {record.step}", subject="invalid")
             return
         self.lines += 1
+        if record.step is not None:
+            if record.step < self.last_step:  # a rollback or resume took the schedule back as well
+                self.falling = 0
+            self.last_step = record.step
         self._zero(lr, record)
         self._jump(lr, record)
         self._schedule(lr, record)

@@ -38,6 +38,8 @@ class Stall(Detector):
             self.book.clear("M501")
         elif record.event in ("finished", "stopped"):
             self.book.clear("M501")
+        elif record.event == "hung_step":
+            self.book.fire("M501", _hung(record), step=record.step)
 
     def tick(self, now: float, *, live: bool) -> None:
         facts = self.facts
@@ -63,6 +65,14 @@ class Stall(Detector):
             )
 
 
+def _hung(record: Record) -> str:
+    """What the trainer's own watchdog says."""
+    seconds, stacks = record.facts.get("seconds"), record.facts.get("stacks")
+    lasted = duration(seconds) if isinstance(seconds, int | float) else "too long"
+    where = f", where all threads are stands in {stacks}" if stacks else ""
+    return f"step {record.step} has taken {lasted}{where}"
+
+
 class Crash(Detector):
     """M502. With several ranks the first failure that is not a mere echo names the root cause."""
 
@@ -85,7 +95,12 @@ class Crash(Detector):
             self._over()
         elif record.event == "vanished":
             self.facts.ended = "crashed"
-            self._tell(record.text, 0.9, record.step)
+            self._tell(record.text, float(record.facts.get("sure", 0.9)), record.step)
+        elif record.event == "hung_step" and record.facts.get("left"):
+            self.facts.ended = "crashed"
+            self._tell(
+                f"{_hung(record)}; the trainer left, as train.step_timeout_action says", 0.99, record.step
+            )
 
     def _failed(self, record: Record) -> None:
         if len(self.failures) < 256:
@@ -153,7 +168,9 @@ class Restarts(Detector):
     def event(self, record: Record) -> None:
         if record.event == "rolled_back":
             reason = f": {record.text}" if record.text else ""
-            self.book.fire("M504", f"to step {record.step}{reason}", step=record.step)
+            noticed = record.facts.get("from_step")
+            step = noticed if isinstance(noticed, int) else record.step
+            self.book.fire("M504", f"from step {step} to step {record.step}{reason}", step=step)
         elif record.event in ("started", "resumed") and record.step is not None:
             self.starts[record.step] += 1
             if self.starts[record.step] >= 3:

@@ -16,20 +16,30 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 class OutOfMemory(Detector):
     """M401."""
 
+    full_size = 0
+    """Tokens of a micro-batch before memory ran out for the first time."""
+
     def event(self, record: Record) -> None:
-        if record.event == "oom" or record.facts.get("cause") == "oom":
+        if record.event == "grown":
+            self._grown(record.facts.get("micro_tokens_after"))
+        elif record.event == "oom" or record.facts.get("cause") == "oom":
             self.book.fire("M401", record.text, step=record.step)
         elif record.event == "out_of_memory":
             facts = record.facts
             before, after = facts.get("before", facts.get("micro_tokens_before")), facts.get("after")
             after = after if after is not None else facts.get("micro_tokens_after", facts.get("micro_tokens"))
             change = f", micro_tokens {before} -> {after}" if after is not None else ""
+            self.full_size = max(self.full_size, before) if isinstance(before, int) else self.full_size
             self.book.fire(
                 "M401",
                 f"handled by the trainer at step {record.step}{change}",
                 level="warn",
                 step=record.step,
             )
+
+    def _grown(self, size: object) -> None:
+        if isinstance(size, int) and 0 < self.full_size <= size:
+            self.book.clear("M401")
 
 
 class Batch(Detector):

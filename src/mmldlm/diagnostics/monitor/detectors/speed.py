@@ -73,6 +73,14 @@ class Throughput(Detector):
             self.book.clear("M302")
 
 
+class LoaderFailures(Detector):
+    """M304."""
+
+    def event(self, record: Record) -> None:
+        if record.event == "loader_failed":
+            self.book.fire("M304", record.text or f"at step {record.step}", step=record.step)
+
+
 class DataWait(Detector):
     """M303."""
 
