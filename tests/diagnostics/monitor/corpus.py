@@ -298,7 +298,9 @@ def main() -> None:
         from tests.diagnostics.monitor.trainer_corpus import trainer_logs
 
         verdicts += [judge(case, path) for case, path in process_logs(options.out)]
-        verdicts += [judge(case, path) for case, path in trainer_logs(options.out / "trainer")]
+        verdicts += [
+            judge(case, path) for case, path in trainer_logs(options.out / "trainer", options.offset)
+        ]
     numbers = score(verdicts)
     for verdict in verdicts:
         if verdict.missed or verdict.false:

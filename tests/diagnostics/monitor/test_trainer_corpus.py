@@ -12,10 +12,19 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import find_runs
 from mmldlm.diagnostics.monitor.watch import RunWatch
 from tests.diagnostics.monitor.corpus import judge
-from tests.diagnostics.monitor.trainer_corpus import make_run, trainer_cases, two_ranks, write_stores
+from tests.diagnostics.monitor.trainer_corpus import (
+    AT,
+    USUAL,
+    make_run,
+    prepare,
+    trainer_cases,
+    two_ranks,
+    write_stores,
+)
+from tests.diagnostics.monitor.trainer_faults import SimulatedTime, after_each_step
 
 CASES = trainer_cases()
-SHORT = ("rollback", "memory_fatal")
+SHORT = ("memory_fatal",)
 """Run with all tests; the others are for `-m soak` and for the command that writes docs/monitor/corpus.md."""
 
 
@@ -40,6 +49,33 @@ def test_a_run_with_a_fault(case, folder):
 def test_runs_of_two_ranks(folder):
     verdicts = [judge(case, path) for case, path in two_ranks(folder)]
     assert [(verdict.missed, verdict.false) for verdict in verdicts] == [((), ())] * 3
+
+
+def counts(run):
+    run.close()
+    return {code: (alert.first_step, alert.count) for (code, _), alert in run.panel.book.alerts.items()}
+
+
+def test_a_rollback_watched_as_it_happens_and_read_afterwards(folder):
+    """The trainer cuts its log at a rollback; only who was there saw the lines that are gone."""
+    case = next(case for case in CASES if case.name == "rollback")
+    clock = SimulatedTime()
+    trainer = prepare(folder / "watched", folder / "store", *USUAL, *case.words, "train.steps=80")
+    case.inject(trainer, clock)
+    source = find_runs([str(trainer.run.path)])[0]
+    live, after = (RunWatch(source, MonitorSettings(), clock=clock.time) for _ in range(2))
+    with clock.inside(trainer):
+        after_each_step(trainer, lambda: live.poll(live=True))
+        trainer.fit()
+    for run in (live, after):
+        run.poll(live=False)
+    told = {"M205": (AT, 4), "M504": (AT + 3, 1)}
+    assert counts(after) == told
+    assert counts(live) == told | {"M101": (AT, 4), "M201": (AT, 4)}
+    for run in (live, after):  # four steps of half a second were undone, and going back took 0.2 s
+        seconds = run.ledger.summary()["seconds"]
+        assert seconds["recovery"] == pytest.approx(4 * 0.5 + 0.2, abs=0.4)
+        assert seconds["useful"] == pytest.approx(80 * 0.5, rel=0.06)
 
 
 def event(panel, name, step, **facts):

@@ -1,14 +1,13 @@
 """Labelled logs of our own trainer: small real runs with faults injected, and healthy ones of several kinds.
 
-    python -m tests.diagnostics.monitor.trainer_corpus FOLDER [NAME]
+    python -m tests.diagnostics.monitor.trainer_corpus FOLDER NAME [OFFSET]
 
-makes one run in this process (a killed run needs a process of its own), or all of them.
+makes one run in this process (a killed run needs a process of its own); OFFSET changes its seed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +55,9 @@ class TrainerCase:
     """Is started a second time, without the fault."""
     away: bool = False
     """Read as if from another machine: only the heartbeat tells that the process is gone."""
+    seed: int = 0
+    offset: int = 0
+    """Added to the seed."""
 
     def label(self) -> Case:
         """As the other labelled logs."""
@@ -67,7 +69,7 @@ class TrainerCase:
 
 def _healthy() -> Iterator[TrainerCase]:
     yield TrainerCase("fine")
-    yield TrainerCase("fine_seed", words=("train.seed=7", "train.log_every=2"))
+    yield TrainerCase("fine_seed", seed=7, words=("train.log_every=2",))
     yield TrainerCase("fine_muon", words=("optim.name=muon", "optim.lr=3e-3"))
     yield TrainerCase("fine_micro_batches", words=("batch.micro_tokens=64",))
     stages = "batch.schedule=[{until: 40, tokens_per_step: 128}, {until: 80, tokens_per_step: 192}]"
@@ -130,7 +132,7 @@ def _processes() -> Iterator[TrainerCase]:
 
 def _learning() -> Iterator[TrainerCase]:
     longer = ("train.steps=300", "train.log_every=2", "train.valid_every=15", "optim.lr=1e-2")
-    yield TrainerCase("memorising", ("M801",), 200, words=longer, from_step=15, store="few")
+    yield TrainerCase("memorising", ("M801",), 200, words=longer, from_step=15, store="few", also=("M803",))
     shrink = ("train.valid_every=5",)
     yield TrainerCase(
         "latent_collapse",
@@ -145,15 +147,18 @@ def _learning() -> Iterator[TrainerCase]:
     )
 
 
-def trainer_cases() -> list[TrainerCase]:
-    """All of them, without those of two ranks."""
-    return [*_healthy(), *_numbers(), *_resources(), *_processes(), *_learning()]
+def trainer_cases(offset: int = 0) -> list[TrainerCase]:
+    """All of them, without those of two ranks; with an offset, the same faults in trainings of other seeds."""
+    found = [*_healthy(), *_numbers(), *_resources(), *_processes(), *_learning()]
+    for case in found:
+        case.offset = offset
+    return found
 
 
-def trainer_logs(folder: Path) -> Iterator[tuple[Case, Path]]:
+def trainer_logs(folder: Path, offset: int = 0) -> Iterator[tuple[Case, Path]]:
     """Run everything and give each log with its label."""
     write_stores(folder)
-    for case in trainer_cases():
+    for case in trainer_cases(offset):
         yield case.label(), make_run(case, folder)
     yield from two_ranks(folder)
 
@@ -169,7 +174,8 @@ def write_stores(folder: Path) -> None:
 def make_run(case: TrainerCase, folder: Path) -> Path:
     """Train, with the fault; returns the run folder."""
     if case.alone:
-        words = [sys.executable, "-m", "tests.diagnostics.monitor.trainer_corpus", str(folder), case.name]
+        module = "tests.diagnostics.monitor.trainer_corpus"
+        words = [sys.executable, "-m", module, str(folder), case.name, str(case.offset)]
         subprocess.run(words, env=environment(), capture_output=True, timeout=120, check=False)
     else:
         train(case, folder)
@@ -183,7 +189,8 @@ def train(case: TrainerCase, folder: Path) -> None:
     """In this process; a run that ends by its fault is what is wanted."""
     clock = faults.SimulatedTime()
     for inject in (case.inject, faults.nothing) if case.again else (case.inject,):
-        trainer = prepare(folder / case.name, folder / case.store, *USUAL, *case.words)
+        seed = f"train.seed={case.seed + case.offset}"
+        trainer = prepare(folder / case.name, folder / case.store, *USUAL, *case.words, seed)
         inject(trainer, clock)
         # a run that ends its process is judged by the real clock, as its heartbeat is
         times = clock.inside(trainer) if not case.alone else contextlib.nullcontext()
@@ -221,11 +228,5 @@ def two_ranks(folder: Path) -> Iterator[tuple[Case, Path]]:
 
 
 if __name__ == "__main__":
-    place, chosen = Path(sys.argv[1]), sys.argv[2:]
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not chosen:
-        for made, path in trainer_logs(place):
-            print(made.name, path)
-    for wanted in trainer_cases():
-        if wanted.name in chosen:
-            train(wanted, place)
+    place, chosen, added = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else 0
+    train(next(case for case in trainer_cases(added) if case.name == chosen), place)

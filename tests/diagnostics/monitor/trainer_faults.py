@@ -57,6 +57,7 @@ class SimulatedTime:
         before_each_step(trainer, lambda batch: self.pass_step())
         trainer.save = self._taking(0.2, trainer.save)  # type: ignore[method-assign]
         trainer.hooks.validate = self._taking(0.3, trainer.hooks.validate)
+        trainer.faults.roll_back = self._taking(0.2, trainer.faults.roll_back)  # type: ignore[method-assign]
         trainer.events.record = stamped  # type: ignore[method-assign]
         with contextlib.ExitStack() as patches:
             for module in (

@@ -33,7 +33,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("high_gradient", r"[Hh]igh gradient norm"),
     (
         "skipped",
-        r"[Gg]radient overflow|OVERFLOW!|[Ss]kipping (?:step|optimizer step|this batch|update)|updates? skipped",
+        r"[Gg]radient overflow|OVERFLOW!|[Ss]kipping (?:step|optimizer step|this batch|update)"
+        r"|(?<!too many )updates? skipped",
     ),
     ("save_failed", r"(?:[Cc]heckpoint|[Ss]av(?:e|ing)).{0,60}(?:failed|could not be|cannot be written|Error)"),
     (

@@ -90,6 +90,8 @@ class SkippedUpdates(Detector):
         if record.step is not None:
             self.first_step = self.first_step or record.step
             self.steps_seen = record.step - self.first_step + 1
+            if self.counted is not None and record.step < self.counted:
+                self.counted = None
         if skipped and math.isfinite(skipped) and (record.step is None or record.step != self.counted):
             self.counted = record.step
             self._add(record.step, int(skipped), f"{skipped:.0f} updates skipped up to step {record.step}")
