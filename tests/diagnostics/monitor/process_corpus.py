@@ -38,7 +38,7 @@ def process_logs(folder: Path) -> Iterator[tuple[Case, Path]]:
 def own_runs(folder: Path) -> Iterator[tuple[Case, Path]]:
     """Our trainer: a healthy run, one with a learning rate far too high, one that is killed."""
     folder.mkdir(parents=True)
-    store = write_store(folder / "store", num_train=2000)
+    store = write_store(folder / "store", num_train=8000, vocab_size=8, min_length=2, max_length=4)
     recipe = write_recipe(folder, store.path)
     long = ["train.steps=300", "train.log_every=2", "train.valid_every=100", "train.checkpoint_every=100"]
     quiet = ("M301", "M302", "M303")  # its steps take milliseconds on a machine that others use too
@@ -46,7 +46,7 @@ def own_runs(folder: Path) -> Iterator[tuple[Case, Path]]:
     yield Case("trained_fine", "own", "", (), also=quiet, from_step=0), folder / "fine"
     hot = ["optim.lr=30", "optim.warmup_steps=100", "optim.clip_norm=0"]
     run_own(recipe, folder / "hot", *long, *hot)
-    extra = (*quiet, "M101", "M102", "M201", "M202", "M203", "M205", "M502", "M801")
+    extra = (*quiet, "M101", "M102", "M201", "M202", "M203", "M205", "M502", "M801", "M803")
     yield Case("trained_hot", "own", "lr 30", ("M103",), delay=300, also=extra, from_step=0), folder / "hot"
     words = ("train.steps=100000", "train.log_every=2")
     run_own(recipe, folder / "killed", *words, kill_after="training_log.jsonl")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmldlm.diagnostics.monitor.detectors import Panel
+from mmldlm.diagnostics.monitor.detectors.base import RunFacts
 from mmldlm.diagnostics.monitor.formats import LineParser
 from mmldlm.diagnostics.monitor.goodput import TimeLedger
 from mmldlm.diagnostics.monitor.records import Record
@@ -182,6 +183,14 @@ def test_a_heartbeat_tells_of_a_death_on_another_machine(tmp_path):
         run.close()
         seen[phase, age] = "M502" in {code for code, _ in run.panel.book.alerts}
     assert seen == {("step", 60): False, ("step", 500): True, ("finished", 500): False}
+
+
+@pytest.mark.parametrize(("total", "told"), [(None, True), (200, True), (1000, False)])
+def test_a_latent_that_nobody_reads_yet_is_no_alert_in_the_first_steps(total, told):
+    panel = Panel(facts=RunFacts(total_steps=total))
+    for step in (10, 20, 30, 40):
+        line(panel, step, valid_text_loss=2.0, valid_text_loss_shuffled=2.0)
+    assert (("M803", "") in panel.book.alerts) == told
 
 
 def feed(ledger, *records):

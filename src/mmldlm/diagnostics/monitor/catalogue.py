@@ -236,7 +236,7 @@ KINDS = (
         "Raise corruption.mode_weights.l2t, lower corruption.condition_dropout, and check that "
         "texts and latents of the store "
         "belong together (mmldlm data inspect).",
-        "valid_text_loss against valid_text_loss_shuffled", ("ignored_gain", "ignored_count"),
+        "valid_text_loss against valid_text_loss_shuffled", ("ignored_gain", "ignored_count", "ignored_start"),
     ),
 )  # fmt: skip
 BY_CODE = {kind.code: kind for kind in KINDS}

@@ -110,7 +110,9 @@ class MonitorSettings:
     ignored_gain: float = _number(0.01, 0)
     """The latent is ignored if a shuffled one costs less than this share of the text loss ..."""
     ignored_count: int = _number(3, 1)
-    """... at so many validations in a row."""
+    """... at so many validations in a row ..."""
+    ignored_start: float = _number(0.05, 0, 1)
+    """... after this share of the steps: no model reads its latents from the first step on."""
 
 
 def load_settings(words: Iterable[str] = (), file: Path | None = None) -> MonitorSettings:

@@ -89,6 +89,8 @@ class LatentIgnored(Detector):
         right, shuffled = record.values.get("valid_text_loss"), record.values.get("valid_text_loss_shuffled")
         if right is None or shuffled is None or not (math.isfinite(right) and math.isfinite(shuffled)):
             return
+        if (record.step or 0) < self.settings.ignored_start * (self.facts.total_steps or 0):
+            return
         gain = (shuffled - right) / max(abs(right), 1e-12)
         self.streak = self.streak + 1 if gain < self.settings.ignored_gain else 0
         if self.streak >= self.settings.ignored_count:
