@@ -39,7 +39,7 @@ class DataConfig:
     """Steps that each worker prepares ahead."""
     pin_memory: bool | None = None
     """Page-locked host memory for faster copies; null: on with a GPU."""
-    worker_timeout: float = _number(600.0, 0)
+    worker_timeout: float = _number(300.0, 0)
     """Seconds that loader processes may take for a step before they are started anew; 0: as long as they want."""
     worker_restarts: int = _number(3, 0)
     """Loader processes that died or hung are started anew so often, unless 100 good steps lie between."""

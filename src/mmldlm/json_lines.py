@@ -139,7 +139,7 @@ class LineWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._pending: deque[bytes] = deque(maxlen=_MOST_PENDING)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._end_line()
 
@@ -176,7 +176,8 @@ class LineWriter:
 
     def sync(self) -> None:
         """Make all lines durable (a full disk is logged at the write, a lost line costs no work)."""
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
+            self._flush(quiet=True)
             os.fsync(self._fd)
 
     def close(self) -> None:

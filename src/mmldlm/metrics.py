@@ -80,8 +80,12 @@ class TrainingLog:
 
     def rewind(self, step: int) -> None:
         """Forget all lines past a step, when the run itself rolls back to it."""
+        try:
+            cut_log(self.path, step)
+        except OSError as error:  # a full disk: the next start cuts them
+            logger.warning("%s: lines past step %d stay for now (%s)", self.path, step, error)
+            return
         self._lines.close()
-        cut_log(self.path, step)
         self._lines = LineWriter(self.path)
         if self._mirror is not None:
             self._mirror.rewind(step)

@@ -223,3 +223,20 @@ def test_weights_that_went_bad_are_exchanged_for_good_ones(store, tmp_path):
     assert (rollback["from_step"], rollback["step"]) == (12, 6)
     assert all(torch.isfinite(tensor).all() for tensor in trainer.setup.denoiser.state_dict().values())
     assert all(torch.isfinite(tensor).all() for tensor in trainer.stepper.ema.average.values())
+
+
+def test_skips_before_a_checkpoint_do_not_count_again_after_a_rollback(store, tmp_path):
+    """A checkpoint inside an interval holds its counters; they must not trigger the next rollback."""
+    words = ["train.steps=30", "train.log_every=10", "train.checkpoint_every=3", "train.skip_budget=4"]
+    trainer = make_trainer(tmp_path, store, *words)
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if 2 <= trainer.step <= 5 and not trainer.faults.rollbacks.count:
+            batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
+        run(batch, waited)
+
+    trainer._one_step = one_step
+    trainer.fit()
+    assert trainer.step == 30
+    assert trainer.faults.rollbacks.count == 1

@@ -57,7 +57,7 @@ def train_run(config: Config, path: Path) -> RunFolder:
     run = RunFolder(path)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
     # libraries that are still loading may swallow a Ctrl-C
-    with start_ranks(config) as ranks, StopFlag() as stop:
+    with StopFlag() as stop, start_ranks(config) as ranks:
         setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks)
         (_train_main if ranks.main else _train_beside)(setup, run, stop)
     return run

@@ -57,11 +57,13 @@ class Faults:
         rollbacks.load(before)
         rollbacks.went(trainer.step, (trainer.position, end), self.settings.rollback_lr_factor)
         self.bad_steps.take(wanted=False)
+        trainer.interval.forget_skips()
         trainer.go_on_at(end)
         self._tell_rollback(failed_at)
         trainer.save(wait=True)  # from here on a crash resumes after the rollback, and cuts the log itself
-        for lines in (trainer.log, trainer.samples):
-            lines.rewind(trainer.step)
+        if trainer.saver.last_saved == trainer.step:  # else the next start cuts them, where it resumes
+            for lines in (trainer.log, trainer.samples):
+                lines.rewind(trainer.step)
 
     def _tell_rollback(self, failed_at: int) -> None:
         done, step = self.rollbacks, self.trainer.step

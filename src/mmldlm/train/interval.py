@@ -95,6 +95,11 @@ class Interval:
                 tensor.copy_(tensors[name] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
         self.counts = {name: int(tensors[name]) if name in tensors else 0 for name in _COUNTS}
 
+    def forget_skips(self) -> None:
+        """After a rollback: what was skipped before it must not count again."""
+        for name in ("skipped", "streak", "longest"):
+            self.sums[name].zero_()
+
     def fields(self) -> dict[str, Any]:
         """Means over the steps that updated; nan where every step was skipped."""
         self.sums, self._flops = self._over_ranks(), self.ranks.total(self._flops)

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,6 +96,7 @@ class Trainer:
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
+        self._resumed_step: int | None = None
         self.valid_loss: tuple[int, float] | None = None
         """Step and loss of the last validation."""
         self.events = self.run.open_events() if self.ranks.main else unheard()
@@ -158,8 +159,11 @@ class Trainer:
             raise Interrupted(
                 "stopped before the first step; run the same command to go on", exit_code(stopped)
             )
-        batches = self._batches()
-        self.interval.restart_clock()
+        with contextlib.closing(self._batches()) as batches:
+            self.interval.restart_clock()
+            self._steps(batches)
+
+    def _steps(self, batches: Iterator[StepBatch | UserError]) -> None:
         while self.step < self.config.train.steps:
             self.faults.watchdog.at(self.step, "step")
             began = time.perf_counter()
@@ -182,7 +186,8 @@ class Trainer:
 
     def _without_data(self, batch: StepBatch | UserError) -> UserError:
         """Bad data, met in a worker of any rank, is told here, and nothing is lost."""
-        if self.step and self.ranks.any(self.ranks.main and self.saver.last_saved != self.step):
+        saved = self.step in (self.saver.last_saved, self._resumed_step) if self.ranks.main else True
+        if self.step and self.ranks.any(not saved):
             self.save(wait=True)
         return batch if isinstance(batch, UserError) else self.ranks.lost("it could not read its data")
 
@@ -197,7 +202,7 @@ class Trainer:
             f"stopped after step {self.step}, {state}; run the same command to go on", exit_code(received)
         )
 
-    def _batches(self) -> Iterator[StepBatch | UserError]:
+    def _batches(self) -> Generator[StepBatch | UserError, None, None]:
         """The steps from here on, on the device; begun anew when the micro-batch has changed its size."""
         setup, runtime = self.setup, self.setup.runtime
         while True:
@@ -209,15 +214,22 @@ class Trainer:
             )  # fmt: skip
             watched = WatchedSteps(loader, self.config.data.worker_timeout)
             feed = Feed(watched, runtime.device, overlap=self.config.speed.overlap_copies)
-            while not self._begin_anew:
-                try:
-                    batch = next(feed)
-                except LoaderError as error:
-                    if told := self.faults.loader_failed(error):
-                        yield told
-                    break
-                self.faults.restarts.step_done()
-                yield batch
+            try:
+                yield from self._fed(feed)
+            finally:
+                watched.kill()  # a process that is stuck would keep this one from ending
+
+    def _fed(self, feed: Feed) -> Iterator[StepBatch | UserError]:
+        """What one loader gives, until it is to begin anew or fails."""
+        while not self._begin_anew:
+            try:
+                batch = next(feed)
+            except LoaderError as error:
+                if told := self.faults.loader_failed(error):
+                    yield told
+                return
+            self.faults.restarts.step_done()
+            yield batch
 
     def _one_step(self, batch: StepBatch, waited: float) -> None:
         self.setup.denoiser.train()
@@ -338,6 +350,7 @@ class Trainer:
             return False
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
         self.restore(snapshot)
+        self._resumed_step = self.step
         log.info("going on from step %d of %d", self.step, self.config.train.steps)
         before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
         if now != before:

@@ -58,4 +58,5 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
         trainer.resizing.load(meta.get("resizing", {}))
     trainer.setup.halvings = trainer.resizing.halvings
     trainer.tokens, trainer.documents = meta["tokens"], meta["documents"]
+    trainer.valid_loss = (snapshot.step, meta[SCORE]) if SCORE in meta else None
     trainer.faults.rollbacks.load(meta.get("rollbacks", {}))
