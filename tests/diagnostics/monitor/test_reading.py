@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mmldlm.diagnostics.monitor.follow import LONGEST_LINE, FileFollower
 from mmldlm.diagnostics.monitor.formats import LineParser
+from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.sources import find_runs
 from mmldlm.errors import UserError
 
@@ -160,7 +161,7 @@ Root Cause (first observed failure):
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("utf-8", "replace"))))
 def test_no_line_breaks_the_parser(line):
-    LineParser().parse(line)
+    assert isinstance(LineParser().parse(line), Record | None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -171,8 +172,8 @@ def test_no_damaged_line_breaks_the_parser(line, seed):
     for _ in range(noise.randrange(1, 6)):
         letters[noise.randrange(len(letters))] = noise.choice("0{}[]\"':=%|.,\x00eE-naif/")
     parser = LineParser()
-    parser.parse("".join(letters))
-    parser.parse(line[: noise.randrange(len(line))])
+    for damaged in ("".join(letters), line[: noise.randrange(len(line))]):
+        assert isinstance(parser.parse(damaged), Record | None)
 
 
 def test_a_follower_lives_through_everything(tmp_path):
