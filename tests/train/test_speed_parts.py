@@ -97,6 +97,7 @@ def test_labels_on_the_line_of_the_device_are_no_kernels():
         return SimpleNamespace(name=name, device_type=device, is_user_annotation=label)
 
     assert _is_kernel(event("nvjet_gemm"))
+    assert _is_kernel(event("void at::native::elementwise_kernel<128, 4, {lambda(int)#1}>(int)"))
     assert not _is_kernel(event("nvjet_gemm", device="DeviceType.CPU"))
     for name in ("ProfilerStep*", "Optimizer.step#AdamW.step"):
         assert not _is_kernel(event(name))

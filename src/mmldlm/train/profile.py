@@ -20,6 +20,8 @@ from mmldlm.durable import replace_file
 log = logging.getLogger(__name__)
 _SHOWN = 30
 _MEMORY_EVENTS = 100_000
+_LABELS = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)#")
+"""Labels of torch; a number sign alone is none, kernels of lambdas have it in their names too."""
 
 
 class StepProfiler:
@@ -107,7 +109,7 @@ def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:
 
 def _is_kernel(event: Any) -> bool:
     """Work of the device; the profiler also draws the host's labels, such as whole steps, on the device's line."""
-    labelled = event.is_user_annotation or event.name.startswith("ProfilerStep") or "#" in event.name
+    labelled = event.is_user_annotation or event.name.startswith(_LABELS)
     return str(event.device_type).endswith("CUDA") and not labelled
 
 
