@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -11,36 +12,18 @@ import pytest
 from mmldlm.data import shard
 from mmldlm.data.watched import LoaderError, Restarts
 from mmldlm.errors import UserError
-from tests.runs import make_trainer
+from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
-from tests.train.test_loop import curve, same, weights
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
-
-
-@pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
-    trainer.fit()
-    return trainer
-
-
-def children():
-    return [int(pid) for pid in os.popen(f"pgrep -P {os.getpid()}").read().split()]
 
 
 def hit_workers(trainer, number, steps):
-    """Send a signal to all loader processes at the start of these steps."""
-    run, before, left = trainer._one_step, set(children()), list(steps)
+    """Send a signal to all loader processes at the start of these steps, once each."""
+    run, left = trainer._one_step, list(steps)
 
     def one_step(batch, waited):
         if trainer.step in left:
             left.remove(trainer.step)
-            for pid in set(children()) - before:
-                os.kill(pid, number)
+            hit_loader(trainer, number)
         run(batch, waited)
 
     trainer._one_step = one_step
@@ -62,6 +45,24 @@ def test_killed_workers_are_started_anew_and_the_run_is_bit_identical(store, who
     assert "died (SIGKILL, perhaps out of host memory)" in failures(trainer)[0]
     assert same(weights(trainer), weights(whole))
     assert curve(trainer) == curve(whole)
+
+
+def test_only_the_processes_of_the_loader_are_hit_and_one_that_is_gone_is_no_error(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS)
+    batches = trainer._batches()
+    next(batches)
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        gone, other = trainer.watched.workers
+        os.kill(gone.pid, signal.SIGKILL)
+        gone.join(10.0)
+        hit_loader(trainer, signal.SIGKILL)
+        other.join(10.0)
+        assert (gone.exitcode, other.exitcode, bystander.poll()) == (-signal.SIGKILL, -signal.SIGKILL, None)
+    finally:
+        bystander.kill()
+        bystander.wait()
+        batches.close()
 
 
 def test_workers_that_hang_are_started_anew_too(store, whole, tmp_path):

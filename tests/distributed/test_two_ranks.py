@@ -12,17 +12,11 @@ from mmldlm.train.signals import REQUEUE
 from tests.distributed.pair import end, start_pair
 from tests.distributed.scenarios import PLAIN, SCENARIOS, stop_at, watch_documents
 from tests.runs import make_trainer
-from tests.stores import write_store
 
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
 ROUNDING = 3e-6
 """Sums of fp32 in another order."""
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 @pytest.fixture(scope="module")

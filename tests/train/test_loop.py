@@ -5,39 +5,8 @@ import torch
 
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import read_log
-from tests.runs import make_trainer
+from tests.runs import curve, make_trainer, same, weights
 from tests.stores import write_store
-
-TIMED = {"time", "documents_per_second", "tokens_per_second", "flops_per_second", "mfu", "data_wait"}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
-
-
-def curve(trainer):
-    return [
-        {key: value for key, value in line.items() if key not in TIMED}
-        for line in read_log(trainer.run.training_log)
-    ]
-
-
-def weights(trainer):
-    ema = trainer.stepper.ema.average
-    optimizer = trainer.snapshot().tensors["optimizer"]
-    return {**trainer.setup.denoiser.state_dict(), **{f"ema {k}": v for k, v in ema.items()}, **optimizer}
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-
-
-@pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
-    trainer.fit()
-    return trainer
 
 
 class StopAt:

@@ -11,16 +11,9 @@ from mmldlm.checkpoint.publish import published
 from mmldlm.checkpoint.resume import load_checkpoint
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
-from tests.runs import make_trainer
-from tests.stores import write_store
-from tests.train.test_loop import curve, same, weights
+from tests.runs import curve, make_trainer, same, weights
 
 SETTINGS = ("train.steps=24", "train.log_every=2", "train.skip_budget=4", "train.checkpoint_every=3")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 def poison(trainer, is_bad):

@@ -97,6 +97,8 @@ class Trainer:
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
         self._resumed_step: int | None = None
+        self.watched: WatchedSteps | None = None
+        """The loader at work."""
         self.valid_loss: tuple[int, float] | None = None
         """Step and loss of the last validation."""
         self.events = self.run.open_events() if self.ranks.main else unheard()
@@ -212,7 +214,7 @@ class Trainer:
                 setup.reader(), steps, num_workers=runtime.num_workers,
                 prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory, poll_seconds=POLL_SECONDS,
             )  # fmt: skip
-            watched = WatchedSteps(loader, self.config.data.worker_timeout)
+            watched = self.watched = WatchedSteps(loader, self.config.data.worker_timeout)
             feed = Feed(watched, runtime.device, overlap=self.config.speed.overlap_copies)
             try:
                 yield from self._fed(feed)
