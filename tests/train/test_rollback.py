@@ -169,14 +169,20 @@ def test_no_rollbacks_allowed_is_a_plain_end(store, tmp_path):
     assert events(trainer, "rolled_back") == []
 
 
-def test_the_last_good_checkpoint_outlives_newer_bad_ones(store, tmp_path):
+def test_the_last_two_good_checkpoints_outlive_newer_bad_ones(store, tmp_path):
     trainer = make_trainer(
         tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.keep_checkpoints=1", "train.log_every=24",
         "train.skip_budget=1000",
     )  # fmt: skip
     poison(trainer, lambda where: trainer.step >= 6)
     trainer.fit()
-    assert [path.name for path in published(trainer.run.checkpoints)] == ["step_00000006", "step_00000024"]
+    kept = [path.name for path in published(trainer.run.checkpoints)]
+    assert kept == ["step_00000004", "step_00000006", "step_00000024"]
+    with open(trainer.run.checkpoints / "step_00000006" / "model.safetensors", "r+b") as file:
+        file.write(b"damaged")
+    found = trainer.faults.rollbacks.choose(trainer.run.checkpoints, lambda message: None)
+    assert found is not None
+    assert found.step == 4
 
 
 def test_best_and_regular_checkpoints_are_kept_on_top(store, tmp_path):
