@@ -185,6 +185,39 @@ def test_the_last_two_good_checkpoints_outlive_newer_bad_ones(store, tmp_path):
     assert found.step == 4
 
 
+@pytest.mark.parametrize("stop_at", [8, 10])
+def test_bad_documents_are_named_although_the_run_stopped_before_the_line_of_the_log(
+    store, tmp_path, stop_at
+):
+    words = ("train.steps=12", "train.log_every=12", "train.checkpoint_every=5", "train.skip_budget=100")
+    whole, first, second = (make_trainer(tmp_path / name, store, *words) for name in ("whole", "run", "run"))
+    for trainer in (whole, first, second):
+        poison(trainer, lambda where, trainer=trainer: trainer.step in (4, 6, 10))
+    whole.fit()
+    crash_at(first, stop_at)
+    with pytest.raises(RuntimeError, match="the machine died"):
+        first.fit()
+    second.fit()
+    (told,), (wanted,) = events(second, "skipped"), events(whole, "skipped")
+    assert wanted["steps"] == [5, 7, 11]
+    assert {key: told[key] for key in ("steps", "positions", "documents", "count")} == {
+        key: wanted[key] for key in ("steps", "positions", "documents", "count")
+    }
+    assert same(weights(second), weights(whole))
+
+
+def crash_at(trainer, at):
+    """At the start of this step, 0 is the first."""
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if trainer.step == at:
+            raise RuntimeError("the machine died")
+        run(batch, waited)
+
+    trainer._one_step = one_step
+
+
 def test_best_and_regular_checkpoints_are_kept_on_top(store, tmp_path):
     trainer = make_trainer(
         tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.valid_every=2",

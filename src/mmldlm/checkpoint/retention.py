@@ -1,4 +1,4 @@
-"""Which checkpoints outlive the newest few: the best ones, every so-and-so-many steps, and always the last good ones."""
+"""Which checkpoints outlive the newest few: the best ones, every so many steps, and always the last good ones."""
 
 from __future__ import annotations
 
