@@ -5,13 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
 
 from mmldlm.data import shard
 from mmldlm.data.watched import LoaderError, Restarts
-from mmldlm.errors import UserError
+from mmldlm.errors import Interrupted, UserError
 from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
 
@@ -113,6 +114,63 @@ def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(stor
     ):
         trainer.fit()
     assert trainer.saver.last_saved == trainer.step == 6
+
+
+def hang_from(trainer, step, seconds=300.0):
+    """What reads the documents of this step, and of later ones, does not come back."""
+    reader = trainer.setup.reader
+
+    def stuck_reader():
+        made = reader()
+        make = made.make
+        made.make = lambda where: time.sleep(seconds) if where.step >= step else make(where)
+        return made
+
+    trainer.setup.reader = stuck_reader
+
+
+def ask_later(trainer, step, number):
+    """A signal comes while the run waits for the documents of this step."""
+    fed = trainer._fed
+
+    def signalling(feed):
+        for batch in fed(feed):
+            yield batch
+            if trainer.step == step:
+                threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+
+    trainer._fed = signalling
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_waiting_for_data_that_do_not_come(
+    store, whole, tmp_path, number, code, num_workers
+):
+    trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.worker_timeout=250")
+    hang_from(trainer, 5)
+    ask_later(trainer, 5, number)
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match=r"stopped after step 5, checkpoint saved") as told:
+        trainer.fit()
+    assert told.value.exit_code == code
+    assert time.monotonic() - began < 100  # not the end of anybody's patience
+    assert trainer.saver.last_saved == 5
+    assert json.loads(trainer.run.events.read_text().splitlines()[-1])["reason"].startswith("Interrupted: ")
+    again = make_trainer(tmp_path, store)
+    again.fit()
+    assert same(weights(again), weights(whole))
+    assert curve(again) == curve(whole)
+
+
+def test_a_signal_while_waiting_for_the_first_step_leaves_without_a_checkpoint(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, "data.num_workers=0")
+    hang_from(trainer, 0)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with trainer.stop, pytest.raises(Interrupted, match="stopped before the first step") as told:
+        trainer.fit()
+    assert told.value.exit_code == 75
+    assert list(trainer.run.checkpoints.glob("step_*")) == []
 
 
 def test_restarts_are_bounded_and_forgotten_after_good_steps():

@@ -148,6 +148,14 @@ def test_data_that_one_rank_cannot_read_ends_the_run_for_both_with_a_checkpoint(
     assert saved.step == first["step"] == second["step"] == 6
 
 
+@pytest.mark.parametrize("name", ["waiting_and_told", "waiting_and_another_told"])
+def test_a_signal_to_either_rank_ends_the_waiting_of_both(both, began, name):
+    first, second = both[name]
+    assert (first["code"], second["code"]) == (REQUEUE, REQUEUE)
+    saved = load_latest(began[0] / name / "run" / "checkpoints", report=pytest.fail)
+    assert saved.step == first["step"] == second["step"] == 6
+
+
 @pytest.mark.parametrize(("name", "changes"), [
     ("memory_before", [("out_of_memory", 4), ("grown", 7)]),
     ("memory_at_once", [("out_of_memory", 0), ("grown", 3)]),
