@@ -136,7 +136,9 @@ class Trainer:
                 self._train()
             self.events.record("finished", step=self.step)
         except BaseException as error:
-            self.events.record("stopped", step=self.step, reason=f"{type(error).__name__}: {error}")
+            orderly = {"exit_code": error.exit_code} if isinstance(error, Interrupted) else {}
+            reason = f"{type(error).__name__}: {error}"
+            self.events.record("stopped", step=self.step, reason=reason, **orderly)
             if isinstance(error, KeyboardInterrupt):  # a second Ctrl-C does not wait for the disk
                 self.saver.leave()
             raise
