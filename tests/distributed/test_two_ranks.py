@@ -36,7 +36,7 @@ def both(store, began):
     """Name of a scenario -> what each rank saw."""
     folder, _ = began
     processes = start_pair("tests.distributed.scenarios", str(folder), str(store))
-    told = end(processes, 150)
+    told = end(processes, 400)
     assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
     names = [*PLAIN, *SCENARIOS]
     return {
