@@ -4,8 +4,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from mmldlm.train.loop import Trainer
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,3 +24,21 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small pair store that no test changes; modules that need another have their own."""
+    from tests.stores import write_store
+
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+@pytest.fixture(scope="session")
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> "Trainer":
+    """A run over that store that nothing disturbed, to compare with."""
+    from tests.runs import make_trainer
+
+    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
+    trainer.fit()
+    return trainer

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mmldlm.distributed.ranks import Ranks
+from mmldlm.metrics import read_log
 from mmldlm.recipe import load_recipe
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import start_runtime
@@ -19,6 +25,8 @@ model: {{preset: tiny, depth: 2, width: 32, latent_width: 16, num_heads: 2, head
 optim: {{lr: 3.0e-3, warmup_steps: 5, ema_decay: 0.9}}
 train: {{steps: 12, log_every: 3, valid_every: 6, checkpoint_every: 4, tensorboard: false}}
 """
+TIMED = {"time", "documents_per_second", "tokens_per_second", "flops_per_second", "mfu", "data_wait"}
+"""Fields of the log that no two runs share."""
 
 
 class Silent:
@@ -52,3 +60,34 @@ def make_trainer(folder: Path, store: Path, *overrides: str, ranks: Ranks | None
         run,
         Hooks(lambda d: {"valid_loss": 1.0}, lambda d, s: [], Silent()),
     )
+
+
+def untimed(log: Path) -> list[dict[str, Any]]:
+    """The lines of a log, without what the clock decides."""
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in read_log(log)]
+
+
+def curve(trainer: Trainer) -> list[dict[str, Any]]:
+    """All that a run logged and that must be the same when it is done again."""
+    return untimed(trainer.run.training_log)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Weights, their averages and moments."""
+    assert trainer.stepper.ema is not None
+    averages = {f"ema {name}": tensor for name, tensor in trainer.stepper.ema.average.items()}
+    return {**trainer.setup.denoiser.state_dict(), **averages, **trainer.snapshot().tensors["optimizer"]}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    """Whether the same tensors are there, with the same values."""
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def hit_loader(trainer: Trainer, number: int) -> None:
+    """Send a signal to the processes of the run's own loader; one that has gone already is past it."""
+    assert trainer.watched is not None
+    for worker in trainer.watched.workers:
+        if worker.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, number)

@@ -1,7 +1,7 @@
 """Kill a process that saves checkpoints, again and again, and look at what it leaves.
 
-    python kill_sweep.py calls FOLDER          at every system call that changes the disk, one after the other
-    python kill_sweep.py moments FOLDER N      at N random moments
+    python -m tests.checkpoint.kill_sweep calls FOLDER        at every system call that changes the disk, in turn
+    python -m tests.checkpoint.kill_sweep moments FOLDER N    at N random moments
 
 Each child is a fork, so that torch is imported once. Prints a JSON object with what was seen.
 """
@@ -14,19 +14,17 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tests.kills import die_at, fork
 
 from mmldlm.checkpoint.publish import read_latest
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.checkpoint.saver import Saver
 from mmldlm.checkpoint.state import Snapshot
-
-CALLS = ("write", "fsync", "rename", "replace", "symlink", "mkdir", "unlink", "rmdir")
 
 
 def snapshot(step: int, version: int, size: int) -> Snapshot:
@@ -38,38 +36,6 @@ def check(found: Snapshot, size: int) -> None:
     wanted = snapshot(found.step, found.meta["version"], size)
     for group, named in wanted.tensors.items():
         assert torch.equal(found.tensors[group]["w"], named["w"])
-
-
-def fork(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        work()
-    finally:
-        os._exit(0)
-
-
-def die_at(number: int) -> None:
-    """From now on the `number`-th changing call is the last; a write gets half of its bytes out."""
-    count, counting = 0, threading.Lock()
-
-    def guard(name: str, call: Callable) -> Callable:
-        def guarded(*args, **kwargs):  # type: ignore[no-untyped-def]
-            nonlocal count
-            with counting:
-                count += 1
-                last = count == number
-            if last:
-                if name == "write":
-                    call(args[0], memoryview(args[1])[: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return guarded
-
-    for name in CALLS:
-        setattr(os, name, guard(name, getattr(os, name)))
 
 
 def acknowledge(fd: int, version: int) -> Callable[[int, Path, float], None]:

@@ -4,17 +4,9 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.runs import write_recipe
-from tests.stores import write_store
 
 MMLDLM = [sys.executable, "-m", "mmldlm.cli.main"]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 def train(folder, store, *words):

@@ -4,43 +4,27 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import threading
 import time
 
 import pytest
 
 from mmldlm.data import shard
 from mmldlm.data.watched import LoaderError, Restarts
-from mmldlm.errors import UserError
-from tests.runs import make_trainer
+from mmldlm.errors import Interrupted, UserError
+from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
-from tests.train.test_loop import curve, same, weights
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
-
-
-@pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
-    trainer.fit()
-    return trainer
-
-
-def children():
-    return [int(pid) for pid in os.popen(f"pgrep -P {os.getpid()}").read().split()]
 
 
 def hit_workers(trainer, number, steps):
-    """Send a signal to all loader processes at the start of these steps."""
-    run, before, left = trainer._one_step, set(children()), list(steps)
+    """Send a signal to all loader processes at the start of these steps, once each."""
+    run, left = trainer._one_step, list(steps)
 
     def one_step(batch, waited):
         if trainer.step in left:
             left.remove(trainer.step)
-            for pid in set(children()) - before:
-                os.kill(pid, number)
+            hit_loader(trainer, number)
         run(batch, waited)
 
     trainer._one_step = one_step
@@ -62,6 +46,24 @@ def test_killed_workers_are_started_anew_and_the_run_is_bit_identical(store, who
     assert "died (SIGKILL, perhaps out of host memory)" in failures(trainer)[0]
     assert same(weights(trainer), weights(whole))
     assert curve(trainer) == curve(whole)
+
+
+def test_only_the_processes_of_the_loader_are_hit_and_one_that_is_gone_is_no_error(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, *WORKERS)
+    batches = trainer._batches()
+    next(batches)
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        gone, other = trainer.watched.workers
+        os.kill(gone.pid, signal.SIGKILL)
+        gone.join(10.0)
+        hit_loader(trainer, signal.SIGKILL)
+        other.join(10.0)
+        assert (gone.exitcode, other.exitcode, bystander.poll()) == (-signal.SIGKILL, -signal.SIGKILL, None)
+    finally:
+        bystander.kill()
+        bystander.wait()
+        batches.close()
 
 
 def test_workers_that_hang_are_started_anew_too(store, whole, tmp_path):
@@ -112,6 +114,63 @@ def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(stor
     ):
         trainer.fit()
     assert trainer.saver.last_saved == trainer.step == 6
+
+
+def hang_from(trainer, step, seconds=300.0):
+    """What reads the documents of this step, and of later ones, does not come back."""
+    reader = trainer.setup.reader
+
+    def stuck_reader():
+        made = reader()
+        make = made.make
+        made.make = lambda where: time.sleep(seconds) if where.step >= step else make(where)
+        return made
+
+    trainer.setup.reader = stuck_reader
+
+
+def ask_later(trainer, step, number):
+    """A signal comes while the run waits for the documents of this step."""
+    fed = trainer._fed
+
+    def signalling(feed):
+        for batch in fed(feed):
+            yield batch
+            if trainer.step == step:
+                threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+
+    trainer._fed = signalling
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_waiting_for_data_that_do_not_come(
+    store, whole, tmp_path, number, code, num_workers
+):
+    trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.worker_timeout=250")
+    hang_from(trainer, 5)
+    ask_later(trainer, 5, number)
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match=r"stopped after step 5, checkpoint saved") as told:
+        trainer.fit()
+    assert told.value.exit_code == code
+    assert time.monotonic() - began < 100  # not the end of anybody's patience
+    assert trainer.saver.last_saved == 5
+    assert json.loads(trainer.run.events.read_text().splitlines()[-1])["reason"].startswith("Interrupted: ")
+    again = make_trainer(tmp_path, store)
+    again.fit()
+    assert same(weights(again), weights(whole))
+    assert curve(again) == curve(whole)
+
+
+def test_a_signal_while_waiting_for_the_first_step_leaves_without_a_checkpoint(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, "data.num_workers=0")
+    hang_from(trainer, 0)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with trainer.stop, pytest.raises(Interrupted, match="stopped before the first step") as told:
+        trainer.fit()
+    assert told.value.exit_code == 75
+    assert list(trainer.run.checkpoints.glob("step_*")) == []
 
 
 def test_restarts_are_bounded_and_forgotten_after_good_steps():

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +142,40 @@ def bad_data(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
     trainer.setup.train_split.read = broken  # type: ignore[method-assign]
     return trainer
+
+
+def waiting(ranks: Ranks, folder: Path, store: Path, num_workers: int, signalled: int) -> Trainer:
+    """Rank 1 waits for the documents of step 7 that never come, rank 0 for rank 1; one of them gets a signal."""
+    trainer = make_trainer(folder, store, f"data.num_workers={num_workers}", ranks=ranks)
+    read, run = trainer.setup.reader, trainer._one_step
+
+    def reader() -> Any:
+        made = read()
+        make = made.make
+        made.make = lambda where: time.sleep(300) if where.step >= 6 else make(where)  # type: ignore[method-assign]
+        return made
+
+    def one_step(*args: Any) -> None:
+        run(*args)
+        if trainer.step == 6 and ranks.rank == signalled:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    if ranks.rank == 1:
+        trainer.setup.reader = reader  # type: ignore[method-assign]
+    trainer._one_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+@scenario
+def waiting_and_told(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """The one that waits for its loader is told to stop."""
+    return waiting(ranks, folder, store, num_workers=1, signalled=1)
+
+
+@scenario
+def waiting_and_another_told(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """The one that waits for the other is told to stop."""
+    return waiting(ranks, folder, store, num_workers=0, signalled=0)
 
 
 def limited(ranks: Ranks, folder: Path, store: Path, *words: str, at: tuple[int, ...]) -> Trainer:

@@ -12,17 +12,11 @@ from mmldlm.train.signals import REQUEUE
 from tests.distributed.pair import end, start_pair
 from tests.distributed.scenarios import PLAIN, SCENARIOS, stop_at, watch_documents
 from tests.runs import make_trainer
-from tests.stores import write_store
 
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
 ROUNDING = 3e-6
 """Sums of fp32 in another order."""
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,7 @@ def both(store, began):
     """Name of a scenario -> what each rank saw."""
     folder, _ = began
     processes = start_pair("tests.distributed.scenarios", str(folder), str(store))
-    told = end(processes, 150)
+    told = end(processes, 400)
     assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
     names = [*PLAIN, *SCENARIOS]
     return {
@@ -151,6 +145,14 @@ def test_data_that_one_rank_cannot_read_ends_the_run_for_both_with_a_checkpoint(
     assert "another rank is gone" in first["told"]
     assert "could not read its data" in first["told"]
     saved = load_latest(began[0] / "bad_data" / "run" / "checkpoints", report=pytest.fail)
+    assert saved.step == first["step"] == second["step"] == 6
+
+
+@pytest.mark.parametrize("name", ["waiting_and_told", "waiting_and_another_told"])
+def test_a_signal_to_either_rank_ends_the_waiting_of_both(both, began, name):
+    first, second = both[name]
+    assert (first["code"], second["code"]) == (REQUEUE, REQUEUE)
+    saved = load_latest(began[0] / name / "run" / "checkpoints", report=pytest.fail)
     assert saved.step == first["step"] == second["step"] == 6
 
 

@@ -14,68 +14,32 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch._dynamo  # imported at the first validation, and slow
 
 from mmldlm.checkpoint.resume import load_latest
-from mmldlm.metrics import read_log
-from tests.runs import make_trainer
+from tests.kills import die_at, fork
+from tests.runs import make_trainer, untimed
 from tests.stores import write_store
 
 WORDS = (
     "train.steps=20", "train.checkpoint_every=2", "train.log_every=3", "train.valid_every=7", "train.valid_samples=0"
 )  # fmt: skip
-TIMED = {"time", "documents_per_second", "tokens_per_second", "flops_per_second", "mfu", "data_wait"}
-CALLS = ("write", "fsync", "rename", "replace", "symlink", "mkdir", "unlink", "rmdir")
 
 
-def fork(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        work()
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def die_in_save(number: int) -> None:
-    """The `number`-th call of a saving thread that changes the disk is the last; a write gets half of its bytes out."""
-    import threading
-
-    count, counting = 0, threading.Lock()
-
-    def guard(name: str, call: Callable) -> Callable:
-        def guarded(*args, **kwargs):  # type: ignore[no-untyped-def]
-            nonlocal count
-            if threading.current_thread() is not threading.main_thread() and _saving():
-                with counting:
-                    count += 1
-                    last = count == number
-                if last:
-                    if name == "write":
-                        call(args[0], memoryview(args[1])[: len(args[1]) // 2])
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-
-        return guarded
-
-    def _saving() -> bool:
-        return any(thread.name == "checkpoint-saver" for thread in threading.enumerate())
-
-    for name in CALLS:
-        setattr(os, name, guard(name, getattr(os, name)))
+def _saving() -> bool:
+    """Whether the caller is one of the threads that write a checkpoint."""
+    beside = threading.current_thread() is not threading.main_thread()
+    return beside and any(thread.name == "checkpoint-saver" for thread in threading.enumerate())
 
 
 def train(folder: Path, store: Path, dying_call: int = 0) -> None:
     if dying_call:
-        die_in_save(dying_call)
+        die_at(dying_call, _saving)
     make_trainer(folder, store, *WORDS).fit()
 
 
@@ -92,8 +56,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], dict, list[dict]]:
     state = {key: found.meta[key] for key in ("position", "tokens", "documents", "rollbacks")} | {
         "step": found.step
     }
-    lines = list(read_log(folder / "run" / "training_log.jsonl"))
-    return tensors, state, [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+    return tensors, state, untimed(folder / "run" / "training_log.jsonl")
 
 
 def assert_same(folder: Path, wanted: tuple[dict[str, torch.Tensor], dict, list[dict]]) -> None:

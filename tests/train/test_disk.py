@@ -11,23 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmldlm.checkpoint.resume import load_latest
-from tests.runs import make_trainer
-from tests.stores import write_store
-from tests.train.test_loop import curve, same, weights
+from tests.runs import curve, make_trainer, same, weights
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
-
-
-@pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):
-    trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
-    trainer.fit()
-    return trainer
 
 
 LIMITED = """

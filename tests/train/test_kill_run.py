@@ -26,7 +26,7 @@ def test_killed_at_a_few_moments_and_while_saving(quick_folder):
 
 
 @pytest.mark.soak
-def test_killed_at_fifty_moments_ten_of_them_while_saving(tmp_path):
+def test_killed_at_fifty_moments_fifteen_of_them_while_saving(tmp_path):
     seen = sweep(tmp_path, 35, 15)
     assert seen["kills"] == 50
-    assert seen["during_a_save"] >= 30
+    assert seen["during_a_save"] >= 15

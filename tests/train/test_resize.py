@@ -10,12 +10,6 @@ from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from mmldlm.train.resize import Resizing
 from tests.runs import make_trainer
-from tests.stores import write_store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 def limit_memory(trainer, most_tokens):

@@ -11,16 +11,9 @@ from mmldlm.checkpoint.publish import published
 from mmldlm.checkpoint.resume import load_checkpoint
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
-from tests.runs import make_trainer
-from tests.stores import write_store
-from tests.train.test_loop import curve, same, weights
+from tests.runs import curve, make_trainer, same, weights
 
 SETTINGS = ("train.steps=24", "train.log_every=2", "train.skip_budget=4", "train.checkpoint_every=3")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 def poison(trainer, is_bad):
@@ -176,14 +169,53 @@ def test_no_rollbacks_allowed_is_a_plain_end(store, tmp_path):
     assert events(trainer, "rolled_back") == []
 
 
-def test_the_last_good_checkpoint_outlives_newer_bad_ones(store, tmp_path):
+def test_the_last_two_good_checkpoints_outlive_newer_bad_ones(store, tmp_path):
     trainer = make_trainer(
         tmp_path, store, "train.steps=24", "train.checkpoint_every=2", "train.keep_checkpoints=1", "train.log_every=24",
         "train.skip_budget=1000",
     )  # fmt: skip
     poison(trainer, lambda where: trainer.step >= 6)
     trainer.fit()
-    assert [path.name for path in published(trainer.run.checkpoints)] == ["step_00000006", "step_00000024"]
+    kept = [path.name for path in published(trainer.run.checkpoints)]
+    assert kept == ["step_00000004", "step_00000006", "step_00000024"]
+    with open(trainer.run.checkpoints / "step_00000006" / "model.safetensors", "r+b") as file:
+        file.write(b"damaged")
+    found = trainer.faults.rollbacks.choose(trainer.run.checkpoints, lambda message: None)
+    assert found is not None
+    assert found.step == 4
+
+
+@pytest.mark.parametrize("stop_at", [8, 10])
+def test_bad_documents_are_named_although_the_run_stopped_before_the_line_of_the_log(
+    store, tmp_path, stop_at
+):
+    words = ("train.steps=12", "train.log_every=12", "train.checkpoint_every=5", "train.skip_budget=100")
+    whole, first, second = (make_trainer(tmp_path / name, store, *words) for name in ("whole", "run", "run"))
+    for trainer in (whole, first, second):
+        poison(trainer, lambda where, trainer=trainer: trainer.step in (4, 6, 10))
+    whole.fit()
+    crash_at(first, stop_at)
+    with pytest.raises(RuntimeError, match="the machine died"):
+        first.fit()
+    second.fit()
+    (told,), (wanted,) = events(second, "skipped"), events(whole, "skipped")
+    assert wanted["steps"] == [5, 7, 11]
+    assert {key: told[key] for key in ("steps", "positions", "documents", "count")} == {
+        key: wanted[key] for key in ("steps", "positions", "documents", "count")
+    }
+    assert same(weights(second), weights(whole))
+
+
+def crash_at(trainer, at):
+    """At the start of this step, 0 is the first."""
+    run = trainer._one_step
+
+    def one_step(batch, waited):
+        if trainer.step == at:
+            raise RuntimeError("the machine died")
+        run(batch, waited)
+
+    trainer._one_step = one_step
 
 
 def test_best_and_regular_checkpoints_are_kept_on_top(store, tmp_path):

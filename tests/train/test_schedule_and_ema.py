@@ -32,10 +32,23 @@ def test_average_of_a_line_follows_its_closed_form():
     for step in range(1, 30):
         with torch.no_grad():
             module.weight.fill_(step)
-        ema.update(step)
+        ema.update(step, torch.tensor(0.0))
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
         assert ema.average["weight"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_average_does_not_move_where_an_update_was_skipped_whatever_the_weights_are():
+    module = nn.Linear(2, 3)
+    ema = Ema(module, decay=0.9)
+    with torch.no_grad():
+        ema.average["bias"].copy_(torch.tensor([-0.0, 0.0, 1e-40]))
+        module.weight.fill_(float("nan"))
+        module.bias.fill_(5.0)
+    before = {name: tensor.clone().view(torch.int32) for name, tensor in ema.average.items()}
+    ema.update(7, torch.tensor(1.0))
+    assert all(torch.equal(tensor.view(torch.int32), before[name]) for name, tensor in ema.average.items())
+    assert torch.equal(module.bias, torch.full((3,), 5.0))
 
 
 def test_swapping_in_the_average_gives_back_the_weights():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmldlm.run_folder import lock_run
 from mmldlm.train import signals
 from mmldlm.train.signals import REQUEUE, StopFlag, exit_code
 from tests.runs import make_trainer, write_recipe
@@ -85,3 +86,43 @@ def test_a_second_ctrl_c_does_not_wait_for_a_slow_disk_and_damages_nothing(tmp_p
     again.fit()
     assert again.step == 12
     assert not [name for name in os.listdir(checkpoints) if name.startswith(".")]
+
+
+EARLY = """
+import importlib, os, signal, sys
+from mmldlm.cli.main import main
+
+module, name = sys.argv[1].split(":")
+place = importlib.import_module(module)
+call = getattr(place, name)
+
+def signalled(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return call(*args, **kwargs)
+
+setattr(place, name, signalled)
+sys.argv = ["mmldlm", *sys.argv[2:]]
+main()
+"""
+
+
+def test_sigterm_during_the_start_leaves_nothing_that_blocks_the_next_one(store, tmp_path):
+    words = ["train", "--recipe", str(write_recipe(tmp_path, store)), "--run", str(tmp_path / "run")]
+    words += ["train.steps=2", "train.valid_every=0", "train.valid_samples=0", "train.valid_documents=2"]
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+    def start(where):
+        command = [sys.executable, "-c", EARLY, where, *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    # before anything is written the default action is right: the process is gone, and there is no folder
+    assert start("mmldlm.recipe:load_recipe").returncode == -signal.SIGTERM
+    assert not (tmp_path / "run").exists()
+    # from there on the signal is kept until the run can stop in order
+    told = start("mmldlm.train.setup:set_up")
+    assert (told.returncode, "stopped before the first step" in told.stderr) == (REQUEUE, True), told.stderr
+    assert "Traceback" not in told.stderr
+    again = make_trainer(tmp_path, store, "train.steps=2")
+    with lock_run(again.run, patience=0.0):
+        again.fit()
+    assert again.step == 2

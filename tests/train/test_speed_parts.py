@@ -11,12 +11,6 @@ from mmldlm.metrics import read_log
 from mmldlm.train.clock import StepClock
 from mmldlm.train.profile import _is_kernel, busy_share
 from tests.runs import make_trainer
-from tests.stores import write_store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
 
 
 def lines(trainer):

@@ -1,10 +1,11 @@
-"""Which checkpoints outlive the newest few: the best ones, every so-and-so-many steps, and always the last good one."""
+"""Which checkpoints outlive the newest few: the best ones, every so many steps, and always the last good ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mmldlm.checkpoint import strict_json
@@ -13,6 +14,8 @@ from mmldlm.checkpoint.resume import META
 
 SCORE = "valid_loss"
 """Key in a checkpoint's meta, where it was validated at its step; smaller is better."""
+GOOD = 2
+"""So many good ones stay: the newest of them may be found damaged on the day that it is needed."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,14 @@ class Retention:
     every: int = 0
     """All whose step is a multiple of this; 0: none."""
     is_good: Callable[[Path], bool] | None = None
-    """The newest checkpoint that this is true of stays, whatever came after it."""
+    """The newest two checkpoints that this is true of stay, whatever came after them."""
 
     def __call__(self, paths: Sequence[Path]) -> set[Path]:
         kept = set(self._best(paths))
         if self.every:
             kept |= {path for path in paths if _step(path) % self.every == 0}
         if self.is_good is not None:
-            kept |= {path for path in (next(filter(self.is_good, reversed(paths)), None),) if path}
+            kept |= set(islice(filter(self.is_good, reversed(paths)), GOOD))
         return kept
 
     def _best(self, paths: Sequence[Path]) -> list[Path]:

@@ -12,6 +12,8 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -24,6 +26,8 @@ POLL_SECONDS = 1.0
 """How long a loader waits before it looks whether its processes live."""
 _GOOD_STEPS = 100
 """After so many, earlier trouble is forgotten."""
+_LAST_SECONDS = 5.0
+"""How long killed processes, all together, are waited for."""
 
 
 class LoaderError(RuntimeError):
@@ -31,9 +35,17 @@ class LoaderError(RuntimeError):
 
 
 class WatchedSteps:
-    """Iterates over a loader made with `poll_seconds`, and gives up after `patience` seconds (0: never)."""
+    """Iterates over a loader made with `poll_seconds`, and gives up after `patience` seconds (0: never).
 
-    def __init__(self, loader: DataLoader[Any], patience: float) -> None:
+    `waiting` surrounds each time that the main thread waits for data; what it raises there ends the waiting.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        patience: float,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         in_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGCHLD)
         self._steps: Any = iter(loader)
@@ -42,7 +54,7 @@ class WatchedSteps:
             theirs = getattr(before, "__module__", "").startswith("torch.")
             signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
         self.workers: list[Any] = list(getattr(self._steps, "_workers", []))
-        self.patience = patience
+        self.patience, self._waiting = patience, waiting
         self._waiting_since: float | None = None
         self._hung = ""
         if self.workers and patience:
@@ -56,7 +68,8 @@ class WatchedSteps:
         try:
             while True:
                 try:
-                    return next(self._steps)
+                    with self._waiting():
+                        return next(self._steps)
                 except (RuntimeError, OSError, EOFError) as error:
                     if trouble := self._hung or self._death(patient=isinstance(error, OSError | EOFError)):
                         self.kill()
@@ -87,8 +100,9 @@ class WatchedSteps:
         for worker in self.workers:
             with contextlib.suppress(ValueError, OSError):
                 worker.kill()
+        until = time.monotonic() + _LAST_SECONDS
         for worker in self.workers:
-            worker.join(5.0)
+            worker.join(max(0.0, until - time.monotonic()))
 
 
 def _guard(steps: weakref.ref[WatchedSteps], pause: float) -> None:

@@ -18,10 +18,18 @@ class Ema:
         self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After update number `step`, counted from 1."""
+    def update(self, step: int, skipped: Tensor) -> None:
+        """After update number `step`, counted from 1; where `skipped` is 1, no bit moves, and nothing waits to know.
+
+        A step of gradient descent on |average - weight|^2 / 2, average -= (1 - decay) (average - weight), written so
+        that PyTorch's fused kernel does it: it looks at the flag on the device, and needs no memory for differences.
+        """
         decay = min(self.decay, (1.0 + step) / (10.0 + step))
-        torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1.0 - decay)
+        torch._fused_sgd_(
+            list(self.average.values()), list(self.parameters.values()), [],
+            lr=1.0 - decay, weight_decay=1.0, maximize=True, found_inf=skipped,
+            momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
+        )  # fmt: skip
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:

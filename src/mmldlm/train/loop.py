@@ -24,6 +24,7 @@ from mmldlm.checkpoint.state import Snapshot
 from mmldlm.data.feed import Feed
 from mmldlm.data.loader import StepBatch, make_loader, plan_steps
 from mmldlm.data.watched import POLL_SECONDS, LoaderError, WatchedSteps
+from mmldlm.distributed.stop_news import StopNews
 from mmldlm.distributed.unheard import unheard
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
@@ -39,12 +40,14 @@ from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume
 from mmldlm.train.rollback import is_good
 from mmldlm.train.setup import Setup
-from mmldlm.train.signals import StopFlag, exit_code
+from mmldlm.train.signals import AskedToStopError, StopFlag, StopWaiting, exit_code
 from mmldlm.train.state import restore_snapshot, take_snapshot
 
 log = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
+_STOP, _BAD_DATA = 1, 2
+"""Why a rank has no documents for a step; of several ranks, the largest counts."""
 
 
 class Reporter(Protocol):
@@ -97,6 +100,8 @@ class Trainer:
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
         self._resumed_step: int | None = None
+        self.watched: WatchedSteps | None = None
+        """The loader at work."""
         self.valid_loss: tuple[int, float] | None = None
         """Step and loss of the last validation."""
         self.events = self.run.open_events() if self.ranks.main else unheard()
@@ -126,12 +131,14 @@ class Trainer:
                 self.run.path / "profile", self.config.train, self.setup.runtime.device
             )
         try:
-            with self.stop, self.faults.watchdog:
+            with self.stop, self.faults.watchdog, StopNews(self.ranks, self.stop, self.stop.SIGNALS):
                 self.hooks.reporter.start(self.step, self.config.train.steps)
                 self._train()
             self.events.record("finished", step=self.step)
         except BaseException as error:
-            self.events.record("stopped", step=self.step, reason=f"{type(error).__name__}: {error}")
+            orderly = {"exit_code": error.exit_code} if isinstance(error, Interrupted) else {}
+            reason = f"{type(error).__name__}: {error}"
+            self.events.record("stopped", step=self.step, reason=reason, **orderly)
             if isinstance(error, KeyboardInterrupt):  # a second Ctrl-C does not wait for the disk
                 self.saver.leave()
             raise
@@ -156,9 +163,7 @@ class Trainer:
 
     def _train(self) -> None:
         if stopped := self._asked_to_stop():
-            raise Interrupted(
-                "stopped before the first step; run the same command to go on", exit_code(stopped)
-            )
+            raise self._interrupted(stopped)
         with contextlib.closing(self._batches()) as batches:
             self.interval.restart_clock()
             self._steps(batches)
@@ -168,8 +173,9 @@ class Trainer:
             self.faults.watchdog.at(self.step, "step")
             began = time.perf_counter()
             batch = next(batches)
-            if self.ranks.any(isinstance(batch, UserError)):
-                raise self._without_data(batch)
+            trouble = self.ranks.largest(_trouble(batch))
+            if trouble:
+                raise self._stopped_waiting() if trouble == _STOP else self._without_data(batch)
             assert isinstance(batch, StepBatch)
             self._one_step(batch, time.perf_counter() - began)
             due, last = self.config.train, self.step == self.config.train.steps
@@ -186,13 +192,29 @@ class Trainer:
 
     def _without_data(self, batch: StepBatch | UserError) -> UserError:
         """Bad data, met in a worker of any rank, is told here, and nothing is lost."""
+        self._save_last()
+        return batch if isinstance(batch, UserError) else self.ranks.lost("it could not read its data")
+
+    def _save_last(self) -> None:
+        """Save the last whole step, unless it is there already."""
+        self.saver.wait()
         saved = self.step in (self.saver.last_saved, self._resumed_step) if self.ranks.main else True
         if self.step and self.ranks.any(not saved):
             self.save(wait=True)
-        return batch if isinstance(batch, UserError) else self.ranks.lost("it could not read its data")
+
+    def _stopped_waiting(self) -> Interrupted:
+        """A rank was asked to stop while it waited for data; the others have theirs, or do not wait any more."""
+        stopped = self._asked_to_stop()
+        assert stopped is not None
+        self._save_last()
+        return self._interrupted(stopped)
 
     def _interrupted(self, received: signal.Signals) -> Interrupted:
-        saved = self.saver.last_saved == self.step
+        if not self.step:
+            return Interrupted(
+                "stopped before the first step; run the same command to go on", exit_code(received)
+            )
+        saved = self.step in (self.saver.last_saved, self._resumed_step)
         state = (
             "checkpoint saved"
             if saved
@@ -212,7 +234,7 @@ class Trainer:
                 setup.reader(), steps, num_workers=runtime.num_workers,
                 prefetch=self.config.data.prefetch, pin_memory=runtime.pin_memory, poll_seconds=POLL_SECONDS,
             )  # fmt: skip
-            watched = WatchedSteps(loader, self.config.data.worker_timeout)
+            watched = self.watched = WatchedSteps(loader, self.config.data.worker_timeout, self.stop.waiting)
             feed = Feed(watched, runtime.device, overlap=self.config.speed.overlap_copies)
             try:
                 yield from self._fed(feed)
@@ -224,6 +246,9 @@ class Trainer:
         while not self._begin_anew:
             try:
                 batch = next(feed)
+            except StopWaiting:
+                yield AskedToStopError("asked to stop while waiting for data")
+                return
             except LoaderError as error:
                 if told := self.faults.loader_failed(error):
                     yield told
@@ -300,6 +325,7 @@ class Trainer:
     def go_on_at(self, position: int) -> None:
         """After a rollback: take the next documents from another position."""
         self.position, self._begin_anew = position, True
+        self._resumed_step = None  # that checkpoint has another position
         self.stepper.forget()
 
     def _validate(self) -> None:
@@ -378,6 +404,12 @@ class Trainer:
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         self.unsaved = None
         log.info("step %d: checkpoint %s written in %.1f s", step, path.name, seconds)
+
+
+def _trouble(batch: StepBatch | UserError) -> int:
+    if isinstance(batch, StepBatch):
+        return 0
+    return _STOP if isinstance(batch, AskedToStopError) else _BAD_DATA
 
 
 def _gpu_memory(device: torch.device, recorded: int) -> Fields:

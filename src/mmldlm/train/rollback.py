@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,13 +90,32 @@ def is_good(path: Path) -> bool:
 
 @dataclass
 class BadSteps:
-    """Which of the steps since the last line of the log were skipped. The flags stay on the device until asked for."""
+    """Which of the steps since the last line of the log were skipped. The flags stay on the device until asked for.
+
+    A checkpoint keeps them, so that a run that ends between two lines names their documents when it goes on.
+    """
 
     recent: deque[tuple[StepRange, Tensor]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def add(self, where: StepRange, skipped: Tensor) -> None:
         """A step was done."""
         self.recent.append((where, skipped))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint, with names of their own; nothing waits for the device."""
+        if not self.recent:
+            return {}
+        places = [[where.start, where.end, where.step] for where, _ in self.recent]
+        flags = torch.stack([flag.reshape(()) for _, flag in self.recent])
+        return {"recent_places": torch.tensor(places), "recent_skipped": flags}
+
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """What `tensors` gave; a checkpoint without it knows of no step."""
+        self.recent.clear()
+        if "recent_places" in tensors:
+            flags = tensors["recent_skipped"].to(device).unbind()
+            for place, flag in zip(tensors["recent_places"].tolist(), flags, strict=True):
+                self.recent.append((StepRange(*place), flag))
 
     def take(self, *, wanted: bool) -> list[StepRange]:
         """The skipped ones, if wanted, which waits for the device; all are forgotten."""

@@ -1,12 +1,19 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 only raise a flag; the loop looks at it at the end of a step."""
+"""Ctrl-C, SIGTERM and SIGUSR1 only raise a flag; the loop looks at it at the end of a step.
+
+Where the loop waits for data, the signal ends the waiting at once: a store that hangs must not delay the stop.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
+
+from mmldlm.errors import UserError
 
 REQUEUE = 75
 """Exit code after an orderly stop that a machine asked for: start the same command again."""
@@ -19,6 +26,14 @@ def exit_code(received: signal.Signals) -> int:
     return 130 if received == signal.SIGINT else REQUEUE
 
 
+class AskedToStopError(UserError):
+    """In the place of data, where a run is to stop instead of waiting for them."""
+
+
+class StopWaiting(BaseException):
+    """Asked to stop while waiting; nothing that reads data may take it for an error of its own."""
+
+
 class StopFlag:
     """Inside the `with`, a signal asks for an orderly stop; a second Ctrl-C leaves at once. May be nested."""
 
@@ -28,6 +43,7 @@ class StopFlag:
         self.received: signal.Signals | None = None
         self._pressed_at: float | None = None
         self._before: dict[signal.Signals, object] = {}
+        self._waiting = False
         self._depth = 0
         self._pid = os.getpid()
 
@@ -46,6 +62,23 @@ class StopFlag:
         for name, handler in self._before.items():
             signal.signal(name, handler)  # type: ignore[arg-type]
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, a signal raises `StopWaiting` at once, also one that came before. What is cut off is thrown away."""
+        self._waiting = True
+        try:
+            if self.received is not None:
+                raise StopWaiting
+            yield
+        finally:
+            self._waiting = False
+
+    def pass_on(self, received: signal.Signals) -> None:
+        """Another rank got the signal; called from any thread. It ends the waiting here too."""
+        self.received = self.received or received
+        if self._before:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)  # no press of Ctrl-C
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number)
         if number == signal.SIGINT:
@@ -54,3 +87,6 @@ class StopFlag:
             # loader processes inherit this, and leave when their parent does
             if before is not None and now - before > _ONE_PRESS and os.getpid() == self._pid:
                 raise KeyboardInterrupt
+        if self._waiting and os.getpid() == self._pid:
+            self._waiting = False  # once: what follows, such as the last checkpoint, is not cut off
+            raise StopWaiting

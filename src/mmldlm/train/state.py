@@ -21,7 +21,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     tensors = {
         "model": dict(denoiser.state_dict()),
         "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
-        "log": trainer.interval.tensors(),
+        "log": trainer.interval.tensors() | trainer.faults.bad_steps.tensors(),
     }
     if stepper.ema is not None:
         tensors["ema"] = stepper.ema.average
@@ -51,6 +51,7 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     if trainer.stepper.ema is not None:
         trainer.stepper.ema.load(snapshot.tensors["ema"])
     trainer.interval.load(snapshot.tensors["log"])
+    trainer.faults.bad_steps.load(snapshot.tensors["log"], trainer.setup.runtime.device)
     if meta["scaler"] and trainer.stepper.scaler.is_enabled():
         trainer.stepper.scaler.load_state_dict(meta["scaler"])
     trainer.step, trainer.position = snapshot.step, meta["position"]

@@ -67,7 +67,7 @@ class Stepper:
         self.optimizers.set_lr(lr)
         grad_norm, skipped = self._update()
         if self.ema is not None:
-            self.ema.update(step + 1)
+            self.ema.update(step + 1, skipped)
         return StepResult(terms, grad_norm, skipped)
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:

@@ -23,6 +23,7 @@ import torch
 from mmldlm.metrics import text_log
 from mmldlm.train.loop import Trainer
 from tests.diagnostics.monitor.tiny_training import START
+from tests.runs import hit_loader
 
 STEP_SECONDS = 0.5
 Inject = Callable[[Trainer, "SimulatedTime"], None]
@@ -230,18 +231,13 @@ def stopped(at: int) -> Inject:
 def killed_loader(at: int) -> Inject:
     """The loader processes of a step are killed."""
 
-    def children() -> set[int]:
-        return {int(pid) for pid in os.popen(f"pgrep -P {os.getpid()}").read().split()}
-
     def inject(trainer: Trainer, clock: SimulatedTime) -> None:
-        before, left = children(), [at]
+        left = [at]
 
         def act(batch: Any) -> None:
             if trainer.step + 1 in left:
                 left.clear()
-                for pid in children() - before:
-                    with contextlib.suppress(ProcessLookupError):  # `pgrep` itself is gone by now
-                        os.kill(pid, signal.SIGKILL)
+                hit_loader(trainer, signal.SIGKILL)
 
         before_each_step(trainer, act)
 

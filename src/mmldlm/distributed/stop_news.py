@@ -1,0 +1,103 @@
+"""A signal that one rank got, told to the others while they wait.
+
+At the end of each step the ranks agree whether to stop. But a rank that waits for data, perhaps for ever, comes to no
+such end, and the others wait for it, deaf inside an agreement. So a thread of each rank hears the signals (the kernel
+writes each into a pipe at once, whatever Python is doing), and looks once a second whether another rank got one. The
+news takes the way over which the ranks found each other; it is no agreement, it only ends the waiting.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from mmldlm.distributed.ranks import Ranks
+
+_SECONDS = 1.0
+_numbers = itertools.count()
+
+
+class Hearer(Protocol):
+    """Whoever can be asked to stop."""
+
+    received: signal.Signals | None
+
+    def pass_on(self, received: signal.Signals) -> None:
+        """Another rank was asked."""
+        ...
+
+
+class StopNews:
+    """Inside the `with`, a signal to any rank is passed on to all; to be entered by all ranks as often."""
+
+    def __init__(self, ranks: Ranks, hearer: Hearer, signals: Collection[signal.Signals]) -> None:
+        self.hearer, self.signals, self._end = hearer, signals, threading.Event()
+        self._thread: threading.Thread | None = None
+        if ranks.several:
+            self._store: Any = dist.distributed_c10d._get_default_store()
+            self._key = f"mmldlm/stop/{next(_numbers)}"  # a process may do several runs, one after the other
+            self._thread = threading.Thread(target=self._watch, name="stop-news", daemon=True)
+
+    def __enter__(self) -> StopNews:
+        if self._thread is not None:
+            self._ours, self._pipe = socket.socketpair()
+            self._pipe.setblocking(False)
+            if threading.current_thread() is threading.main_thread():  # else Python handles no signals for us
+                self._before = signal.set_wakeup_fd(self._pipe.fileno(), warn_on_full_buffer=False)
+                _listening.add(self)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            if self in _listening:
+                signal.set_wakeup_fd(self._before)
+                _listening.remove(self)
+            self._pipe.close()
+            self._thread.join(_SECONDS)
+            self._ours.close()
+
+    def _watch(self) -> None:
+        try:
+            while not self._end.is_set():
+                if number := self.hearer.received or self._heard():
+                    self._store.set(self._key, str(int(number)))
+                    return
+                if self._store.check([self._key]):
+                    number = signal.Signals(int(self._store.get(self._key)))
+                    if not self._end.is_set():
+                        self.hearer.pass_on(number)
+                    return
+        except (
+            RuntimeError,
+            OSError,
+        ):  # the rank that keeps the news is gone, which all notice at the next agreement
+            return
+
+    def _heard(self) -> signal.Signals | None:
+        """A signal that came within the next second, if one of those that ask to stop did."""
+        if not select.select([self._ours], [], [], _SECONDS)[0]:
+            return None
+        found = [number for number in self._ours.recv(64) if number in self.signals]
+        return signal.Signals(found[0]) if found else None
+
+
+_listening: set[StopNews] = set()
+
+
+def _deaf_in_child() -> None:
+    """Loader processes are ended by signals, which must not reach their parent's pipe."""
+    if _listening and threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_deaf_in_child)
