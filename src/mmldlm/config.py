@@ -123,11 +123,13 @@ class CorruptionConfig:
     condition_dropout: float = _number(0.1, 0, 1, below=True)
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
     text_schedule: str = _choice("linear", "linear", "cosine")
-    latent_schedule: str = _choice("cosine", "cosine", "linear")
+    latent_schedule: str = _choice("cosine", "cosine", "linear", "flow")
+    """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
+    the noise, as in flow matching."""
     latent_time_power: float = _number(1.0, 0, above=True)
     """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
     prediction_type: str = _choice("clean", "clean", "noise", "velocity")
-    """What the latent side predicts."""
+    """What the latent side predicts. velocity: signal * noise - sigma * clean, with the flow schedule noise - clean."""
 
 
 @dataclass
@@ -139,6 +141,15 @@ class ObjectiveConfig:
     length_weight: float = _number(0.1, 0)
     text_weighting: str = _choice("bound", "bound", "uniform")
     """bound: the continuous-time bound on the likelihood; uniform: every masked token counts the same."""
+    latent_loss: str = _choice("mse", "mse", "huber", "cosine", "normalized_mse")
+    """How far a predicted latent is from the right one. huber: squared error with a bounded gradient; cosine and
+    normalized_mse: the direction of each slot, and its length by least squares; for prediction_type=clean only."""
+    huber_scale: float = _number(1.0, 0, above=True)
+    """Error of a slot, as root mean square over its channels, beyond which huber grows linearly."""
+    latent_weighting: str = _choice("uniform", "uniform", "min_snr")
+    """uniform: every latent time counts the same; min_snr: as an error of the clean latent weighs min(SNR, gamma)."""
+    min_snr_gamma: float = _number(5.0, 0, above=True)
+    """Largest weight of an error of the clean latent under min_snr."""
 
 
 @dataclass
@@ -418,6 +429,7 @@ def _joint_problems(config: Config) -> list[str]:
             f"a padded batch is attended to by rows"
         )
     found += _batch_problems(config.batch)
+    found += _objective_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         found.append(
@@ -427,6 +439,17 @@ def _joint_problems(config: Config) -> list[str]:
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
+        )
+    return found
+
+
+def _objective_problems(config: Config) -> list[str]:
+    found: list[str] = []
+    loss, kind = config.objective.latent_loss, config.corruption.prediction_type
+    if loss in ("cosine", "normalized_mse") and kind != "clean":
+        found.append(
+            f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
+            f"predicted {kind} matters, and without it no sampler's formula would hold"
         )
     return found
 

@@ -16,7 +16,7 @@ from mmldlm.config import CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
-from mmldlm.objective.latent import latent_loss, slot_errors
+from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
@@ -36,7 +36,7 @@ class LossTerms:
     text_by_time: Tensor
     """(2, buckets): sum of nats of the scored tokens of each text time, without weights, and their number."""
     latent_by_time: Tensor
-    """(2, buckets): sum of errors of the scored slots of each latent time, and their number."""
+    """(2, buckets): sum of errors of the scored slots of each latent time, without weights, and their number."""
 
     def detached(self) -> LossTerms:
         """The same values without a graph."""
@@ -99,8 +99,9 @@ class Objective:
             prediction = self.latent.prediction(
                 output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
-            errors = slot_errors(prediction, target)
-            latent = latent_loss(errors, batch.latent_target) / _at_least_one(counts.slots)
+            errors = slot_errors(prediction, target, self.config)
+            weight = batch.latent_target * time_weight(self.latent, batch.latent_time, self.config)
+            latent = latent_loss(errors, weight) / _at_least_one(counts.slots)
             latent_by_time = _latent_by_time(errors, batch)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
