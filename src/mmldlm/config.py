@@ -123,6 +123,11 @@ class CorruptionConfig:
     condition_dropout: float = _number(0.1, 0, 1, below=True)
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
     text_schedule: str = _choice("linear", "linear", "cosine")
+    text_noise: str = _choice("mask", "mask", "hybrid")
+    """mask: tokens turn into masks; hybrid: some turn into random tokens first, so that the model learns to find and
+    mend wrong ones (GIDD). Sample such a model with sampling.text_sampler=hybrid."""
+    uniform_share: float = _number(0.2, 0, 1, above=True, below=True)
+    """Share of random tokens among the noise at small times, with hybrid noise; it falls to 0 at time 1."""
     latent_schedule: str = _choice("cosine", "cosine", "linear", "flow")
     """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
     the noise, as in flow matching."""
@@ -140,7 +145,8 @@ class ObjectiveConfig:
     latent_weight: float = _number(1.0, 0)
     length_weight: float = _number(0.1, 0)
     text_weighting: str = _choice("bound", "bound", "uniform")
-    """bound: the continuous-time bound on the likelihood; uniform: every masked token counts the same."""
+    """bound: the continuous-time bound on the likelihood; uniform: cross-entropy in which every masked token counts the
+    same, or every token of a noisy text with hybrid noise."""
     latent_loss: str = _choice("mse", "mse", "huber", "cosine", "normalized_mse")
     """How far a predicted latent is from the right one. huber: squared error with a bounded gradient; cosine and
     normalized_mse: the direction of each slot, and its length by least squares; for prediction_type=clean only."""
@@ -277,8 +283,9 @@ class DistributedConfig:
 class SamplingConfig:
     """Defaults of the samplers; `mmldlm sample` has an option for each."""
 
-    text_sampler: str = _choice("confidence", "confidence", "ancestral")
-    """confidence: surest tokens first; ancestral: the exact reverse process."""
+    text_sampler: str = _choice("confidence", "confidence", "ancestral", "hybrid")
+    """confidence: surest tokens first; ancestral: the exact reverse process; hybrid: the exact reverse process of a
+    model with corruption.text_noise=hybrid, which has no other."""
     num_sampling_steps: int = _number(16, 1)
     num_latent_steps: int = _number(16, 1)
     """Steps of the latent in joint sampling."""
@@ -450,6 +457,11 @@ def _objective_problems(config: Config) -> list[str]:
         found.append(
             f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
             f"predicted {kind} matters, and without it no sampler's formula would hold"
+        )
+    if config.corruption.text_noise == "hybrid" and config.sampling.text_sampler != "hybrid":
+        found.append(
+            f"sampling.text_sampler={config.sampling.text_sampler}: assumes that all noise is masks; "
+            f"corruption.text_noise=hybrid needs sampling.text_sampler=hybrid"
         )
     return found
 
