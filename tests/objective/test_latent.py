@@ -6,7 +6,10 @@ import torch
 from mmldlm.config import ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.schedule import LATENT_SCHEDULES
+from mmldlm.objective.joint import Active, Objective
 from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
+from mmldlm.types import Counts
+from tests.batches import batch_of, small_corruption, small_denoiser, small_documents
 
 KINDS = ["mse", "huber", "cosine", "normalized_mse"]
 TYPES = ["clean", "noise", "velocity"]
@@ -119,3 +122,32 @@ def test_min_snr_has_its_limits_at_the_ends_of_time(schedule):
 
 def test_documents_without_a_weight_do_not_count():
     assert latent_loss(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.5])) == 3.0
+
+
+@pytest.mark.parametrize("prediction_type", TYPES)
+def test_the_objective_uses_the_chosen_loss_and_weights(prediction_type):
+    """The latent part by hand, document by document."""
+    corruption = small_corruption(latent_schedule="flow", prediction_type=prediction_type)
+    config = ObjectiveConfig(latent_loss="huber", huber_scale=0.3, latent_weighting="min_snr")
+    denoiser, noisy = small_denoiser(), corruption.corrupt(batch_of(small_documents()))
+    active = Active.of(corruption.config, config, length_modelled=True)
+    terms = Objective(config, corruption.latent, active)(denoiser, noisy, Counts(1.0, 1.0, 1.0))
+    inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
+    output = denoiser(*inputs).latent_prediction
+    total = 0.0
+    for document in range(6):
+        time, clean, noise = (
+            noisy.latent_time[document],
+            noisy.latents[document],
+            noisy.latent_noise[document],
+        )
+        target = {"clean": clean, "noise": noise, "velocity": noise - clean}[prediction_type]
+        found = output[document]
+        if prediction_type == "noise":
+            found = noisy.noisy_latents[document] + (1 - time) * found
+        error = (found - target).square().mean(-1)
+        loss = 2 * 0.09 * ((1 + error / 0.09).sqrt() - 1)
+        snr = (1 - time) ** 2 / time**2
+        factor = {"clean": 1.0, "noise": 1 / snr, "velocity": time**2}[prediction_type]
+        total += noisy.latent_target[document] * (min(snr, 5.0) * factor * loss.sum() if time < 1 else 0)
+    torch.testing.assert_close(terms.latent, total, rtol=1e-4, atol=1e-6)
