@@ -22,7 +22,7 @@ from mmldlm.sampling.predictor import Prediction
 from mmldlm.sampling.steps import Step
 
 JOINT = toy_distribution(1)[0]
-NUM_DRAWN = 3000
+NUM_DRAWN = 2000
 
 
 class Exact:
@@ -71,11 +71,11 @@ def options_of(num_steps: int, **changes: float) -> SamplingOptions:
 def test_sampler_reproduces_the_distribution_and_changes_its_mind(share: float, schedule: str) -> None:
     corruption = hybrid_corruption(share, schedule)
     predictor = Exact(corruption, JOINT)
-    options = options_of(50)
+    options = options_of(40)
     start = pack_of(torch.full((NUM_DRAWN * TEXT_LENGTH,), NUM_LETTERS), NUM_DRAWN, 1.0)
     end = run_chain(predictor, start, text_steps(options), corruption, options)
     assert chi_square(end.split_tokens(), JOINT) < 4.0
-    assert len(predictor.asked) == 50
+    assert len(predictor.asked) == 40
     pairs = zip(predictor.asked, [*predictor.asked[1:], end.noisy_tokens], strict=True)
     mended = sum(
         int(((before != after) & (before < NUM_LETTERS) & (after < NUM_LETTERS)).sum())
@@ -93,10 +93,10 @@ def test_shares_on_the_way_are_those_of_the_noise() -> None:
     clean, random, masked = (float(level) for level in corruption.text.levels(torch.tensor(0.5)))
     assert (end.text_time == 0.5).all()
     found = (end.noisy_tokens == NUM_LETTERS).float().mean()
-    assert float(found) == pytest.approx(masked, abs=0.015)
+    assert float(found) == pytest.approx(masked, abs=0.025)
     letters = JOINT @ np.stack([(letter == TEXTS).mean(1) for letter in range(NUM_LETTERS)], axis=1)
     shares = np.bincount(end.noisy_tokens.numpy(), minlength=4)[:3] / len(end.noisy_tokens)
-    assert shares == pytest.approx(clean * letters + random / 3, abs=0.015)
+    assert shares == pytest.approx(clean * letters + random / 3, abs=0.025)
 
 
 def test_a_wrong_token_is_mended() -> None:
