@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.checkpoint.loaded import load_model
 from mmldlm.config import Config, ObjectiveConfig
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.corruption.text import TextProcess
@@ -14,8 +13,6 @@ from mmldlm.layout import Caps
 from mmldlm.metrics import read_log
 from mmldlm.objective.hybrid import HybridRows, hybrid_loss, posterior_logits, row_costs, score_bound
 from mmldlm.objective.joint import Active, Objective, add_terms
-from mmldlm.sampling.decode import decode_latents, document_keys
-from mmldlm.sampling.options import SamplingOptions
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 from tests.corruption.test_hybrid import V, marginal, transition
 from tests.runs import make_trainer
@@ -229,7 +226,7 @@ def test_the_head_serves_hybrid_rows_and_compiled_too(weighting):
         assert (found.correct, found.rows) == (hits.sum(), counted.sum())
 
 
-def test_a_run_trains_validates_and_decodes_with_hybrid_noise(tmp_path):
+def test_a_run_trains_with_hybrid_noise(tmp_path):
     store = write_store(tmp_path / "store", num_train=120, num_slots=2).path
     words = ("corruption.text_noise=hybrid", "sampling.text_sampler=hybrid", "train.steps=6")
     trainer = make_trainer(tmp_path, store, *words)
@@ -237,8 +234,3 @@ def test_a_run_trains_validates_and_decodes_with_hybrid_noise(tmp_path):
     lines = [line for line in read_log(trainer.run.training_log) if "text_loss" in line]
     assert all(0 < line["text_loss"] < 20 for line in lines)
     assert all(value is None or 0 < value < 10 for line in lines for value in line["text_loss_by_time"])
-    model = load_model(tmp_path / "run", torch.device("cpu"))
-    options = SamplingOptions.from_config(model.config.sampling, num_sampling_steps=3)
-    latents = np.zeros((2, 2, model.denoiser.shape.num_channels), np.float32)
-    texts = decode_latents(model, latents, options, keys=document_keys(0, 2))
-    assert all(text.max() < model.corruption.vocab_size for text in texts)
