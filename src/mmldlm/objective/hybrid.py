@@ -143,7 +143,7 @@ def score_bound(
     and that by the logits is D(y) - x(y) * sum of D. Hits and nats are those of the posterior. Computed in at least
     fp32, in the memory of the logits (which are used up) and two more matrices of that size.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).add_(bias)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()).add_(bias)
     to, at = target[:, None], seen[:, None]
     best, choice = logits.max(-1)
     wanted, own = logits.gather(1, to).squeeze(1), logits.gather(1, at).squeeze(1)
