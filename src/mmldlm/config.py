@@ -123,11 +123,18 @@ class CorruptionConfig:
     condition_dropout: float = _number(0.1, 0, 1, below=True)
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
     text_schedule: str = _choice("linear", "linear", "cosine")
-    latent_schedule: str = _choice("cosine", "cosine", "linear")
+    text_noise: str = _choice("mask", "mask", "hybrid")
+    """mask: tokens turn into masks; hybrid: some turn into random tokens first, so that the model learns to find and
+    mend wrong ones (GIDD). Sample such a model with sampling.text_sampler=hybrid."""
+    uniform_share: float = _number(0.2, 0, 1, above=True, below=True)
+    """Share of random tokens among the noise at small times, with hybrid noise; it falls to 0 at time 1."""
+    latent_schedule: str = _choice("cosine", "cosine", "linear", "flow")
+    """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
+    the noise, as in flow matching."""
     latent_time_power: float = _number(1.0, 0, above=True)
     """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
     prediction_type: str = _choice("clean", "clean", "noise", "velocity")
-    """What the latent side predicts."""
+    """What the latent side predicts. velocity: signal * noise - sigma * clean, with the flow schedule noise - clean."""
 
 
 @dataclass
@@ -138,7 +145,17 @@ class ObjectiveConfig:
     latent_weight: float = _number(1.0, 0)
     length_weight: float = _number(0.1, 0)
     text_weighting: str = _choice("bound", "bound", "uniform")
-    """bound: the continuous-time bound on the likelihood; uniform: every masked token counts the same."""
+    """bound: the continuous-time bound on the likelihood; uniform: cross-entropy in which every masked token counts the
+    same, or every token of a noisy text with hybrid noise."""
+    latent_loss: str = _choice("mse", "mse", "huber", "cosine", "normalized_mse")
+    """How far a predicted latent is from the right one. huber: squared error with a bounded gradient; cosine and
+    normalized_mse: the direction of each slot, and its length by least squares; for prediction_type=clean only."""
+    huber_scale: float = _number(1.0, 0, above=True)
+    """Error of a slot, as root mean square over its channels, beyond which huber grows linearly."""
+    latent_weighting: str = _choice("uniform", "uniform", "min_snr")
+    """uniform: every latent time counts the same; min_snr: as an error of the clean latent weighs min(SNR, gamma)."""
+    min_snr_gamma: float = _number(5.0, 0, above=True)
+    """Largest weight of an error of the clean latent under min_snr."""
 
 
 @dataclass
@@ -266,8 +283,9 @@ class DistributedConfig:
 class SamplingConfig:
     """Defaults of the samplers; `mmldlm sample` has an option for each."""
 
-    text_sampler: str = _choice("confidence", "confidence", "ancestral")
-    """confidence: surest tokens first; ancestral: the exact reverse process."""
+    text_sampler: str = _choice("confidence", "confidence", "ancestral", "hybrid")
+    """confidence: surest tokens first; ancestral: the exact reverse process; hybrid: the exact reverse process of a
+    model with corruption.text_noise=hybrid, which has no other."""
     num_sampling_steps: int = _number(16, 1)
     num_latent_steps: int = _number(16, 1)
     """Steps of the latent in joint sampling."""
@@ -418,6 +436,7 @@ def _joint_problems(config: Config) -> list[str]:
             f"a padded batch is attended to by rows"
         )
     found += _batch_problems(config.batch)
+    found += _objective_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         found.append(
@@ -427,6 +446,22 @@ def _joint_problems(config: Config) -> list[str]:
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
+        )
+    return found
+
+
+def _objective_problems(config: Config) -> list[str]:
+    found: list[str] = []
+    loss, kind = config.objective.latent_loss, config.corruption.prediction_type
+    if loss in ("cosine", "normalized_mse") and kind != "clean":
+        found.append(
+            f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
+            f"predicted {kind} matters, and without it no sampler's formula would hold"
+        )
+    if config.corruption.text_noise == "hybrid" and config.sampling.text_sampler != "hybrid":
+        found.append(
+            f"sampling.text_sampler={config.sampling.text_sampler}: assumes that all noise is masks; "
+            f"corruption.text_noise=hybrid needs sampling.text_sampler=hybrid"
         )
     return found
 

@@ -72,7 +72,8 @@ class NoisyBatch:
     length_target: Tensor
     """(N,) float32, 1 where the document length is scored."""
     scored: Tensor
-    """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of row 0."""
+    """(R,) token rows that are scored: masked tokens (with hybrid noise all tokens of a noisy text) of documents whose
+    text is a target, then repeats of row 0."""
     scored_weight: Tensor
     """(R,) float32 weight of each in the loss, 0 for the repeats."""
 

@@ -64,6 +64,10 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["train.steps"], "'train.steps': settings are written section.key=value"),
     ([f"corruption.mode_weights.{mode}=0" for mode in ("l2t", "t2l", "joint")], "at least one mode"),
     (["speed.layout=padded", "speed.attention=varlen"], "needs speed.layout=packed"),
+    (["objective.latent_loss=cosine", "corruption.prediction_type=noise"], "needs corruption.prediction_type=clean"),
+    (["objective.latent_loss=normalized_mse", "corruption.prediction_type=velocity"], "no sampler's formula"),
+    (["corruption.text_noise=hybrid"], "needs sampling.text_sampler=hybrid"),
+    (["corruption.uniform_share=0"], "allowed is more than 0 and less than 1"),
     (["name=../x"], "a plain folder name is needed"),
     ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),
 ])  # fmt: skip

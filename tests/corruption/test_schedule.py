@@ -32,11 +32,50 @@ def test_time_of_inverts_the_schedule(name):
 
 
 @pytest.mark.parametrize("name", LATENT_SCHEDULES)
-def test_latent_schedule_preserves_variance_and_is_exact_at_the_ends(name):
+def test_latent_schedule_is_exact_at_the_ends_and_nothing_is_left_of_the_signal(name):
     schedule = LATENT_SCHEDULES[name]
     signal, noise = schedule.signal(TIMES), schedule.noise(TIMES)
-    torch.testing.assert_close(signal**2 + noise**2, torch.ones_like(TIMES))
     assert (signal[0], noise[0], signal[-1], noise[-1]) == (1.0, 0.0, 0.0, 1.0)
+    assert (torch.diff(signal) < 0).all()
+    assert (torch.diff(noise) > 0).all()
+    snr = LatentProcess(schedule, "clean").log_snr(TIMES)
+    assert (snr[0], snr[-1]) == (torch.inf, -torch.inf)
+    torch.testing.assert_close(snr[1:-1].exp(), (signal**2 / noise**2)[1:-1])
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_variance_is_preserved(name):
+    schedule = LATENT_SCHEDULES[name]
+    torch.testing.assert_close(
+        schedule.signal(TIMES) ** 2 + schedule.noise(TIMES) ** 2, torch.ones_like(TIMES)
+    )
+
+
+def test_the_velocity_of_the_flow_schedule_is_that_of_its_straight_path():
+    process = LatentProcess(LATENT_SCHEDULES["flow"], "velocity")
+    clean, noise, time = torch.randn(5, 2, 3), torch.randn(5, 2, 3), torch.rand(5)
+    assert torch.equal(process.target(clean, noise, time), noise - clean)
+    torch.testing.assert_close(process.ode_velocity(clean, noise, time), noise - clean)
+
+
+@pytest.mark.parametrize("name", LATENT_SCHEDULES)
+def test_ode_velocity_is_the_derivative_of_the_path(name):
+    process = LatentProcess(LATENT_SCHEDULES[name], "clean")
+    clean, noise = torch.randn(9, 1, 1, dtype=torch.float64), torch.randn(9, 1, 1, dtype=torch.float64)
+    time = torch.linspace(0.1, 0.9, 9, dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(process.corrupt(clean, noise, time).sum(), time)
+    torch.testing.assert_close(process.ode_velocity(clean, noise, time)[:, 0, 0], slope)
+
+
+@pytest.mark.parametrize("name", LATENT_SCHEDULES)
+def test_a_velocity_gives_clean_and_noise_exactly_at_the_ends(name):
+    process = LatentProcess(LATENT_SCHEDULES[name], "velocity")
+    clean, noise, ends = torch.zeros(2, 1, 4), torch.randn(2, 1, 4), torch.tensor([0.0, 1.0])
+    clean[:] = torch.randint(-4, 5, (4,))  # whole numbers: no sum below is rounded
+    noise = noise.round()
+    noisy, velocity = process.corrupt(clean, noise, ends), process.target(clean, noise, ends)
+    assert torch.equal(process.to_clean(velocity, noisy, ends), clean)
+    assert torch.equal(process.to_noise(velocity, noisy, ends), noise)
 
 
 @pytest.mark.parametrize("schedule", LATENT_SCHEDULES)

@@ -114,6 +114,8 @@ class OracleDenoiser:
         signal, sigma = (level.double() for level in self.corruption.latent.levels(time))
         noise = (noisy - signal * clean) / sigma.clamp(min=1e-12)
         # the velocity; a network of noise corrects the noisy latent by it (see LatentProcess.prediction)
+        if self.corruption.config.latent_schedule == "flow":
+            return noise - clean
         return signal * noise - sigma * clean
 
 

@@ -15,7 +15,7 @@ from mmldlm.sampling.decode import document_keys, encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import latent_noise
 
-TYPES, SCHEDULES = ("clean", "noise", "velocity"), ("cosine", "linear")
+TYPES, SCHEDULES = ("clean", "noise", "velocity"), ("cosine", "linear", "flow")
 CENTRE = np.array([[0.7, -1.5]])
 ONE_KIND = toy_distribution(1)
 NUM_DRAWN = 4000
@@ -62,6 +62,8 @@ def test_path_is_that_of_ddim(prediction_type: str, schedule: str, num_steps: in
 def levels(schedule: str, time: float) -> tuple[float, float]:
     if schedule == "cosine":
         return np.cos(np.pi * time / 2), np.sin(np.pi * time / 2)
+    if schedule == "flow":
+        return 1 - time, time
     return np.sqrt(1 - time), np.sqrt(time)
 
 

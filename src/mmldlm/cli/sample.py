@@ -48,7 +48,7 @@ def sample(
     length: Annotated[
         str | None, typer.Option(help="Tokens of each text, or 'original'; without it the model predicts it.")
     ] = None,
-    text_sampler: Annotated[str | None, typer.Option(help="confidence or ancestral.")] = None,
+    text_sampler: Annotated[str | None, typer.Option(help="confidence, ancestral or hybrid.")] = None,
     num_sampling_steps: Annotated[int | None, typer.Option(help="Steps of the text sampler.")] = None,
     num_latent_steps: Annotated[
         int | None, typer.Option(help="Steps of the latent sampler. [t2l: 1]")

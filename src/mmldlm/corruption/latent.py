@@ -1,7 +1,11 @@
 """Gaussian diffusion on latents, and the conversions between what a network may predict.
 
-noisy = signal * clean + sigma * noise,   signal^2 + sigma^2 = 1
-velocity = signal * noise - sigma * clean
+noisy    = signal * clean + sigma * noise
+velocity = a * noise - b * clean,   a * signal + b * sigma = 1
+clean    = a * noisy - sigma * velocity
+noise    = b * noisy + signal * velocity
+
+Variance-preserving schedules have a = signal and b = sigma, the flow schedule a = b = 1 (see `schedule`).
 """
 
 from __future__ import annotations
@@ -33,6 +37,11 @@ class LatentProcess:
         """signal and sigma, shaped to multiply latents."""
         return self.schedule.signal(time)[:, None, None], self.schedule.noise(time)[:, None, None]
 
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """a and b, the factors of noise and clean latent in the velocity, shaped to multiply latents."""
+        of_noise, of_clean = self.schedule.velocity_factors(time)
+        return of_noise[:, None, None], of_clean[:, None, None]
+
     def corrupt(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """The noisy latent; exactly the clean one at time 0 and exactly the noise at time 1."""
         signal, sigma = self.levels(time)
@@ -41,14 +50,15 @@ class LatentProcess:
     def prediction(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """What the network's output means. Noise is predicted as a correction of the noisy latent,
 
-            noise = sigma * noisy + signal * output,
+            noise = b * noisy + signal * output,
 
         so that an error of the output is not magnified where little signal is left.
         """
         if self.prediction_type != "noise":
             return output
-        signal, sigma = self.levels(time)
-        return sigma * noisy + signal * output
+        signal, _ = self.levels(time)
+        _, of_clean = self.velocity_factors(time)
+        return of_clean * noisy + signal * output
 
     def target(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """What the network should predict."""
@@ -56,8 +66,8 @@ class LatentProcess:
             return clean
         if self.prediction_type == "noise":
             return noise
-        signal, sigma = self.levels(time)
-        return signal * noise - sigma * clean
+        of_noise, of_clean = self.velocity_factors(time)
+        return of_noise * noise - of_clean * clean
 
     def to_clean(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """The clean latent that a prediction stands for."""
@@ -66,14 +76,25 @@ class LatentProcess:
             return prediction
         if self.prediction_type == "noise":
             return (noisy - sigma * prediction) / signal
-        return signal * noisy - sigma * prediction
+        of_noise, _ = self.velocity_factors(time)
+        return of_noise * noisy - sigma * prediction
 
     def to_noise(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """The noise that a prediction stands for; at time 0 there is none, so zero."""
+        """The noise that a prediction stands for; where a clean one is predicted at time 0 there is none, so zero."""
         signal, sigma = self.levels(time)
         if self.prediction_type == "noise":
             return prediction
         if self.prediction_type == "clean":
             noise = (noisy - signal * prediction) / sigma
             return torch.where(sigma > 0, noise, torch.zeros_like(noise))
-        return sigma * noisy + signal * prediction
+        _, of_clean = self.velocity_factors(time)
+        return of_clean * noisy + signal * prediction
+
+    def log_snr(self, time: Tensor) -> Tensor:
+        """(N,) log(signal^2 / sigma^2): plus infinity at time 0, minus infinity at time 1."""
+        return 2.0 * (self.schedule.signal(time).log() - self.schedule.noise(time).log())
+
+    def ode_velocity(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """d noisy / d time along the probability-flow path, for the clean latent and noise expected at this time."""
+        signal_slope, sigma_slope = self.schedule.slopes(time)
+        return signal_slope[:, None, None] * clean + sigma_slope[:, None, None] * noise

@@ -75,20 +75,32 @@ class CosineText:
 
 
 class LatentSchedule(Protocol):
-    """Variance-preserving mix: signal(t)^2 + noise(t)^2 = 1."""
+    """How clean latent and noise are mixed, and which mix of them is called the velocity.
+
+    velocity = a * noise - b * clean, with factors such that a * signal + b * sigma = 1; so clean and noise follow
+    from the noisy latent and the velocity without a division.
+    """
 
     def signal(self, time: Tensor) -> Tensor:
         """Factor of the clean latent, 1 at time 0 and 0 at time 1."""
         ...
 
     def noise(self, time: Tensor) -> Tensor:
-        """Factor of the noise, 0 at time 0 and 1 at time 1."""
+        """Factor of the noise (sigma), 0 at time 0 and 1 at time 1."""
+        ...
+
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of noise and clean latent in the velocity: a, b."""
+        ...
+
+    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives of signal and sigma by the time."""
         ...
 
 
 @dataclass(frozen=True)
 class CosineLatent:
-    """signal(t) = cos(pi t / 2)."""
+    """signal(t) = cos(pi t / 2), signal^2 + sigma^2 = 1."""
 
     def signal(self, time: Tensor) -> Tensor:
         return torch.sin(_HALF_PI * (1.0 - time))  # exactly 0 at time 1, which cos is not
@@ -96,10 +108,16 @@ class CosineLatent:
     def noise(self, time: Tensor) -> Tensor:
         return torch.sin(_HALF_PI * time)
 
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return self.signal(time), self.noise(time)
+
+    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return -_HALF_PI * self.noise(time), _HALF_PI * self.signal(time)
+
 
 @dataclass(frozen=True)
 class LinearLatent:
-    """signal(t)^2 = 1 - t: the signal's power falls linearly."""
+    """signal(t)^2 = 1 - t, sigma(t)^2 = t: the signal's power falls linearly."""
 
     def signal(self, time: Tensor) -> Tensor:
         return torch.sqrt(1.0 - time)
@@ -107,6 +125,34 @@ class LinearLatent:
     def noise(self, time: Tensor) -> Tensor:
         return torch.sqrt(time)
 
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return self.signal(time), self.noise(time)
+
+    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return -0.5 / self.signal(time), 0.5 / self.noise(time)  # infinite at one end each
+
+
+@dataclass(frozen=True)
+class FlowLatent:
+    """signal(t) = 1 - t, sigma(t) = t: a straight line from the latent to the noise, at the constant velocity
+    noise - clean."""
+
+    def signal(self, time: Tensor) -> Tensor:
+        return 1.0 - time
+
+    def noise(self, time: Tensor) -> Tensor:
+        return time
+
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(time), torch.ones_like(time)
+
+    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        return -torch.ones_like(time), torch.ones_like(time)
+
 
 TEXT_SCHEDULES: dict[str, TextSchedule] = {"linear": LinearText(), "cosine": CosineText()}
-LATENT_SCHEDULES: dict[str, LatentSchedule] = {"cosine": CosineLatent(), "linear": LinearLatent()}
+LATENT_SCHEDULES: dict[str, LatentSchedule] = {
+    "cosine": CosineLatent(),
+    "linear": LinearLatent(),
+    "flow": FlowLatent(),
+}

@@ -4,6 +4,7 @@
 
 This is the continuous-time bound of masked diffusion (MDLM); p(t) is the share of masked tokens. The text is
 scored given its length; what the length costs is told apart. Masking and weights are those of training.
+With hybrid noise it is the bound of that process, over all tokens (see `objective/hybrid.py`).
 
 Shapes: n documents, K draws per document, N documents of a pack, R scored rows, D width, V vocabulary.
 """
@@ -21,12 +22,14 @@ import torch.nn.functional as F
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.corruption.text import TextProcess
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.objective.hybrid import HybridRows, posterior_logits, row_costs
 from mmldlm.sampling.checks import trained_parts
 from mmldlm.types import Batch, NoisyBatch, Times, to_device
 
@@ -52,9 +55,9 @@ class Bound:
     per_token: Estimate
     """Nats per token, all documents together."""
     time_curve: Curve
-    """Scored tokens by the text_time they were masked at."""
+    """Masked tokens by the text_time they were masked at."""
     confidence_curve: Curve
-    """Scored tokens by the probability of the most probable token."""
+    """Masked tokens by the probability of the most probable token."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without those of single documents."""
@@ -92,12 +95,16 @@ class Scores:
     """(R,) P(most probable token)"""
     correct: np.ndarray
     """(R,) 1 where the most probable token is the right one."""
+    costs: np.ndarray
+    """(R,) what weight is multiplied with in the bound: the nats, but for hybrid noise its own divergences."""
+    masked: np.ndarray
+    """(R,) bool; with hybrid noise other tokens are scored too."""
     length_nats: np.ndarray | None
     """(N,)"""
 
     def document_nats(self, num_documents: int) -> np.ndarray:
         """(N,) this draw's estimate of each document's bound."""
-        return np.bincount(self.document, self.weight * self.nats, num_documents)
+        return np.bincount(self.document, self.weight * self.costs, num_documents)
 
 
 def text_bound(
@@ -119,13 +126,14 @@ def text_bound(
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
-            scores = score(model.denoiser, to_device(noisy, model.device))
+            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text)
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
-        values = (scores.nats, scores.confidence, scores.correct)
-        by_time.add(plan.text_time[rows][scores.document], *values)
-        by_confidence.add(scores.confidence, *values)
+        # a choice by what the model sees: among tokens known to be wrong, it could not be as right as it is sure
+        values = [x[scores.masked] for x in (scores.nats, scores.confidence, scores.correct)]
+        by_time.add(plan.text_time[rows][scores.document[scores.masked]], *values)
+        by_confidence.add(values[1], *values)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     modelled = trained_parts(model).length
@@ -152,16 +160,22 @@ def perplexity(nats_per_token: float) -> float:
 
 
 @torch.inference_mode()
-def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
-    """Run the denoiser on a noisy pack and score its masked tokens, a chunk of rows at a time."""
+def score(denoiser: Denoiser, batch: NoisyBatch, text: TextProcess | None = None) -> Scores:
+    """Run the denoiser on a noisy pack and score its noisy tokens, a chunk of rows at a time.
+
+    `text` is the rule of their noise; None: masks only.
+    """
     output = denoiser(
         batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
     )
     rows = batch.scored[batch.scored_weight > 0]
     size = _CHUNK_ROWS.get(rows.device.type, 1024)
-    chunks = zip(output.token_hidden[rows].split(size), batch.tokens[rows].split(size), strict=True)
-    parts = [_score_rows(denoiser.token_logits(hidden), target) for hidden, target in chunks]
-    nats, confidence, correct = torch.cat(parts, dim=1).double().cpu().numpy()
+    hybrid = text if text is not None and text.hybrid else None
+    parts = [
+        _score_rows(denoiser.token_logits(output.token_hidden[some]), batch, some, hybrid)
+        for some in rows.split(size)
+    ]
+    nats, confidence, correct, costs = torch.cat(parts, dim=1).double().cpu().numpy()
     length_nats = None
     if output.length_logits is not None:
         target = batch.layout.lengths - 1
@@ -172,16 +186,26 @@ def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
         nats=nats,
         confidence=confidence,
         correct=correct,
+        costs=costs,
+        masked=(batch.noisy_tokens[rows] == denoiser.shape.vocab_size).cpu().numpy(),
         length_nats=length_nats,
     )
 
 
-def _score_rows(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """(rows, V), (rows,) -> (3, rows): nats of the target, probability of the best token, is it right."""
+def _score_rows(
+    logits: torch.Tensor, batch: NoisyBatch, rows: torch.Tensor, hybrid: TextProcess | None
+) -> torch.Tensor:
+    """(rows, V) -> (4, rows): nats of the right token, probability of the best one, is it right, cost in the bound."""
+    target, costs = batch.tokens[rows], None
+    if hybrid is not None:
+        time = batch.text_time[batch.layout.document[rows]]
+        known = HybridRows.of(hybrid, target, batch.noisy_tokens[rows], time)
+        costs, logits = row_costs(logits, known), posterior_logits(logits, known)
     total = logits.logsumexp(-1)
     best, choice = logits.max(-1)
     nats = total - logits.gather(1, target[:, None]).squeeze(1)
-    return torch.stack([nats, (best - total).exp(), (choice == target).float()])
+    right = (choice == target).float()
+    return torch.stack([nats, (best - total).exp(), right, nats if costs is None else costs])
 
 
 class _Plan:

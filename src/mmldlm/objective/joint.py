@@ -14,9 +14,11 @@ from torch import Tensor
 
 from mmldlm.config import CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
+from mmldlm.corruption.text import TextProcess
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
-from mmldlm.objective.latent import latent_loss, slot_errors
+from mmldlm.objective.hybrid import HybridRows, hybrid_loss, hybrid_loss_of_all
+from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
@@ -30,13 +32,13 @@ class LossTerms:
     latent: Tensor
     length: Tensor
     correct: Tensor
-    """Number of scored tokens that were predicted right."""
+    """Number of corrupted tokens (masked, or with hybrid noise wrong) that were predicted right."""
     scored: Tensor
-    """Number of scored tokens."""
+    """Number of corrupted tokens."""
     text_by_time: Tensor
-    """(2, buckets): sum of nats of the scored tokens of each text time, without weights, and their number."""
+    """(2, buckets): sum of nats of the corrupted tokens of each text time, without weights, and their number."""
     latent_by_time: Tensor
-    """(2, buckets): sum of errors of the scored slots of each latent time, and their number."""
+    """(2, buckets): sum of errors of the scored slots of each latent time, without weights, and their number."""
 
     def detached(self) -> LossTerms:
         """The same values without a graph."""
@@ -80,6 +82,8 @@ class Objective:
     scored_rows: bool = True
     chunk_rows: int = 2048
     compiled: bool = False
+    text: TextProcess | None = None
+    """The rule of the noise on tokens, which the loss must know where it is hybrid; None: masks only."""
 
     def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:
         """Run the denoiser on a noisy micro-batch and score what was corrupted."""
@@ -90,17 +94,19 @@ class Objective:
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
         text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)
         if self.active.text:
-            result = self._text(denoiser, output, batch)
+            rows = TextRows.scored(batch) if self.scored_rows else TextRows.of_all(batch)
+            result = self._text(denoiser, output, batch, rows)
             text = result.weighted / _at_least_one(counts.tokens)
             correct, scored = result.correct, result.rows
-            text_by_time = self._text_by_time(result.nats, batch)
+            text_by_time = sums_by_time(result.nats, rows.corrupted, rows.time)
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
             prediction = self.latent.prediction(
                 output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
-            errors = slot_errors(prediction, target)
-            latent = latent_loss(errors, batch.latent_target) / _at_least_one(counts.slots)
+            errors = slot_errors(prediction, target, self.config)
+            weight = batch.latent_target * time_weight(self.latent, batch.latent_time, self.config)
+            latent = latent_loss(errors, weight) / _at_least_one(counts.slots)
             latent_by_time = _latent_by_time(errors, batch)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
@@ -108,27 +114,58 @@ class Objective:
         loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
         return LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time)
 
-    def _text(self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch) -> TextLoss:
+    def _text(
+        self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch, rows: TextRows
+    ) -> TextLoss:
+        sizes = {"vocab_size": denoiser.shape.vocab_size, "chunk_rows": self.chunk_rows}
+        how, hidden = self.config.text_weighting, output.token_hidden
         if self.scored_rows:
-            return text_loss(
-                denoiser.token_head,
-                output.token_hidden.index_select(0, batch.scored),
-                batch.tokens.index_select(0, batch.scored),
-                batch.scored_weight,
-                vocab_size=denoiser.shape.vocab_size,
-                chunk_rows=self.chunk_rows,
-                compiled=self.compiled,
-            )
-        weights = batch.scored_weight.new_zeros(len(batch.tokens))
-        weights = weights.index_add(0, batch.scored, batch.scored_weight)
-        return text_loss_of_all(denoiser.token_logits(output.token_hidden), batch.tokens, weights)
+            hidden = hidden.index_select(0, batch.scored)
+        if self.text is not None and self.text.hybrid:
+            hybrid = HybridRows.of(self.text, rows.tokens, rows.noisy_tokens, rows.time)
+            if not self.scored_rows:
+                logits = denoiser.token_logits(hidden)
+                return hybrid_loss_of_all(logits, hybrid, rows.weight, rows.corrupted, how)
+            return hybrid_loss(
+                denoiser.token_head, hidden, hybrid, rows.weight, rows.corrupted, weighting=how,
+                compiled=self.compiled, **sizes,
+            )  # fmt: skip
+        if not self.scored_rows:
+            return text_loss_of_all(denoiser.token_logits(hidden), rows.tokens, rows.weight)
+        return text_loss(
+            denoiser.token_head, hidden, rows.tokens, rows.weight, compiled=self.compiled, **sizes
+        )
 
-    def _text_by_time(self, nats: Tensor, batch: NoisyBatch) -> Tensor:
+
+@dataclass(frozen=True)
+class TextRows:
+    """Tokens that the head is asked about, (R,) each."""
+
+    tokens: Tensor
+    noisy_tokens: Tensor
+    weight: Tensor
+    """0 where the row is not scored."""
+    time: Tensor
+
+    @classmethod
+    def scored(cls, batch: NoisyBatch) -> TextRows:
+        """Those that are scored, and what fills them up."""
+        tokens, noisy_tokens, document = (
+            x.index_select(0, batch.scored) for x in (batch.tokens, batch.noisy_tokens, batch.layout.document)
+        )
+        return cls(tokens, noisy_tokens, batch.scored_weight, batch.text_time[document])
+
+    @classmethod
+    def of_all(cls, batch: NoisyBatch) -> TextRows:
+        """All tokens of the micro-batch."""
         time = batch.text_time[batch.layout.document]
-        if self.scored_rows:
-            return sums_by_time(nats, batch.scored_weight > 0, time[batch.scored])
-        rows = torch.zeros_like(time).index_add(0, batch.scored, batch.scored_weight)
-        return sums_by_time(nats, rows > 0, time)
+        weight = torch.zeros_like(time).index_add(0, batch.scored, batch.scored_weight)
+        return cls(batch.tokens, batch.noisy_tokens, weight, time)
+
+    @property
+    def corrupted(self) -> Tensor:
+        """(R,) bool: scored and not as it was. Accuracy and losses by time are told of these."""
+        return (self.weight > 0) & (self.noisy_tokens != self.tokens)
 
 
 def _latent_by_time(errors: Tensor, batch: NoisyBatch) -> Tensor:

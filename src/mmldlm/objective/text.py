@@ -1,6 +1,6 @@
-"""Cross-entropy of masked tokens: the scored rows only, a chunk of logits at a time, each chunk once.
+"""Losses of tokens by their logits: the scored rows only, a chunk of logits at a time, each chunk once.
 
-The gradient of a cross-entropy is known as soon as its logits are, so it is computed with them: nothing of the size of
+The gradient of such a loss is known as soon as its logits are, so it is computed with them: nothing of the size of
 the logits is kept for the backward pass or computed again there.
 Shapes: R scored rows, D width, V vocabulary (the head may have more rows; they are no tokens).
 """
@@ -16,19 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Score = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+"""(logits, bias, values of the rows ..., type) -> weighted loss, hits (R,), gradient by the logits, nats (R,)."""
+
 
 @dataclass(frozen=True)
 class TextLoss:
     """Sums over the scored rows; the caller divides."""
 
     weighted: Tensor
-    """Sum of weight * negative log-likelihood, in nats."""
+    """Sum of weight * loss of the row, in nats."""
     correct: Tensor
-    """Number of rows whose most probable token is the right one."""
+    """Number of counted rows whose most probable token is the right one."""
     rows: Tensor
-    """Number of rows with a weight."""
+    """Number of counted rows."""
     nats: Tensor
-    """(R,) negative log-likelihood of each row, without its weight and without a gradient."""
+    """(R,) negative log-likelihood of each row's token, without its weight and without a gradient."""
 
 
 def text_loss(
@@ -41,12 +44,29 @@ def text_loss(
     chunk_rows: int,
     compiled: bool = False,
 ) -> TextLoss:
-    """hidden (R, D), targets (R,), weights (R,)."""
+    """Weighted cross-entropy. hidden (R, D), targets (R,), weights (R,); rows with a weight are counted."""
+    sizes = (vocab_size, chunk_rows)
+    return head_loss(head, hidden, score_logits, (targets, weights), weights > 0, *sizes, compiled=compiled)
+
+
+def head_loss(
+    head: nn.Linear,
+    hidden: Tensor,
+    score: Score,
+    rows: tuple[Tensor, ...],
+    counted: Tensor,
+    vocab_size: int,
+    chunk_rows: int,
+    *,
+    compiled: bool,
+) -> TextLoss:
+    """Output head and any loss whose gradient by the logits is known with them; `rows` are what it asks per row."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    weighted, correct, nats = _HeadCrossEntropy.apply(
-        hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, compiled, wanted
+    used = _compiled(score) if compiled else score
+    weighted, hits, nats = _HeadLoss.apply(
+        hidden, head.weight, head.bias, used, vocab_size, chunk_rows, wanted, *rows
     )
-    return TextLoss(weighted, correct, (weights > 0).sum().float(), nats)
+    return TextLoss(weighted, (hits & counted).sum().float(), counted.sum().float(), nats)
 
 
 def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLoss:
@@ -59,7 +79,7 @@ def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLo
 def score_logits(
     logits: Tensor, bias: Tensor, target: Tensor, weight: Tensor, kind: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weighted nats, number of hits, the gradient of the former by the logits in type `kind`, and nats of each row.
+    """Weighted nats, hits, the gradient of the former by the logits in type `kind`, and nats of each row.
 
     Computed in fp32 in the memory of the logits, which are used up.
     """
@@ -70,41 +90,38 @@ def score_logits(
     total = power.sum(-1)
     nats = best + total.log() - wanted
     gradient = power.mul_((weight / total)[:, None]).scatter_add_(1, target[:, None], -weight[:, None])
-    hits = ((choice == target) & (weight > 0)).sum()
-    return (nats * weight).sum(), hits.float(), gradient.to(kind), nats
+    return (nats * weight).sum(), choice == target, gradient.to(kind), nats
 
 
 @functools.cache
-def _compiled_score() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
-    return torch.compile(score_logits, dynamic=False, fullgraph=True)
+def _compiled(score: Score) -> Score:
+    return torch.compile(score, dynamic=False, fullgraph=True)
 
 
-class _HeadCrossEntropy(torch.autograd.Function):
-    """Output head and cross-entropy in one; the gradients are ready when the loss is."""
+class _HeadLoss(torch.autograd.Function):
+    """Output head and loss in one; the gradients are ready when the loss is."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor,
-        vocab_size: int, chunk_rows: int, compiled: bool, wanted: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, score: Score,
+        vocab_size: int, chunk_rows: int, wanted: bool, *values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
         gradient_kind = torch.float32 if kind == torch.float16 else kind
-        score = _compiled_score() if compiled else score_logits
-        loss, correct = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
+        loss = hidden.new_zeros((), dtype=torch.float32)
         grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
-        hidden_grads, row_nats = [], []
+        hidden_grads, row_hits, row_nats = [], [], []
         with torch.autocast(device, enabled=False):
             shift = bias.float().masked_fill(
                 torch.arange(len(bias), device=bias.device) >= vocab_size, -torch.inf
             )
             rows, matrix = hidden.to(kind), weight.to(kind)
-            for part, target, share in zip(
-                *(x.split(chunk_rows) for x in (rows, targets, weights)), strict=True
-            ):
-                total, hits, gradient, nats = score(part @ matrix.T, shift, target, share, gradient_kind)
-                loss, correct = loss + total, correct + hits
+            for part, *row in zip(*(x.split(chunk_rows) for x in (rows, *values)), strict=True):
+                total, hits, gradient, nats = score(part @ matrix.T, shift, *row, gradient_kind)
+                loss = loss + total
+                row_hits.append(hits)
                 row_nats.append(nats)
                 if wanted:
                     hidden_grads.append(gradient @ matrix.to(gradient_kind))
@@ -112,15 +129,16 @@ class _HeadCrossEntropy(torch.autograd.Function):
                     grads[1] += gradient.sum(0, dtype=torch.float32)
         if wanted:
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), grads[0], grads[1])
-        all_nats = torch.cat(row_nats)
-        ctx.mark_non_differentiable(correct, all_nats)
-        return loss, correct, all_nats
+        all_hits, all_nats = torch.cat(row_hits), torch.cat(row_nats)
+        ctx.mark_non_differentiable(all_hits, all_nats)
+        ctx.num_others = 4 + len(values)
+        return loss, all_hits, all_nats
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         hidden, weight, bias = ctx.saved_tensors
         scale = upstream[0]
-        return hidden * scale, weight * scale, bias * scale, None, None, None, None, None, None
+        return hidden * scale, weight * scale, bias * scale, *([None] * ctx.num_others)
 
 
 def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:

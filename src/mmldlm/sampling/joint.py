@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mmldlm.corruption.joint import Corruption
+from mmldlm.sampling.hybrid import require_fitting_sampler
 from mmldlm.sampling.latent import ddim_step
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
@@ -45,6 +46,8 @@ def run_chain(
     on_step: Callable[[int], None] = lambda num_documents: None,
 ) -> Pack:
     """Take the steps one after the other; what has no step stays as it is."""
+    if any(step.modality == "text" for step in steps):
+        require_fitting_sampler(options.text_sampler, corruption.text)
     pack, text_step = start, TEXT_STEPS[options.text_sampler]
     for step in steps:
         if step.modality == "text":

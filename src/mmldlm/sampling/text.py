@@ -2,6 +2,7 @@
 
 ancestral   the exact reverse process: every masked token has the same chance to be unmasked
 confidence  the tokens that the network is surest of come first
+hybrid      for models whose noise is not masks alone, see `hybrid`
 
 Which tokens are unmasked never depends on the values drawn for them. The network is asked only about the
 documents in which something is unmasked at this step; that is exact, since nothing else of it would be used.
@@ -21,6 +22,7 @@ from mmldlm import randomness
 from mmldlm.corruption.text import TextProcess
 from mmldlm.sampling.draw import draw, largest_probability
 from mmldlm.sampling.guidance import guided_logits
+from mmldlm.sampling.hybrid import hybrid_step
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import Predictor
@@ -76,7 +78,11 @@ def confidence_step(
     return replace(pack, text_time=_time_of_share(pack, _masked(pack, process), process))
 
 
-TEXT_STEPS: dict[str, TextStep] = {"ancestral": ancestral_step, "confidence": confidence_step}
+TEXT_STEPS: dict[str, TextStep] = {
+    "ancestral": ancestral_step,
+    "confidence": confidence_step,
+    "hybrid": hybrid_step,
+}
 
 
 def _masked(pack: Pack, process: TextProcess) -> np.ndarray:

@@ -151,6 +151,7 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
             config.speed.scored_rows,
             config.speed.chunk_rows,
             runtime.compile,
+            corruption.text,
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
