@@ -139,6 +139,12 @@ class ObjectiveConfig:
     length_weight: float = _number(0.1, 0)
     text_weighting: str = _choice("bound", "bound", "uniform")
     """bound: the continuous-time bound on the likelihood; uniform: every masked token counts the same."""
+    balance: str = _choice("fixed", "fixed", "uncertainty", "gradient_norm")
+    """What scales text and latent besides their weights. fixed: nothing; uncertainty: a learned log-variance for each
+    and for each of eight buckets of its time; gradient_norm: factors under which their gradients have norms in the
+    ratio of their weights. Length keeps its weight, and validation knows fixed weights only."""
+    balance_every: int = _number(100, 1)
+    """Steps between two measurements of the gradient norms, each of which costs about as much as two steps."""
 
 
 @dataclass
@@ -439,6 +445,7 @@ def _joint_problems(config: Config) -> list[str]:
         )
     found += _batch_problems(config.batch)
     found += _optim_problems(config.optim)
+    found += _balance_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         found.append(
@@ -469,3 +476,18 @@ def _optim_problems(optim: OptimConfig) -> list[str]:
             f"never be reduced"
         ]
     return []
+
+
+def _balance_problems(config: Config) -> list[str]:
+    """Whether there is something to balance."""
+    modes, objective = config.corruption.mode_weights, config.objective
+    text = modes.l2t + modes.joint > 0 and objective.text_weight > 0
+    latent = modes.t2l + modes.joint > 0 and objective.latent_weight > 0
+    least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
+    if text + latent >= least:
+        return []
+    needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
+    return [
+        f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
+        f"objective.balance=fixed goes without"
+    ]

@@ -6,7 +6,7 @@ of the step, however it was cut up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,13 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
 from mmldlm.objective.latent import latent_loss, slot_errors
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
+from mmldlm.objective.weighting import LossBalance, sum_by_bucket
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
 
 @dataclass
 class LossTerms:
-    """Parts of the loss, already divided by their counts; `loss` is their weighted sum."""
+    """Parts of the loss, already divided by their counts; `loss` is their sum with fixed weights."""
 
     loss: Tensor
     text: Tensor
@@ -37,6 +38,8 @@ class LossTerms:
     """(2, buckets): sum of nats of the scored tokens of each text time, without weights, and their number."""
     latent_by_time: Tensor
     """(2, buckets): sum of errors of the scored slots of each latent time, and their number."""
+    trained: Tensor
+    """What is differentiated: `loss`, or with a balance what that makes of it."""
 
     def detached(self) -> LossTerms:
         """The same values without a graph."""
@@ -81,8 +84,13 @@ class Objective:
     chunk_rows: int = 2048
     compiled: bool = False
 
-    def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:
+    def __call__(
+        self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts, balance: LossBalance | None = None
+    ) -> LossTerms:
         """Run the denoiser on a noisy micro-batch and score what was corrupted."""
+        plain, nats, errors = batch, None, None
+        if balance is not None:
+            batch = balance.weigh(batch)
         output: DenoiserOutput = denoiser(
             batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
         )
@@ -92,7 +100,7 @@ class Objective:
         if self.active.text:
             result = self._text(denoiser, output, batch)
             text = result.weighted / _at_least_one(counts.tokens)
-            correct, scored = result.correct, result.rows
+            correct, scored, nats = result.correct, result.rows, result.nats
             text_by_time = self._text_by_time(result.nats, batch)
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
@@ -104,9 +112,30 @@ class Objective:
             latent_by_time = _latent_by_time(errors, batch)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
+        loss = self._sum(text, latent, length)
+        terms = LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time, loss)
+        return terms if balance is None else self._balanced(terms, plain, counts, balance, nats, errors)
+
+    def _sum(self, text: Tensor, latent: Tensor, length: Tensor) -> Tensor:
         weights = self.config
-        loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
-        return LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time)
+        return weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
+
+    def _balanced(
+        self, terms: LossTerms, batch: NoisyBatch, counts: Counts, balance: LossBalance, nats: Tensor | None,
+        errors: Tensor | None,
+    ) -> LossTerms:  # fmt: skip
+        """The terms of a weighed batch: what is trained on keeps the factors, the rest is told without them."""
+        text = latent = torch.zeros(NUM_BUCKETS, device=batch.text_time.device)
+        if nats is not None:
+            rows = batch.scored_weight * (nats if self.scored_rows else nats[batch.scored])
+            time = batch.text_time[batch.layout.document[batch.scored]]
+            text = sum_by_bucket(rows, time) / _at_least_one(counts.tokens)
+        if errors is not None:
+            rows = batch.latent_target * errors.detach().sum(1)
+            latent = sum_by_bucket(rows, batch.latent_time) / _at_least_one(counts.slots)
+        trained = terms.loss + balance.extra(torch.stack([text, latent]), batch, counts)
+        loss = self._sum(text.sum(), latent.sum(), terms.length.detach())
+        return replace(terms, loss=loss, text=text.sum(), latent=latent.sum(), trained=trained)
 
     def _text(self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch) -> TextLoss:
         if self.scored_rows:

@@ -306,6 +306,7 @@ class Trainer:
             "tokens": self.tokens,
             "documents": self.documents,
             "micro_tokens": self.setup.plan.at(self.step - 1).caps.num_tokens,
+            **(self.stepper.balance.fields() if self.stepper.balance is not None else {}),
             **_gpu_memory(self.setup.runtime.device, self.stepper.graphs.peak if self.stepper.graphs else 0),
         }
         self.log.write(self.step, **fields)

@@ -20,11 +20,13 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     denoiser, stepper = trainer.setup.denoiser, trainer.stepper
     tensors = {
         "model": dict(denoiser.state_dict()),
-        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
+        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser, stepper.balance)),
         "log": trainer.interval.tensors(),
     }
     if stepper.ema is not None:
         tensors["ema"] = stepper.ema.average
+    if stepper.balance is not None:
+        tensors["balance"] = dict(stepper.balance.state_dict())
     meta = {
         "position": trainer.position,
         "tokens": trainer.tokens,
@@ -48,7 +50,10 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     meta = snapshot.meta
     source = f"checkpoint of step {snapshot.step}"
     load_weights(trainer.setup.denoiser, snapshot.tensors["model"], source=source)
-    trainer.stepper.optimizers.load(parameter_names(trainer.setup.denoiser), snapshot.tensors["optimizer"])
+    names = parameter_names(trainer.setup.denoiser, trainer.stepper.balance)
+    trainer.stepper.optimizers.load(names, snapshot.tensors["optimizer"])
+    if trainer.stepper.balance is not None:
+        load_weights(trainer.stepper.balance, snapshot.tensors["balance"], source=source)
     if trainer.stepper.ema is not None:
         trainer.stepper.ema.load(snapshot.tensors["ema"])
     trainer.interval.load(snapshot.tensors["log"])
