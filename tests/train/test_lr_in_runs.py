@@ -1,4 +1,4 @@
-"""The plateau schedule in a run: reductions survive stopping, rollbacks and ranks to the bit."""
+"""Schedules in a run: reductions on a plateau survive stopping and rollbacks to the bit; runs can be made longer."""
 
 import pytest
 
@@ -100,3 +100,18 @@ def test_a_schedule_is_part_of_what_a_run_is(store, tmp_path):
 def test_a_floor_above_the_rate_is_refused(store, tmp_path):
     with pytest.raises(UserError, match=r"optim.plateau_min_lr=0.1: less than optim.lr=0.003"):
         make_trainer(tmp_path, store, *BY_LOG, "optim.plateau_min_lr=0.1")
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "restarts", "constant"])
+def test_a_run_made_longer_in_time_is_the_longer_run(store, tmp_path, schedule):
+    words = (f"optim.schedule={schedule}", "optim.restart_period=4", "train.valid_every=0")
+    first = make_trainer(tmp_path / "first", store, *words, "train.steps=12")
+    first.hooks.reporter = StopAt(first, 7)
+    with pytest.raises(Interrupted):
+        first.fit()
+    second = make_trainer(tmp_path / "first", store, *words, "train.steps=16")
+    second.fit()
+    whole = make_trainer(tmp_path / "whole", store, *words, "train.steps=16")
+    whole.fit()
+    assert same(weights(second), weights(whole))
+    assert curve(second) == curve(whole)
