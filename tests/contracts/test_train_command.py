@@ -73,7 +73,7 @@ def test_dry_run_draws_the_course_of_the_run_into_the_file_asked_for_and_nothing
 @pytest.mark.parametrize(("words", "parts"), [
     (["--plot", "course.png"], ["--plot course.png", "--dry-run"]),
     (["--dry-run", "--plot", "course.pdf"], ["--plot course.pdf", ".png"]),
-    (["--dry-run", "--plot", "nowhere/course.png"], ["--plot nowhere/course.png", "No such file"]),
+    (["--dry-run", "--plot", "nowhere/course.png"], ["--plot nowhere/course.png", "there is no folder nowhere"]),
     (["optim.lrr=1", "train.stepz=2"], ["optim.lrr; did you mean optim.lr?", "train.stepz; did you mean train.steps?"]),
     (["data.store=nowhere"], ["nowhere", "mmldlm prepare"]),
     (["data.valid_split=tset"], ["tset", "train, validation"]),

@@ -260,6 +260,8 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
         raise UserError(f"--plot {plot}: only --dry-run draws the plan of a run; add it, or leave --plot out")
     if plot.suffix.lower() != ".png":
         raise UserError(f"--plot {plot}: a file name that ends in .png is needed")
+    if not plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {plot}: there is no folder {plot.parent}; make it, or give another file")
 
 
 def show_plan(config: Config, plot: Path | None = None) -> None:
