@@ -119,9 +119,17 @@ def test_micro_batches_are_recorded_while_the_loader_works(store, tmp_path):
     assert not trainer.stepper.graphs.broken
 
 
+BALANCES = {
+    "fixed": [],
+    "uncertainty": ["objective.balance=uncertainty"],
+    "gradient_norm": ["objective.balance=gradient_norm", "objective.balance_every=2"],
+}
+
+
+@pytest.mark.parametrize("balance", list(BALANCES))
 @pytest.mark.parametrize("graphs", ["false", "true"])
-def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs):
-    trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}")
+def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs, balance):
+    trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}", *BALANCES[balance])
     for batch in run_steps(trainer, 8):
         trainer._one_step(batch, 0.0)
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -166,6 +174,19 @@ def plain_losses(store, tmp_path_factory):
 def test_every_fast_path_has_the_loss_of_the_plain_one(store, tmp_path, words, plain_losses):
     found = losses(make_trainer(tmp_path, store, *WIDE, *words), 10)
     np.testing.assert_allclose(found, plain_losses, rtol=0.01)
+
+
+@pytest.mark.parametrize("balance", ["uncertainty", "gradient_norm"])
+def test_recorded_graphs_read_the_newest_factors(store, tmp_path, balance):
+    """In fp32, so that only the recording differs."""
+    words = [*WIDE, "speed.precision=fp32", "speed.tf32=false", *BALANCES[balance]]
+    fast = make_trainer(tmp_path / "fast", store, *words, "speed.cuda_graphs=true")
+    slow = make_trainer(tmp_path / "slow", store, *words, "speed.cuda_graphs=false")
+    np.testing.assert_allclose(losses(fast, 12), losses(slow, 12), rtol=1e-3)
+    assert fast.stepper.graphs.recordings
+    factors = fast.stepper.balance.fields()
+    assert factors["text_factor"] != 1.0
+    assert factors["text_factor"] == pytest.approx(slow.stepper.balance.fields()["text_factor"], rel=1e-2)
 
 
 def test_a_step_that_does_not_fit_is_done_in_smaller_pieces(store, tmp_path):

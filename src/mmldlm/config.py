@@ -156,6 +156,12 @@ class ObjectiveConfig:
     """uniform: every latent time counts the same; min_snr: as an error of the clean latent weighs min(SNR, gamma)."""
     min_snr_gamma: float = _number(5.0, 0, above=True)
     """Largest weight of an error of the clean latent under min_snr."""
+    balance: str = _choice("fixed", "fixed", "uncertainty", "gradient_norm")
+    """What scales text and latent besides their weights. fixed: nothing; uncertainty: a learned log-variance for each
+    and for each of eight buckets of its time; gradient_norm: factors under which their gradients have norms in the
+    ratio of their weights. Length keeps its weight, and validation knows fixed weights only."""
+    balance_every: int = _number(100, 1)
+    """Steps between two measurements of the gradient norms, each of which costs about as much as two steps."""
 
 
 @dataclass
@@ -166,8 +172,28 @@ class OptimConfig:
     """muon: for the matrices inside blocks; AdamW for all else."""
     muon_momentum: float = _number(0.95, 0, 1, below=True)
     lr: float = _number(5e-4, 0, above=True)
+    schedule: str = _choice("cosine", "cosine", "restarts", "wsd", "constant", "plateau")
+    """The learning rate after the warm-up. cosine: down to min_lr_ratio at the last step; restarts: the same over and
+    over; wsd: stable, then a straight line down over the last decay_share of the steps; constant; plateau: multiplied
+    with plateau_factor whenever the loss has stopped falling."""
     min_lr_ratio: float = _number(0.1, 0, 1)
+    """Where cosine, restarts and wsd end, as a share of lr."""
     warmup_steps: int = _number(100, 0)
+    """Steps in which the rate rises to lr in a straight line, whatever the schedule."""
+    restart_period: int = _number(1000, 1)
+    """Steps of the first cosine of schedule=restarts."""
+    restart_factor: float = _number(1.0, 1, 100)
+    """Each further cosine is so many times as long."""
+    decay_share: float = _number(0.2, 0, 1, above=True)
+    """Share of the steps over which schedule=wsd falls."""
+    plateau_patience: int = _number(1000, 1)
+    """Steps without a new best loss after which schedule=plateau reduces the rate: valid_loss where the run validates
+    on its way, else the mean loss between two lines of the log."""
+    plateau_factor: float = _number(0.5, 0, 1, above=True, below=True)
+    plateau_min_lr: float = _number(1e-6, 0)
+    """The rate is not reduced below this."""
+    plateau_threshold: float = _number(0.01, 0, 1, below=True)
+    """A loss is a new best one if it is smaller than the best so far by this share."""
     beta1: float = _number(0.9, 0, 1, below=True)
     beta2: float = _number(0.98, 0, 1, below=True)
     eps: float = _number(1e-8, 0, above=True)
@@ -437,6 +463,8 @@ def _joint_problems(config: Config) -> list[str]:
         )
     found += _batch_problems(config.batch)
     found += _objective_problems(config)
+    found += _optim_problems(config.optim)
+    found += _balance_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         found.append(
@@ -474,3 +502,27 @@ def _batch_problems(batch: BatchConfig) -> list[str]:
     if batch.tokens_per_step is None and batch.documents_per_step is None:
         found.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
     return found
+
+
+def _optim_problems(optim: OptimConfig) -> list[str]:
+    if optim.schedule == "plateau" and optim.plateau_min_lr >= optim.lr:
+        return [
+            f"optim.plateau_min_lr={optim.plateau_min_lr}: less than optim.lr={optim.lr} is needed, or the rate could "
+            f"never be reduced"
+        ]
+    return []
+
+
+def _balance_problems(config: Config) -> list[str]:
+    """Whether there is something to balance."""
+    modes, objective = config.corruption.mode_weights, config.objective
+    text = modes.l2t + modes.joint > 0 and objective.text_weight > 0
+    latent = modes.t2l + modes.joint > 0 and objective.latent_weight > 0
+    least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
+    if text + latent >= least:
+        return []
+    needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
+    return [
+        f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
+        f"objective.balance=fixed goes without"
+    ]

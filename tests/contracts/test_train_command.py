@@ -61,7 +61,19 @@ def test_dry_run_prints_settings_sizes_and_memory_and_writes_nothing(place):
     assert not (place / "saved").exists()
 
 
+def test_dry_run_draws_the_course_of_the_run_into_the_file_asked_for_and_nothing_else(place):
+    before = set(place.iterdir())
+    code, out, err = run(place, "--dry-run", "--plot", "course.png", "optim.schedule=plateau")
+    assert code == 0, err
+    assert "are drawn in course.png" in out
+    assert (place / "course.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert set(place.iterdir()) - before == {place / "course.png"}
+
+
 @pytest.mark.parametrize(("words", "parts"), [
+    (["--plot", "course.png"], ["--plot course.png", "--dry-run"]),
+    (["--dry-run", "--plot", "course.pdf"], ["--plot course.pdf", ".png"]),
+    (["--dry-run", "--plot", "nowhere/course.png"], ["--plot nowhere/course.png", "there is no folder nowhere"]),
     (["optim.lrr=1", "train.stepz=2"], ["optim.lrr; did you mean optim.lr?", "train.stepz; did you mean train.steps?"]),
     (["data.store=nowhere"], ["nowhere", "mmldlm prepare"]),
     (["data.valid_split=tset"], ["tset", "train, validation"]),

@@ -38,6 +38,13 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
     "bf16_sums": ("distributed.compression=bf16",),
     "fp16_sums": ("distributed.compression=fp16",),
+    "plateau": ("optim.schedule=plateau", "optim.plateau_patience=2", "train.valid_every=2"),
+    "uncertainty": ("objective.balance=uncertainty", "batch.micro_tokens=64"),
+    "gradient_norm": (
+        "objective.balance=gradient_norm",
+        "objective.balance_every=3",
+        "batch.micro_tokens=64",
+    ),
 }
 """Runs without any accident, by name; the same words on one rank must give the same curve."""
 
@@ -219,6 +226,25 @@ def memory_inside(ranks: Ranks, folder: Path, store: Path) -> Trainer:
         return gradient
 
     trainer.setup.denoiser.time_embed.hidden.weight.register_hook(give_up)
+    return trainer
+
+
+@scenario
+def memory_measuring(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out on rank 1 while the norms of the gradients are measured."""
+    words = ("train.log_every=1", "batch.grow_after=3", *PLAIN["gradient_norm"][:2])
+    trainer = make_trainer(folder, store, *words, ranks=ranks)
+    sums = trainer.stepper.replicas.summed
+
+    def summed(work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        def limited_work() -> torch.Tensor:
+            if ranks.rank == 1 and trainer.step == 6 and trainer.setup.halvings == 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            return work()
+
+        return sums(limited_work)
+
+    trainer.stepper.replicas.summed = summed  # type: ignore[method-assign]
     return trainer
 
 

@@ -16,6 +16,7 @@ from tests.runs import make_trainer
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
 ROUNDING = 3e-6
 """Sums of fp32 in another order."""
+FACTORS = ("text_factor", "latent_factor")
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
 
 
@@ -71,7 +72,7 @@ def events(folder, name):
 def assert_same_curve(ours, theirs, rel):
     assert [line["step"] for line in ours] == [line["step"] for line in theirs] == list(range(1, 13))
     for one, other in zip(ours, theirs, strict=True):
-        for key in LOSSES:
+        for key in (*LOSSES, *(FACTORS if FACTORS[0] in other else ())):
             assert one[key] == pytest.approx(other[key], rel=rel, abs=1e-6, nan_ok=True), (one["step"], key)
         for key in SAME:
             assert one[key] == other[key], (one["step"], key)
@@ -96,6 +97,13 @@ def test_the_scenarios_are_what_they_say(both, began):
     assert all(line["micro_batches"] >= 2 for line in found["micro_batches"])
     assert any(line["extra_micro_batches"] for line in found["uneven"])
     assert found["bf16_sums"][5]["loss"] != found["plain"][5]["loss"]
+    assert [event["step"] for event in events(began[0], "plateau") if event["event"] == "lr_reduced"] == [
+        8,
+        10,
+        12,
+    ]
+    for name in ("uncertainty", "gradient_norm"):
+        assert len({line["text_factor"] for line in found[name]}) > 3, name
 
 
 def test_one_rank_two_ranks_one_rank_is_the_run_of_one(both, began, alone, store):
@@ -160,11 +168,13 @@ def test_a_signal_to_either_rank_ends_the_waiting_of_both(both, began, name):
     ("memory_before", [("out_of_memory", 4), ("grown", 7)]),
     ("memory_at_once", [("out_of_memory", 0), ("grown", 3)]),
     ("memory_inside", [("out_of_memory", 3), ("grown", 6), ("out_of_memory", 9)]),
+    ("memory_measuring", [("out_of_memory", 6), ("grown", 9)]),
 ])  # fmt: skip
 def test_out_of_memory_on_one_rank_halves_on_both_and_keeps_the_loss(both, began, alone, name, changes):
+    words = own_words("gradient_norm") if name == "memory_measuring" else []
     told = [(e["event"], e["step"]) for e in events(began[0], name) if "micro_tokens_after" in e]
     assert told == changes
-    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone()[0], ROUNDING)
+    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone(*words)[0], ROUNDING)
     assert both[name][0]["state"] == both[name][1]["state"]
 
 

@@ -21,7 +21,11 @@ class Health:
 
     def __init__(self, config: Config, record: Callable[..., None], saved: Callable[[], int | None]) -> None:
         self.record, self.saved = record, saved
-        self.facts = RunFacts(total_steps=config.train.steps, checkpoint_every=config.train.checkpoint_every)
+        self.facts = RunFacts(
+            total_steps=config.train.steps,
+            checkpoint_every=config.train.checkpoint_every,
+            lr_restarts=config.optim.schedule == "restarts",
+        )
         self.panel = Panel(facts=self.facts)
 
     def update(self, step: int, fields: dict[str, Any]) -> None:

@@ -30,13 +30,21 @@ def train(
         typer.Option("--run", "--run-folder", help="Folder of the run; saved/<name> unless told otherwise."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-run: draw learning rate, batch and modes over the steps into this PNG file."
+        ),
+    ] = None,
 ) -> None:
     """Train a recipe. The same command again goes on where the run was."""
     from mmldlm.recipe import load_recipe
 
     config = load_recipe(recipe, settings)
+    if plot is not None:
+        _check_plot(plot, dry_run)
     if dry_run:
-        show_plan(config)
+        show_plan(config, plot)
         return
     try:
         train_run(config, run or Path("saved") / config.name)
@@ -244,8 +252,20 @@ class TrainProgress:
             self.console.print(f"train: step {step} of {self._total}, {status}", highlight=False)
 
 
-def show_plan(config: Config) -> None:
-    """Print settings and sizes of a run without training."""
+def _check_plot(plot: Path, dry_run: bool) -> None:
+    """Told before anything else is done."""
+    from mmldlm.errors import UserError
+
+    if not dry_run:
+        raise UserError(f"--plot {plot}: only --dry-run draws the plan of a run; add it, or leave --plot out")
+    if plot.suffix.lower() != ".png":
+        raise UserError(f"--plot {plot}: a file name that ends in .png is needed")
+    if not plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {plot}: there is no folder {plot.parent}; make it, or give another file")
+
+
+def show_plan(config: Config, plot: Path | None = None) -> None:
+    """Print settings and sizes of a run without training; draw its course if asked to."""
     from rich.console import Console
     from rich.table import Table
 
@@ -254,7 +274,8 @@ def show_plan(config: Config) -> None:
     from mmldlm.train.plan import describe
     from mmldlm.train.setup import set_up
 
-    plan = describe(set_up(config, start_runtime(config)))
+    setup = set_up(config, start_runtime(config))
+    plan = describe(setup)
     console = Console()
     console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False)
     table = Table("what", "value", title="this run")
@@ -265,3 +286,19 @@ def show_plan(config: Config) -> None:
         table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
     table.add_row("memory estimate", f"{memory / 2**30:.2f} GiB")
     console.print(table)
+    if plot is not None:
+        _draw_plan(setup, plot)
+        told = f"learning rate, batch and modes over the steps are drawn in {plot}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def _draw_plan(setup: Setup, plot: Path) -> None:
+    from mmldlm.diagnostics.course import draw_course
+    from mmldlm.errors import UserError
+    from mmldlm.train.plan import course_of
+
+    picture = draw_course(course_of(setup), setup.config.optim)
+    try:
+        plot.write_bytes(picture.png)
+    except OSError as error:
+        raise UserError(f"--plot {plot}: cannot be written ({error.strerror}); give another file") from error

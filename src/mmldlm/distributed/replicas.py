@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -31,9 +32,9 @@ T = TypeVar("T")
 class _Applied(nn.Module):
     """A network and whatever is computed with it: DDP has to surround the loss too, which uses the heads."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, beside: nn.Module | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.beside = network, beside
 
     def forward(self, compute: Callable[[Any], T]) -> T:
         return compute(self.network)
@@ -42,8 +43,11 @@ class _Applied(nn.Module):
 class Replicas:
     """Runs the passes of a step so that gradients end up summed over ranks."""
 
-    def __init__(self, network: nn.Module, ranks: Ranks, config: DistributedConfig) -> None:
-        self.module, self.ranks, self.config = _Applied(network), ranks, config
+    def __init__(
+        self, network: nn.Module, ranks: Ranks, config: DistributedConfig, beside: nn.Module | None = None
+    ) -> None:
+        """`beside`: what else the loss has parameters in."""
+        self.module, self.ranks, self.config = _Applied(network, beside), ranks, config
         self.ddp: DistributedDataParallel | None = None
         self.unreached: list[str] | None = None
         """Parameters that the loss does not depend on, such as those after the last use of a stream; found once."""
@@ -78,6 +82,25 @@ class Replicas:
             raise error_of(self._no, self.ranks)
         self._works.clear()
         return done
+
+    def summed(self, work: Callable[[], Tensor]) -> Tensor:
+        """What each rank computes for itself, without DDP, summed over ranks in place: by all of them or by none."""
+        self._no, self._lost = 0, None
+        try:
+            found = work()
+            self._rung(0)
+        except LostRankError:
+            raise
+        except Exception as error:
+            self._rung(code_of(error, self.ranks))
+            raise
+        if self._no:
+            raise error_of(self._no, self.ranks)
+        try:
+            dist.all_reduce(found)
+        except RuntimeError as error:
+            raise self.ranks.lost(str(error)) from error
+        return found
 
     def _rung(self, answer: int) -> None:
         """Agree with the others whether the step goes on; after the first no nothing is asked any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +47,20 @@ class Picture:
 
 def make_picture(name: str, title: str, caption: str, draw: Callable[[Axes], None]) -> Picture:
     """Draw on one pair of axes."""
+    return make_panels(name, title, caption, [draw])
+
+
+def make_panels(name: str, title: str, caption: str, draws: Sequence[Callable[[Axes], None]]) -> Picture:
+    """Draw on axes one above the other, which share what runs to the right."""
     import matplotlib
     from matplotlib.figure import Figure
 
+    size = _SIZE if len(draws) == 1 else (1.3 * _SIZE[0], 0.6 * len(draws) * _SIZE[1])
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=_SIZE, layout="constrained")
-        draw(figure.subplots())
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(draws), sharex=True, squeeze=False)[:, 0]
+        for draw, axes in zip(draws, panels, strict=True):
+            draw(axes)
         return Picture(name, title, caption, _to_svg(figure), _to_png(figure))
 
 

@@ -11,13 +11,18 @@ from torch import Tensor
 NUM_BUCKETS = 8
 
 
+def bucket_of(time: Tensor) -> Tensor:
+    """The bucket of each time."""
+    return (time * NUM_BUCKETS).long().clamp(0, NUM_BUCKETS - 1)
+
+
 @torch.no_grad()
 def sums_by_time(losses: Tensor, scored: Tensor, time: Tensor) -> Tensor:
     """(2, B): sum of the losses in each bucket, and how many. losses (R,), scored (R,) bool, time (R,).
 
     A plain sum per bucket and no scattering: the same bits every time, on a GPU too.
     """
-    bucket = (time * NUM_BUCKETS).long().clamp(0, NUM_BUCKETS - 1)
+    bucket = bucket_of(time)
     inside = (bucket == torch.arange(NUM_BUCKETS, device=bucket.device)[:, None]) & scored
     sums = torch.where(inside, losses.detach().float(), 0.0).sum(1)
     return torch.stack([sums, inside.sum(1).float()])

@@ -85,9 +85,9 @@ def hybrid_loss_of_all(
     """The plain way over a whole matrix of logits (R, V): the baseline."""
     posterior = posterior_logits(logits, rows)
     nats = F.cross_entropy(posterior, rows.target, reduction="none")
-    costs = nats if weighting == "uniform" else row_costs(logits, rows)
+    costs = weights * (nats if weighting == "uniform" else row_costs(logits, rows))
     hits = ((posterior.detach().argmax(-1) == rows.target) & counted).sum().float()
-    return TextLoss((costs * weights).sum(), hits, counted.sum().float(), nats.detach())
+    return TextLoss(costs.sum(), hits, counted.sum().float(), nats.detach(), costs.detach())
 
 
 def posterior_logits(logits: Tensor, rows: HybridRows) -> Tensor:
@@ -134,7 +134,7 @@ def score_bound(
     logits: Tensor, bias: Tensor, target: Tensor, seen: Tensor, gain: Tensor, divergence: Tensor,
     surprise: Tensor, stray: Tensor, kind: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Sum of divergence * KL + surprise * IS, hits, the gradient by the logits in type `kind`, nats of each row.
+    """divergence * KL + surprise * IS and hits of each row, the gradient of the sum by the logits in type `kind`, nats.
 
     With h(y) = x(y) / (x(y) + e), the derivative by the log of x(y), were the x(y) free, is
 
@@ -166,4 +166,4 @@ def score_bound(
     pull = pull.mul_((-divergence * stray)[:, None])
     pull = pull.scatter_add_(1, to, of_target[:, None]).scatter_add_(1, at, of_seen[:, None])
     gradient = pull.sub_(predicted.mul_(pull.sum(-1, keepdim=True)))
-    return costs.sum(), choice == target, gradient.to(kind), nats
+    return costs, choice == target, gradient.to(kind), nats

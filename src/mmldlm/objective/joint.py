@@ -6,7 +6,7 @@ of the step, however it was cut up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,13 @@ from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
 from mmldlm.objective.hybrid import HybridRows, hybrid_loss, hybrid_loss_of_all
 from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
+from mmldlm.objective.weighting import LossBalance, sum_by_bucket
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
 
 @dataclass
 class LossTerms:
-    """Parts of the loss, already divided by their counts; `loss` is their weighted sum."""
+    """Parts of the loss, already divided by their counts; `loss` is their sum with fixed weights."""
 
     loss: Tensor
     text: Tensor
@@ -39,6 +40,8 @@ class LossTerms:
     """(2, buckets): sum of nats of the corrupted tokens of each text time, without weights, and their number."""
     latent_by_time: Tensor
     """(2, buckets): sum of errors of the scored slots of each latent time, without weights, and their number."""
+    trained: Tensor
+    """What is differentiated: `loss`, or with a balance what that makes of it."""
 
     def detached(self) -> LossTerms:
         """The same values without a graph."""
@@ -85,20 +88,28 @@ class Objective:
     text: TextProcess | None = None
     """The rule of the noise on tokens, which the loss must know where it is hybrid; None: masks only."""
 
-    def __call__(self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts) -> LossTerms:
+    def __call__(
+        self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts, balance: LossBalance | None = None
+    ) -> LossTerms:
         """Run the denoiser on a noisy micro-batch and score what was corrupted."""
+        plain = batch
+        if balance is not None:
+            batch = balance.weigh(batch)
         output: DenoiserOutput = denoiser(
             batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
         )
         zero = batch.text_time.new_zeros(())
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
         text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)
+        text_parts = latent_parts = zero.new_zeros(NUM_BUCKETS)
         if self.active.text:
             rows = TextRows.scored(batch) if self.scored_rows else TextRows.of_all(batch)
             result = self._text(denoiser, output, batch, rows)
             text = result.weighted / _at_least_one(counts.tokens)
             correct, scored = result.correct, result.rows
             text_by_time = sums_by_time(result.nats, rows.corrupted, rows.time)
+            if balance is not None:
+                text_parts = sum_by_bucket(result.costs, rows.time) / _at_least_one(counts.tokens)
         if self.active.latent:
             target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
             prediction = self.latent.prediction(
@@ -108,11 +119,31 @@ class Objective:
             weight = batch.latent_target * time_weight(self.latent, batch.latent_time, self.config)
             latent = latent_loss(errors, weight) / _at_least_one(counts.slots)
             latent_by_time = _latent_by_time(errors, batch)
+            if balance is not None:
+                costs = errors.detach().sum(1) * weight
+                latent_parts = sum_by_bucket(costs, batch.latent_time) / _at_least_one(counts.slots)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
+        loss = self._sum(text, latent, length)
+        terms = LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time, loss)
+        if balance is None:
+            return terms
+        return self._balanced(terms, plain, counts, balance, torch.stack([text_parts, latent_parts]))
+
+    def _sum(self, text: Tensor, latent: Tensor, length: Tensor) -> Tensor:
         weights = self.config
-        loss = weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
-        return LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time)
+        return weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
+
+    def _balanced(
+        self, terms: LossTerms, batch: NoisyBatch, counts: Counts, balance: LossBalance, parts: Tensor
+    ) -> LossTerms:
+        """The terms of a weighed batch, whose losses by bucket are `parts`: what is trained on keeps the factors, the
+        rest is told without them."""
+        parts = parts / balance.factors().detach()
+        trained = terms.loss + balance.extra(parts, batch, counts)
+        text, latent = parts.sum(1)
+        loss = self._sum(text, latent, terms.length.detach())
+        return replace(terms, loss=loss, text=text, latent=latent, trained=trained)
 
     def _text(
         self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch, rows: TextRows

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Score = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
-"""(logits, bias, values of the rows ..., type) -> weighted loss, hits (R,), gradient by the logits, nats (R,)."""
+"""(logits, bias, values of the rows ..., type) -> weighted losses (R,), hits (R,), gradient by the logits, nats (R,)"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class TextLoss:
     """Number of counted rows."""
     nats: Tensor
     """(R,) negative log-likelihood of each row's token, without its weight and without a gradient."""
+    costs: Tensor
+    """(R,) weight * loss of each row, without a gradient."""
 
 
 def text_loss(
@@ -63,23 +65,24 @@ def head_loss(
     """Output head and any loss whose gradient by the logits is known with them; `rows` are what it asks per row."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     used = _compiled(score) if compiled else score
-    weighted, hits, nats = _HeadLoss.apply(
+    weighted, hits, nats, costs = _HeadLoss.apply(
         hidden, head.weight, head.bias, used, vocab_size, chunk_rows, wanted, *rows
     )
-    return TextLoss(weighted, (hits & counted).sum().float(), counted.sum().float(), nats)
+    return TextLoss(weighted, (hits & counted).sum().float(), counted.sum().float(), nats, costs)
 
 
 def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLoss:
     """The plain way over a whole matrix of logits (R, V), most of them with weight 0: the baseline."""
     nats = F.cross_entropy(logits, targets, reduction="none")
     hits = ((logits.detach().argmax(-1) == targets) & (weights > 0)).sum().float()
-    return TextLoss((nats * weights).sum(), hits, (weights > 0).sum().float(), nats.detach())
+    costs = nats * weights
+    return TextLoss(costs.sum(), hits, (weights > 0).sum().float(), nats.detach(), costs.detach())
 
 
 def score_logits(
     logits: Tensor, bias: Tensor, target: Tensor, weight: Tensor, kind: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weighted nats, hits, the gradient of the former by the logits in type `kind`, and nats of each row.
+    """Weighted nats and hits of each row, the gradient of the sum by the logits in type `kind`, nats of each row.
 
     Computed in fp32 in the memory of the logits, which are used up.
     """
@@ -90,7 +93,7 @@ def score_logits(
     total = power.sum(-1)
     nats = best + total.log() - wanted
     gradient = power.mul_((weight / total)[:, None]).scatter_add_(1, target[:, None], -weight[:, None])
-    return (nats * weight).sum(), choice == target, gradient.to(kind), nats
+    return nats * weight, choice == target, gradient.to(kind), nats
 
 
 @functools.cache
@@ -105,34 +108,35 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, score: Score,
         vocab_size: int, chunk_rows: int, wanted: bool, *values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
         gradient_kind = torch.float32 if kind == torch.float16 else kind
         loss = hidden.new_zeros((), dtype=torch.float32)
         grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
-        hidden_grads, row_hits, row_nats = [], [], []
+        hidden_grads, row_hits, row_nats, row_costs = [], [], [], []
         with torch.autocast(device, enabled=False):
             shift = bias.float().masked_fill(
                 torch.arange(len(bias), device=bias.device) >= vocab_size, -torch.inf
             )
             rows, matrix = hidden.to(kind), weight.to(kind)
             for part, *row in zip(*(x.split(chunk_rows) for x in (rows, *values)), strict=True):
-                total, hits, gradient, nats = score(part @ matrix.T, shift, *row, gradient_kind)
-                loss = loss + total
+                costs, hits, gradient, nats = score(part @ matrix.T, shift, *row, gradient_kind)
+                loss = loss + costs.sum()
                 row_hits.append(hits)
                 row_nats.append(nats)
+                row_costs.append(costs)
                 if wanted:
                     hidden_grads.append(gradient @ matrix.to(gradient_kind))
                     _add_product(grads[0], gradient, part.to(gradient_kind))
                     grads[1] += gradient.sum(0, dtype=torch.float32)
         if wanted:
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), grads[0], grads[1])
-        all_hits, all_nats = torch.cat(row_hits), torch.cat(row_nats)
-        ctx.mark_non_differentiable(all_hits, all_nats)
+        all_hits, all_nats, all_costs = (torch.cat(parts) for parts in (row_hits, row_nats, row_costs))
+        ctx.mark_non_differentiable(all_hits, all_nats, all_costs)
         ctx.num_others = 4 + len(values)
-        return loss, all_hits, all_nats
+        return loss, all_hits, all_nats, all_costs
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:

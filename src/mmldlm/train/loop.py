@@ -34,7 +34,7 @@ from mmldlm.run_folder import RunFolder
 from mmldlm.train.attempt import Attempts
 from mmldlm.train.faults import Faults
 from mmldlm.train.interval import Interval
-from mmldlm.train.lr import lr_at
+from mmldlm.train.lr import Plateau, judged_loss, lr_at
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume
@@ -96,6 +96,7 @@ class Trainer:
             self.setup.runtime.device, self.setup.flops_of, self.setup.peak_flops, self.ranks
         )
         self.resizing = Resizing(self.config.batch)
+        self.plateau = Plateau()
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
@@ -305,7 +306,21 @@ class Trainer:
         self.events.record(event, step=self.step, micro_tokens_before=before, micro_tokens_after=after)
 
     def _lr_at(self, step: int) -> float:
-        return self.faults.rollbacks.lr_factor * lr_at(step, self.config.train.steps, self.config.optim)
+        rate = lr_at(step, self.config.train.steps, self.config.optim, self.plateau.reduction)
+        return self.faults.rollbacks.lr_factor * rate
+
+    def _judge_lr(self, name: str, loss: float) -> None:
+        """Show the plateau schedule a loss, if this is the one it is judged on; all ranks take the main one's."""
+        if judged_loss(self.config) != name:
+            return
+        before, loss = self._lr_at(self.step), self.ranks.total(loss if self.ranks.main else 0.0)
+        if self.plateau.judge(self.step, name, loss, self.config.optim):
+            after = self._lr_at(self.step)
+            log.info(
+                "step %d: %s has stopped falling, learning rate %.3g -> %.3g", self.step, name, before, after
+            )
+            facts = {"judged": name, "best": self.plateau.best, "lr_before": before, "lr_after": after}
+            self.events.record("lr_reduced", step=self.step, **facts)
 
     def _write_log(self) -> bool:
         """Write a line; true if so many updates were skipped that the run has to go back."""
@@ -316,10 +331,12 @@ class Trainer:
             "tokens": self.tokens,
             "documents": self.documents,
             "micro_tokens": self.setup.plan.at(self.step - 1).caps.num_tokens,
+            **(self.stepper.balance.fields() if self.stepper.balance is not None else {}),
             **_gpu_memory(self.setup.runtime.device, self.stepper.graphs.peak if self.stepper.graphs else 0),
         }
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
+        self._judge_lr("loss", fields["loss"])
         return self.faults.judge(fields)
 
     def go_on_at(self, position: int) -> None:
@@ -333,6 +350,7 @@ class Trainer:
             if self.ranks.main:
                 self._validate_here()
             self.ranks.barrier()  # the others' next step does not wait for it
+        self._judge_lr("valid_loss", self.valid_loss[1] if self.valid_loss else float("nan"))
 
     def _validate_here(self) -> None:
         if self.setup.runtime.device.type == "cuda":
@@ -380,7 +398,9 @@ class Trainer:
         log.info("going on from step %d of %d", self.step, self.config.train.steps)
         before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
         if now != before:
-            rates = [lr_at(self.step, steps, self.config.optim) for steps in (before, now)]
+            rates = [
+                lr_at(self.step, steps, self.config.optim, self.plateau.reduction) for steps in (before, now)
+            ]
             log.warning("train.steps %d -> %d: the learning rate goes from %.2g to %.2g", before, now, *rates)
         return True
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from mmldlm.config import MODES, Config, ModeWeights
 from mmldlm.model.weights import PARTS, parameter_groups
+from mmldlm.train.lr import lr_at
 from mmldlm.train.setup import Setup
+
+_MOST_POINTS = 2000
 
 
 def describe(setup: Setup) -> dict[str, Any]:
@@ -35,6 +42,54 @@ def describe(setup: Setup) -> dict[str, Any]:
         "steps_per_epoch": round(steps_per_epoch, 1),
         "epochs": round(setup.config.train.steps / steps_per_epoch, 2),
     }
+
+
+@dataclass(frozen=True)
+class Course:
+    """What changes over the steps of a run, as far as the settings alone decide it."""
+
+    steps: list[int]
+    """Counted from 0; all of them, or about two thousand."""
+    lr: list[float]
+    """Under the plateau schedule as it is before any reduction."""
+    tokens: list[float]
+    """Expected in a step."""
+    documents: list[float]
+    """Expected in a step."""
+    modes: dict[str, list[float]]
+    """Share of each mode."""
+
+
+def course_of(setup: Setup) -> Course:
+    """From the first step to the last."""
+    config, steps = setup.config, _chosen_steps(setup.config)
+    shapes = [setup.plan.at(step) for step in steps]
+    documents = [min(s.documents_per_step, s.tokens_per_step / setup.lengths.mean) for s in shapes]
+    weights = [mode_weights_at(config, step) for step in steps]
+    totals = [sum(getattr(at, mode) for mode in MODES) for at in weights]
+    return Course(
+        steps=steps,
+        lr=[lr_at(step, config.train.steps, config.optim) for step in steps],
+        tokens=[count * setup.lengths.mean for count in documents],
+        documents=documents,
+        modes={
+            mode: [getattr(at, mode) / total for at, total in zip(weights, totals, strict=True)]
+            for mode in MODES
+        },
+    )
+
+
+def mode_weights_at(config: Config, step: int) -> ModeWeights:
+    """The weights of the modes at a step, counted from 0: the same at all of them."""
+    return config.corruption.mode_weights
+
+
+def _chosen_steps(config: Config) -> list[int]:
+    """Evenly spread, with the ends of the batch's stages."""
+    last = config.train.steps - 1
+    chosen = set(np.linspace(0, last, min(_MOST_POINTS, last + 1)).round().astype(int).tolist())
+    chosen |= {step for stage in config.batch.schedule for step in (stage.until - 1, stage.until)}
+    return sorted(step for step in chosen if step <= last)
 
 
 def parameter_counts(setup: Setup) -> dict[str, int]:

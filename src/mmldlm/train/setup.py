@@ -24,6 +24,7 @@ from mmldlm.model.layers import Kernels
 from mmldlm.model.recompute import recomputed_blocks
 from mmldlm.model.weights import init_weights
 from mmldlm.objective.joint import Active, Objective
+from mmldlm.objective.weighting import build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.train.ema import Ema
 from mmldlm.train.graphs import Graphs
@@ -102,16 +103,20 @@ class Setup:
         several, graphs = self.ranks.several, config.speed.cuda_graphs and device.type == "cuda"
         if several and graphs:
             log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
+        optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
+        if (balance := build_balance(config.objective)) is not None:
+            optimizers.add_balance(balance.to(device))
         return Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
-            optimizers=build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer),
+            optimizers=optimizers,
             ema=Ema(self.denoiser, config.optim.ema_decay) if config.optim.ema_decay > 0 else None,
             scaler=torch.amp.GradScaler(device.type, enabled=self.runtime.precision == "fp16"),
             runtime=self.runtime,
             config=config.optim,
             graphs=Graphs() if graphs and not several else None,
-            replicas=Replicas(self.denoiser, self.ranks, config.distributed) if several else None,
+            replicas=Replicas(self.denoiser, self.ranks, config.distributed, balance) if several else None,
+            balance=balance,
         )
 
 

@@ -20,11 +20,13 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     denoiser, stepper = trainer.setup.denoiser, trainer.stepper
     tensors = {
         "model": dict(denoiser.state_dict()),
-        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
+        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser, stepper.balance)),
         "log": trainer.interval.tensors() | trainer.faults.bad_steps.tensors(),
     }
     if stepper.ema is not None:
         tensors["ema"] = stepper.ema.average
+    if stepper.balance is not None:
+        tensors["balance"] = dict(stepper.balance.state_dict())
     meta = {
         "position": trainer.position,
         "tokens": trainer.tokens,
@@ -32,6 +34,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         "scaler": stepper.scaler.state_dict(),
         "resizing": trainer.resizing.state(),
         "rollbacks": trainer.faults.rollbacks.state(),
+        "plateau": trainer.plateau.state(),
         "settings": config_to_dict(trainer.config),
         "fingerprint": trainer.setup.store.fingerprint,
         "content": trainer.setup.store.content,
@@ -47,7 +50,10 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     meta = snapshot.meta
     source = f"checkpoint of step {snapshot.step}"
     load_weights(trainer.setup.denoiser, snapshot.tensors["model"], source=source)
-    trainer.stepper.optimizers.load(parameter_names(trainer.setup.denoiser), snapshot.tensors["optimizer"])
+    names = parameter_names(trainer.setup.denoiser, trainer.stepper.balance)
+    trainer.stepper.optimizers.load(names, snapshot.tensors["optimizer"])
+    if trainer.stepper.balance is not None:
+        load_weights(trainer.stepper.balance, snapshot.tensors["balance"], source=source)
     if trainer.stepper.ema is not None:
         trainer.stepper.ema.load(snapshot.tensors["ema"])
     trainer.interval.load(snapshot.tensors["log"])
@@ -61,3 +67,4 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.tokens, trainer.documents = meta["tokens"], meta["documents"]
     trainer.valid_loss = (snapshot.step, meta[SCORE]) if SCORE in meta else None
     trainer.faults.rollbacks.load(meta.get("rollbacks", {}))
+    trainer.plateau.load(meta.get("plateau", {}))

@@ -13,7 +13,9 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
+from mmldlm.objective.weighting import GradientNorm, LossBalance
 from mmldlm.runtime import Runtime
+from mmldlm.train.balance import gradient_norms
 from mmldlm.train.ema import Ema
 from mmldlm.train.graphs import Graphs
 from mmldlm.train.optim import Optimizers
@@ -45,9 +47,16 @@ class Stepper:
     """Recorded micro-batches, where launching them one kernel at a time takes too long."""
     replicas: Replicas | None = None
     """The denoiser on several ranks."""
+    balance: LossBalance | None = None
+    """What scales the parts of the loss besides their weights."""
+    _norms: Tensor | None = None
+    """Of the gradients of text and latent, where this step measured them."""
 
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
+        self._norms = None
+        if isinstance(self.balance, GradientNorm) and self.balance.due(batch.where.step):
+            self._norms = gradient_norms(self, batch)
         if self.replicas is not None:
             return self._gradients_of_all(self.replicas, batch)
         terms: LossTerms | None = None
@@ -68,18 +77,20 @@ class Stepper:
         grad_norm, skipped = self._update()
         if self.ema is not None:
             self.ema.update(step + 1, skipped)
+        if isinstance(self.balance, GradientNorm) and self._norms is not None:
+            self.balance.settle(self._norms)
         return StepResult(terms, grad_norm, skipped)
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
         """Forward and backward; adds to the gradients."""
         with self.runtime.autocast():
             terms = self._terms(micro_batch)
-        self.scaler.scale(terms.loss).backward()
+        self.scaler.scale(terms.trained).backward()
         return terms.detached()
 
     def _terms(self, micro_batch: MicroBatch) -> LossTerms:
         def compute(denoiser: Denoiser) -> dict[str, Tensor]:
-            return vars(self.objective(denoiser, micro_batch.noisy, micro_batch.counts))
+            return vars(self.objective(denoiser, micro_batch.noisy, micro_batch.counts, self.balance))
 
         return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
 
@@ -95,13 +106,20 @@ class Stepper:
         """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
         self.optimizers.unscale(self.scaler)
         grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
-        skipped = (~torch.isfinite(grad_norm)).float()
+        skipped = (~self._finite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
         moving = self.graphs is None or bool(self.graphs.broken)
         self.optimizers.zero_grad(
             set_to_none=moving and self.replicas is None
         )  # DDP's are parts of its buckets
         return grad_norm, skipped
+
+    def _finite(self, grad_norm: Tensor) -> Tensor:
+        found = torch.isfinite(grad_norm)
+        for learned in self.balance.parameters() if self.balance is not None else ():
+            assert learned.grad is not None, "every pass reaches the balance"
+            found = found & torch.isfinite(learned.grad).all()
+        return found
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:
         """What the gradients are to be multiplied with so that their norm is within bounds."""

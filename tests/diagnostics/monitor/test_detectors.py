@@ -116,6 +116,7 @@ def test_the_learning_rate_may_not_jump_after_a_resume_and_may_decay_to_zero():
             fields["lr"] = 1e-3
 
     assert [a.subject for a in run_panel(restarted).book.alerts.values() if a.code == "M204"] == ["jump"]
+    assert codes(run_panel(restarted, facts=RunFacts(lr_restarts=True))) == set()  # told so by its settings
     linear = run_panel(lambda s, f: f.update(lr=max(0.0, 1e-3 * (1 - s / 390))))
     assert codes(linear) == set()
 

@@ -37,7 +37,7 @@ CURVES = (
 END_SECONDS = 30.0
 TIMELINE_EVENTS = (
     "started", "resumed", "finished", "stopped", "rolled_back", "out_of_memory", "grown", "save_failed", "interrupted",
-    "crash", "killed", "hung_step", "loader_failed", "loss_spike",
+    "crash", "killed", "hung_step", "loader_failed", "loss_spike", "lr_reduced",
 )  # fmt: skip
 
 
@@ -207,6 +207,8 @@ class RunWatch:
         if isinstance(train, dict):
             self.facts.total_steps = whole(train.get("steps"))
             self.facts.checkpoint_every = whole(train.get("checkpoint_every"))
+        optim = config.get("optim")
+        self.facts.lr_restarts = isinstance(optim, dict) and optim.get("schedule") == "restarts"
 
     def _read_samples(self) -> None:
         for line in self._samples.lines() if self._samples else ():

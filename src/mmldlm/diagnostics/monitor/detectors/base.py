@@ -15,6 +15,8 @@ class RunFacts:
 
     total_steps: int | None = None
     checkpoint_every: int | None = None
+    lr_restarts: bool = False
+    """The learning rate is meant to fall and jump back, over and over."""
     saved_step: int | None = None
     """Step of the newest checkpoint that lies on the disk."""
     ended: str = ""

@@ -55,6 +55,8 @@ class LearningRate(Detector):
 
     def _jump(self, lr: float, record: Record) -> None:
         """Up after it had been falling: a schedule that started anew, as after a resume without its state."""
+        if self.facts.lr_restarts:
+            return
         if self.falling >= 3 and self.last > 0 and lr > self.settings.lr_jump * self.last:
             evidence = f"lr from {self.last:.3g} to {lr:.3g} at step {record.step}, after it had been falling"
             self.book.fire("M204", evidence, subject="jump", sure=0.9)
@@ -72,7 +74,8 @@ class LearningRate(Detector):
                 subject="warmup",
                 sure=0.9,
             )
-        if progress < self.settings.lr_early and 0 < lr < 0.01 * self.peak and self.falling:
+        early = progress < self.settings.lr_early and not self.facts.lr_restarts
+        if early and 0 < lr < 0.01 * self.peak and self.falling:
             evidence = (
                 f"lr is {lr:.3g}, under 1 % of its peak {self.peak:.3g}, at {progress:.0%} of the steps"
             )
