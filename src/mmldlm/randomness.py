@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 # What a stream of numbers is for. Part of every hash: changing one changes all results.
-ORDER, TEXT_MASK, LATENT_NOISE, CONDITION, TOKEN_CHOICE, UNMASK, LENGTH, TIME_SHIFT, SHUFFLE = range(1, 10)
+ORDER, TEXT_MASK, LATENT_NOISE, CONDITION, TOKEN_CHOICE, UNMASK, LENGTH, TIME_SHIFT, SHUFFLE, MODE = range(
+    1, 11
+)
 
 Words = int | np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -93,7 +93,7 @@ class Attempts:
             return terms
         self._may_blame_compiler = False
         plain_blocks(self.setup)
-        self.stepper.objective = self.setup.objective
+        self.stepper.objective = replace(self.stepper.objective, compiled=False)
         self.stepper.forget()
         return self._gradients(batch)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,19 @@ class Ema:
         self.decay = decay
         self.parameters = dict(module.named_parameters())
         self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.follow(frozenset(self.parameters), {})
+
+    def follow(self, names: Set[str], rows: Mapping[str, slice]) -> None:
+        """From now on only these averages move, and of some of them only these rows."""
+        self._rows = {name: rows.get(name, slice(None)) for name in self.parameters if name in names}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """After update number `step`, counted from 1."""
         decay = min(self.decay, (1.0 + step) / (10.0 + step))
-        torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1.0 - decay)
+        averages = [self.average[name][rows] for name, rows in self._rows.items()]
+        weights = [self.parameters[name][rows] for name, rows in self._rows.items()]
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:

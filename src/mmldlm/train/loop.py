@@ -34,6 +34,7 @@ from mmldlm.train.attempt import Attempts
 from mmldlm.train.faults import Faults
 from mmldlm.train.interval import Interval
 from mmldlm.train.lr import lr_at
+from mmldlm.train.modes import ModeStages
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume
@@ -96,6 +97,7 @@ class Trainer:
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
+        self.stages = ModeStages(self)
         self._resumed_step: int | None = None
         self.valid_loss: tuple[int, float] | None = None
         """Step and loss of the last validation."""
@@ -233,6 +235,7 @@ class Trainer:
 
     def _one_step(self, batch: StepBatch, waited: float) -> None:
         self.setup.denoiser.train()
+        self.stages.enter(batch.where)
         self.interval.clock.begin(waited)
         lr = self._lr_at(self.step)
         while not (tried := self.attempts(batch, lr, self.step)).result:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmldlm.model.weights import PARTS, parameter_groups
+from mmldlm.config import PARTS
+from mmldlm.model.weights import parameter_groups
 from mmldlm.train.setup import Setup
 
 

@@ -32,6 +32,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         "scaler": stepper.scaler.state_dict(),
         "resizing": trainer.resizing.state(),
         "rollbacks": trainer.faults.rollbacks.state(),
+        "mode_stage": trainer.stages.number,
         "settings": config_to_dict(trainer.config),
         "fingerprint": trainer.setup.store.fingerprint,
         "content": trainer.setup.store.content,
@@ -60,3 +61,4 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.tokens, trainer.documents = meta["tokens"], meta["documents"]
     trainer.valid_loss = (snapshot.step, meta[SCORE]) if SCORE in meta else None
     trainer.faults.rollbacks.load(meta.get("rollbacks", {}))
+    trainer.stages.number = meta.get("mode_stage", 0)
