@@ -63,6 +63,10 @@ class Attempts:
             self.watch = None
         return attempt
 
+    def expect_compilation(self) -> None:
+        """Other parameters are trained from now on, so that blocks may be compiled once more."""
+        self._may_blame_compiler = self.setup.objective.compiled
+
     def _step(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         terms = self._gradients(batch)
         if isinstance(terms, str):

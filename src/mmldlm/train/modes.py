@@ -62,7 +62,8 @@ class ModeStages:
         stage = stage_at(trainer.config.corruption, where.step, epoch)
         # asked at every step, because a resume or a rollback may lead into any stage
         trained = self._trained(stage)
-        trainer.stepper.train_only(trained)
+        if trainer.stepper.train_only(trained):
+            trainer.attempts.expect_compilation()
         if stage.number == self.number:
             return
         self.number = stage.number

@@ -11,7 +11,7 @@ import torch
 from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import stage_at
-from mmldlm.data.loader import StepBatch, StepReader, plan_steps
+from mmldlm.data.loader import StepBatch, StepRange, StepReader, plan_steps
 from mmldlm.data.order import Order
 from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
 from mmldlm.data.store import PairStore, Split
@@ -80,7 +80,14 @@ class Setup:
         return step_flops(
             self.denoiser.config, self.data_shape, tokens=batch.num_tokens / share,
             documents=batch.num_documents / share, squares=batch.num_squares / share, scored=batch.num_scored,
+            **vars(self.active_at(batch.where)),
         )  # fmt: skip
+
+    def active_at(self, where: StepRange) -> Active:
+        """The losses of a step."""
+        stage = stage_at(self.config.corruption, where.step, self.order.epoch_of(where.start))
+        modelled = self.denoiser.length_head is not None
+        return Active.of_modes(stage.modes, self.config.objective, length_modelled=modelled)
 
     def reader(self) -> StepReader:
         """Reads training steps."""

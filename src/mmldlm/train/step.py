@@ -50,10 +50,10 @@ class Stepper:
     trained: Trained | None = None
     """What is updated at present; None: everything."""
 
-    def train_only(self, trained: Trained) -> None:
-        """From now on only these losses exist, and nothing else gets an update of any kind."""
+    def train_only(self, trained: Trained) -> bool:
+        """From now on only these losses exist, and nothing else gets an update of any kind; true if that is new."""
         if self.trained == trained:
-            return
+            return False
         if self.replicas is not None:
             self.replicas.begin_anew()
         self.forget()
@@ -65,6 +65,7 @@ class Stepper:
         self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
         if self.ema is not None:
             self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
+        return True
 
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
