@@ -296,6 +296,7 @@ class Trainer:
             "micro_tokens": self.setup.plan.at(self.step - 1).caps.num_tokens,
             **_gpu_memory(self.setup.runtime.device, self.stepper.graphs.peak if self.stepper.graphs else 0),
         }
+        fields |= self.stages.fields()
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
         return self.faults.judge(fields)

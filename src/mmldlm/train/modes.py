@@ -69,6 +69,10 @@ class ModeStages:
         self.number = stage.number
         self._tell(where, epoch, stage, trained)
 
+    def fields(self) -> dict[str, int]:
+        """For a line of the log, where there are stages."""
+        return {"mode_stage": self.number} if self.trainer.config.corruption.mode_schedule else {}
+
     def _trained(self, stage: Stage) -> Trained:
         key = (stage.modes, stage.frozen)
         if key not in self._known:
