@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 MODES = ("l2t", "t2l", "joint")
+PARTS = ("text", "latent", "shared", "token_head", "latent_head", "length_head")
+"""Of the denoiser's parameters: both streams, the time embedding that they share, and the heads."""
 
 
 def _number(
@@ -116,6 +118,30 @@ class ModeWeights:
 
 
 @dataclass
+class StageWeights:
+    """Share of documents in each mode during a stage; modes that are not named have none."""
+
+    l2t: float = _number(0.0, 0)
+    t2l: float = _number(0.0, 0)
+    joint: float = _number(0.0, 0)
+
+
+@dataclass
+class ModeStage:
+    """The modes of a part of a run."""
+
+    until: int | None = _number(None, 1)
+    """The stage covers the steps before this one that no earlier stage covers."""
+    until_epoch: float | None = _number(None, 0, above=True)
+    """The same in passes over the documents; all stages are counted one way or the other."""
+    mode_weights: StageWeights = field(default_factory=StageWeights)
+    ramp: bool = False
+    """Go over to the modes of the next stage little by little, in a straight line, instead of at its end."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the denoiser that get no update meanwhile, as in train.frozen."""
+
+
+@dataclass
 class CorruptionConfig:
     """The forward process: which modes, which times, which noise."""
 
@@ -135,6 +161,12 @@ class CorruptionConfig:
     """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
     prediction_type: str = _choice("clean", "clean", "noise", "velocity")
     """What the latent side predicts. velocity: signal * noise - sigma * clean, with the flow schedule noise - clean."""
+    mode_choice: str = _choice("document", "document", "batch")
+    """Who draws a mode by these weights: each document, or each step for all of its documents."""
+    mode_schedule: list[ModeStage] = field(default_factory=list)
+    """Stages before the weights above hold, such as [{until: 1000, mode_weights: {l2t: 1}}]."""
+    mode_repeat: bool = False
+    """Begin again with the first stage after the last one, for ever: the modes take turns."""
 
 
 @dataclass
@@ -238,6 +270,9 @@ class TrainConfig:
     not count; 0: off."""
     step_timeout_action: str = _choice("report", "report", "exit")
     """What else happens then; exit: the process ends with exit code 76."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the denoiser that get no update in the whole run: text, latent, shared, token_head, latent_head,
+    length_head."""
     tensorboard: bool = True
     profile: bool = False
     """Record a stretch of steps with torch.profiler, into the run's profile folder: trace, top kernels, busy share."""
@@ -450,12 +485,7 @@ def _joint_problems(config: Config) -> list[str]:
         found.append(f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times")
     if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
         found.append("corruption.mode_weights: at least one mode needs a weight above 0")
-    modes, objective = config.corruption.mode_weights, config.objective
-    text = modes.l2t + modes.joint > 0 and (objective.text_weight > 0 or objective.length_weight > 0)
-    if not text and not (modes.t2l + modes.joint > 0 and objective.latent_weight > 0):
-        found.append(
-            "objective: no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
-        )
+    found += _mode_problems(config)
     if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen", "flex"):
         found.append(
             f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
@@ -515,9 +545,12 @@ def _optim_problems(optim: OptimConfig) -> list[str]:
 
 def _balance_problems(config: Config) -> list[str]:
     """Whether there is something to balance."""
-    modes, objective = config.corruption.mode_weights, config.objective
-    text = modes.l2t + modes.joint > 0 and objective.text_weight > 0
-    latent = modes.t2l + modes.joint > 0 and objective.latent_weight > 0
+    corruption, objective = config.corruption, config.objective
+    modes: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in corruption.mode_schedule]
+    if not (modes and corruption.mode_repeat):
+        modes.append(corruption.mode_weights)
+    text = any(at.l2t + at.joint > 0 for at in modes) and objective.text_weight > 0
+    latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
     least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
     if text + latent >= least:
         return []
@@ -526,3 +559,72 @@ def _balance_problems(config: Config) -> list[str]:
         f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
         f"objective.balance=fixed goes without"
     ]
+
+
+def _mode_problems(config: Config) -> list[str]:
+    """Stages that cannot be, and stages in which nothing would be trained."""
+    corruption, stages = config.corruption, config.corruption.mode_schedule
+    found = _stage_end_problems(corruption)
+    for name, parts in _frozen_lists(config).items():
+        found += [
+            f"{name}: {part!r} is no part; allowed are {', '.join(PARTS)}"
+            for part in parts
+            if part not in PARTS
+        ]
+    for number, stage in enumerate(stages):
+        name, weights = f"corruption.mode_schedule[{number}]", stage.mode_weights
+        if weights.l2t + weights.t2l + weights.joint <= 0:
+            found.append(f"{name}.mode_weights: at least one mode needs a weight above 0")
+        elif not _trains(config, weights, [*stage.frozen, *config.train.frozen]):
+            found.append(
+                f"{name}: no loss of its modes reaches a part that is not frozen; nothing would be trained"
+            )
+    last = corruption.mode_weights
+    if (stages and corruption.mode_repeat) or _trains(config, last, config.train.frozen):
+        return found
+    if _trains(config, last, []):
+        return [
+            *found,
+            f"train.frozen={config.train.frozen}: no loss reaches any other part; nothing would be trained",
+        ]
+    reason = "no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
+    return [*found, f"objective: {reason}"]
+
+
+def _stage_end_problems(corruption: CorruptionConfig) -> list[str]:
+    stages = corruption.mode_schedule
+    if corruption.mode_repeat and not stages:
+        return ["corruption.mode_repeat=True: there are no stages to repeat; give corruption.mode_schedule"]
+    by_step, by_epoch = [s.until for s in stages], [s.until_epoch for s in stages]
+    whole = [ends for ends in (by_step, by_epoch) if None not in ends]
+    other = [end for ends in (by_step, by_epoch) if None in ends for end in ends if end is not None]
+    if stages and (len(whole) != 1 or other):
+        return [
+            "corruption.mode_schedule: every stage needs an end, either all 'until' (a step) or all 'until_epoch'"
+        ]
+    ends = whole[0] if stages else []
+    if ends != sorted(set(ends)):  # type: ignore[type-var]
+        return [f"corruption.mode_schedule: the stages end at {ends}; each must end after the one before it"]
+    return []
+
+
+def _frozen_lists(config: Config) -> dict[str, list[str]]:
+    """Where parts are named, and which."""
+    stages = enumerate(config.corruption.mode_schedule)
+    named = {f"corruption.mode_schedule[{number}].frozen": stage.frozen for number, stage in stages}
+    return {"train.frozen": config.train.frozen} | named
+
+
+def _trains(config: Config, modes: ModeWeights | StageWeights, frozen: list[str]) -> bool:
+    """Whether some loss of these modes reaches a part of the denoiser that is not frozen."""
+    weights = config.objective
+    text, latent = modes.l2t + modes.joint > 0, modes.t2l + modes.joint > 0
+    inner = {"text", "latent", "shared"}
+    reached: set[str] = set()
+    if text and weights.text_weight > 0:
+        reached |= inner | {"token_head"}
+    if latent and weights.latent_weight > 0:
+        reached |= inner | {"latent_head"}
+    if text and weights.length_weight > 0 and config.model.length == "modelled":
+        reached |= {"length_head"}
+    return bool(reached - set(frozen))

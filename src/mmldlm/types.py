@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -17,6 +17,15 @@ from torch import Tensor
 from mmldlm.layout import Layout
 
 Moved = TypeVar("Moved")
+
+
+class When(NamedTuple):
+    """How far a run is: what may change from step to step is a function of this."""
+
+    step: int = 0
+    """Counted from 0."""
+    epoch: float = 0.0
+    """Passes over the documents that are done when the step begins."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Batch:
     """(N,) place of each document in the endless order of documents; -1 where there is none."""
     keys: np.ndarray
     """(N,) uint64, the document's own source of randomness."""
+    when: When = field(default_factory=When)
+    """The step that it belongs to."""
 
 
 @dataclass(frozen=True)

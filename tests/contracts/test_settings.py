@@ -2,15 +2,21 @@
 
 import ast
 import math
+import re
 from pathlib import Path
 
 import pytest
 
-from mmldlm.config import Config, find_problems
+from mmldlm.config import PARTS, Config, find_problems
 from mmldlm.errors import UserError
 from mmldlm.recipe import config_from_dict, config_to_dict, list_recipes, load_recipe, setting_names
 
 SOURCE = Path(__file__).parents[2] / "src" / "mmldlm"
+MODES_PAGE = Path(__file__).parents[2] / "docs" / "modes.md"
+
+
+def stages(text: str) -> list[str]:
+    return [f"corruption.mode_schedule=[{text}]"]
 
 
 def attributes_read() -> set[str]:
@@ -70,6 +76,22 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["corruption.uniform_share=0"], "allowed is more than 0 and less than 1"),
     (["name=../x"], "a plain folder name is needed"),
     ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),
+    (["train.frozen=[txt]"], "train.frozen: 'txt' is no part; allowed are text, latent, shared"),
+    ([f"train.frozen=[{', '.join(PARTS)}]"], "no loss reaches any other part; nothing would be trained"),
+    (["corruption.mode_choice=step"], "corruption.mode_choice=step: allowed are document, batch"),
+    (["corruption.mode_repeat=true"], "corruption.mode_repeat=True: there are no stages to repeat"),
+    (stages("{mode_weights: {l2t: 1}}"), "every stage needs an end, either all 'until'"),
+    (stages("{until: 1, until_epoch: 1, mode_weights: {l2t: 1}}"), "every stage needs an end"),
+    (stages("{until: 1, mode_weights: {l2t: 1}}, {until_epoch: 2, mode_weights: {l2t: 1}}"), "needs an end"),
+    (stages("{until: 5, mode_weights: {l2t: 1}}, {until: 5, mode_weights: {t2l: 1}}"), "end at [5, 5]; each must"),
+    (stages("{until: 5}"), "corruption.mode_schedule[0].mode_weights: at least one mode"),
+    (stages("{until: 5, mode_weights: {l2x: 1}}"), "l2x"),
+    (stages("{until: 5, mode_weights: {l2t: -1}}"), "corruption.mode_schedule[0].mode_weights.l2t=-1"),
+    (stages("{until: 5, mode_weights: {l2t: 1}, frozen: [head]}"), "corruption.mode_schedule[0].frozen: 'head'"),
+    ([*stages("{until: 5, mode_weights: {t2l: 1}}"), "objective.latent_weight=0"],
+     "corruption.mode_schedule[0]: no loss of its modes reaches a part that is not frozen"),
+    ([*stages("{until: 5, mode_weights: {t2l: 1}, frozen: [text, latent, shared]}"), "train.frozen=[latent_head]"],
+     "corruption.mode_schedule[0]: no loss of its modes reaches a part"),
 ])  # fmt: skip
 def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
     with pytest.raises(UserError) as error:
@@ -94,6 +116,15 @@ def test_stages_of_the_batch_come_from_recipes_and_the_command_line(tmp_path):
     assert config_from_dict(config_to_dict(config)) == config
     with pytest.raises(UserError, match="unti"):
         load_recipe("demo", ["batch.schedule=[{unti: 5}]"])
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", MODES_PAGE.read_text(), flags=re.DOTALL))
+def test_examples_of_the_page_on_modes_load(tmp_path, text):
+    path = tmp_path / "example.yaml"
+    path.write_text(f"data: {{store: x}}\n{text}")
+    config = load_recipe(str(path))
+    assert config_from_dict(config_to_dict(config)) == config
+    assert config != Config()
 
 
 def test_all_problems_are_told_at_once():

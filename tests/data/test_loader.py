@@ -27,8 +27,9 @@ def reader_of(store, *, micro=None, rank=0, world_size=1, layout="packed"):
         layout=layout,
     )
 
-    def count(positions, lengths):
-        return corruption.count(lengths, corruption.times(positions, np.zeros(len(positions), np.uint64)), 2)
+    def count(positions, lengths, when):
+        no_keys = np.zeros(len(positions), np.uint64)
+        return corruption.count(lengths, corruption.times(positions, no_keys, when), 2)
 
     order = Order(len(split), seed=1)
     return StepReader(store, split, order, shape, corruption.corrupt, count, True, rank, world_size)

@@ -35,6 +35,11 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "static_graph": ("distributed.static_graph=true", "distributed.bucket_mb=0.01"),
     "l2t": ("corruption.mode_weights.t2l=0", "corruption.mode_weights.joint=0"),
     "t2l": ("corruption.mode_weights.l2t=0", "corruption.mode_weights.joint=0"),
+    "batch_modes": ("corruption.mode_choice=batch", "corruption.mode_weights.joint=0"),
+    "mode_stages": (
+        "corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}, "
+        "{until: 8, mode_weights: {t2l: 1}, frozen: [shared]}]",
+    ),
     "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
     "bf16_sums": ("distributed.compression=bf16",),
     "fp16_sums": ("distributed.compression=fp16",),

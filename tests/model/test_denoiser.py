@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.config import PRESETS, ModelConfig
+from mmldlm.config import PARTS, PRESETS, ModelConfig
 from mmldlm.layout import Caps
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
-from mmldlm.model.weights import PARTS, init_weights, parameter_groups
+from mmldlm.model.weights import init_weights, parameter_groups
 from tests.batches import (
     LENGTHS,
     SHAPE,

@@ -1,11 +1,13 @@
 """Operations of a step: counted by hand, and against PyTorch's own counter."""
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmldlm.config import ModelConfig, resolve_model
 from mmldlm.model.denoiser import DataShape
 from mmldlm.model.flops import step_flops
+from mmldlm.model.weights import unused_parameters
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 
 WORK = {"tokens": 100, "documents": 7, "squares": 900, "scored": 40}
@@ -29,3 +31,21 @@ def test_the_forward_pass_agrees_with_the_counter_of_pytorch():
     products = sum(count for op, count in counts.items() if "mm" in str(op) and "bmm" not in str(op))
     expected = step_flops(denoiser.config, SHAPE, tokens=26, documents=3, squares=0, scored=0) / 3
     assert products == expected
+
+
+@pytest.mark.parametrize("without", ["text", "latent", "length"])
+def test_what_no_loss_depends_on_is_not_counted(without):
+    """The weights that are declared unused, met once a token, slot or document, six operations each."""
+    denoiser, losses = small_denoiser(), {"text": True, "latent": True, "length": True} | {without: False}
+    unused, rows = (
+        unused_parameters(denoiser, **losses),
+        {"text": 100, "latent": 7 * SHAPE.num_slots, "length": 0},
+    )
+    saved = 0
+    for name, parameter in denoiser.named_parameters():
+        dead = parameter if name in unused.names else parameter[unused.rows.get(name, slice(0, 0))]
+        per_document = "modulation" in name or "final" in name or name.startswith("length_head")
+        if parameter.ndim == 2 and not name.startswith("token_head"):  # which costs by scored rows
+            saved += dead.numel() * (7 if per_document else rows[without])
+    whole, part = (step_flops(denoiser.config, SHAPE, **WORK, **kinds) for kinds in ({}, losses))
+    assert whole - part == 6 * saved > 0

@@ -63,13 +63,19 @@ def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(store, tmp_path):
     assert len(events(trainer, "rolled_back")) == trainer.faults.rollbacks.count == 1
 
 
-def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store, tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [(), ("corruption.mode_schedule=[{until: 8, mode_weights: {l2t: 1}}]",)],
+    ids=["plain", "across a change of the modes"],
+)
+def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store, tmp_path, words):
     """An oracle: the same settings, started by hand from the good checkpoint at the later position."""
-    trainer = make_trainer(tmp_path / "faulty", store, *SETTINGS)
+    trainer = make_trainer(tmp_path / "faulty", store, *SETTINGS, *words)
     planned = positions(trainer)
     poison(trainer, lambda where: planned[6][0] <= where.start < planned[9][1])
     trainer.fit()
-    clean = make_trainer(tmp_path / "clean", store, *SETTINGS)
+    assert [event["step"] for event in events(trainer, "modes")] == ([8, 8] if words else [])
+    clean = make_trainer(tmp_path / "clean", store, *SETTINGS, *words)
     save = clean.save
 
     def save_and_jump(*, wait):

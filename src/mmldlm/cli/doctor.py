@@ -294,16 +294,21 @@ def probe(
     else:
         from mmldlm.cli.device import device_of
         from mmldlm.config import MODES
-        from mmldlm.diagnostics.doctor.probe_own import own_target
+        from mmldlm.diagnostics.doctor.probe_own import own_target, own_unused
 
-        place = device_of(device or "auto")
-        reports = [run_probe(mode, *own_target(mode, place), graph_breaks=graph_breaks) for mode in MODES]
+        place, reports = device_of(device or "auto"), []
+        for mode in MODES:
+            denoiser, loss = own_target(mode, place)
+            unused = own_unused(mode, denoiser)
+            reports.append(run_probe(mode, denoiser, loss, graph_breaks=graph_breaks, unused=unused))
     for report in reports:
         typer.echo(f"{report.name}: loss {report.loss:.4f} ({report.loss_dtype})")
         for title, entries in (
             ("without gradient", report.without_gradient),
             ("gradient is all zeros", report.zero_gradient),
             ("gradient is not finite", report.nonfinite_gradient),
+            *([("unused in this mode, as declared", report.unused)] if target is None else []),
+            ("declared unused, but there is a gradient", report.wrongly_declared),
             ("host syncs", [f"{place} x{count}" for place, count in report.syncs.items()]),
             ("graph breaks", report.graph_breaks or []),
             ("types", report.dtypes),

@@ -180,10 +180,11 @@ def _sample(
     *,
     show_bar: bool,
 ) -> Samples:
+    from mmldlm.corruption.times import modes_of_run
     from mmldlm.sampling.records import sample_latents, sample_pairs, sample_texts
 
     if given is None:
-        if model.config.corruption.mode_weights.joint == 0:
+        if modes_of_run(model.config.corruption).joint == 0:
             typer.echo("note: in training, text and latent were never noisy together (mode joint)", err=True)
         with _Bar("sampling", show_bar) as bar:
             return sample_pairs(model, count, options, lengths, bar)

@@ -126,14 +126,18 @@ def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
 
 
 def _validation(setup: Setup) -> Any:
+    from dataclasses import replace
+
     import numpy as np
 
+    from mmldlm.corruption.times import without_schedule
     from mmldlm.data.loader import make_batch
     from mmldlm.data.order import Order, document_keys
     from mmldlm.data.packing import pack
     from mmldlm.evaluation.validation import validation_loss
 
     split, store = setup.valid_split, setup.store
+    corruption = replace(setup.corruption, config=without_schedule(setup.config.corruption))
     count = min(len(split), setup.config.train.valid_documents)
     order = Order(len(split), setup.config.train.seed)
     positions = np.arange(count)
@@ -146,12 +150,12 @@ def _validation(setup: Setup) -> Any:
         batch = make_batch(
             documents, latents, positions[part], keys, setup.shape.caps, setup.config.speed.layout
         )
-        batches.append(setup.corruption.corrupt(batch))
+        batches.append(corruption.corrupt(batch))
 
     def validate(denoiser: Denoiser) -> dict[str, float]:
         runtime = setup.runtime
         return validation_loss(
-            denoiser, setup.corruption, setup.objective, batches, runtime.device, runtime.autocast
+            denoiser, corruption, setup.objective, batches, runtime.device, runtime.autocast
         )
 
     return validate
@@ -161,6 +165,7 @@ def _decoding(setup: Setup) -> Any:
     import numpy as np
 
     from mmldlm.checkpoint.loaded import LoadedModel
+    from mmldlm.corruption.times import modes_of_run
     from mmldlm.data.tokenizer import Tokenizer
     from mmldlm.sampling.decode import decode_latents, document_keys
     from mmldlm.sampling.options import SamplingOptions
@@ -168,7 +173,7 @@ def _decoding(setup: Setup) -> Any:
     split, store = setup.valid_split, setup.store
     indices = np.arange(min(len(split), setup.config.train.valid_samples))
     folder = store.tokenizer_path()
-    if setup.config.corruption.mode_weights.l2t == 0 or folder is None:
+    if modes_of_run(setup.config.corruption).l2t == 0 or folder is None:
         indices = indices[:0]
     documents = split.read(indices)
     tokenizer = Tokenizer.load(folder) if len(indices) and folder else None

@@ -18,7 +18,7 @@ from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
 from mmldlm.corruption.text import TextProcess
 from mmldlm.corruption.times import draw_times
-from mmldlm.types import Batch, Counts, NoisyBatch, Times
+from mmldlm.types import Batch, Counts, NoisyBatch, Times, When
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Corruption:
         """Latent noise and conversions."""
         return LatentProcess(LATENT_SCHEDULES[self.config.latent_schedule], self.config.prediction_type)
 
-    def times(self, positions: np.ndarray, keys: np.ndarray) -> Times:
-        """Times of the documents at these positions of the order."""
-        return draw_times(positions, keys, self.config, self.seed)
+    def times(self, positions: np.ndarray, keys: np.ndarray, when: When | None = None) -> Times:
+        """Times of the documents at these positions of the order, in a step of the run (none: its first)."""
+        return draw_times(positions, keys, self.config, self.seed, when or When())
 
     def corrupt(self, batch: Batch) -> NoisyBatch:
         """Corrupt a micro-batch with the times of its documents' modes."""
-        return self.corrupt_at(batch, self.times(batch.positions, batch.keys))
+        return self.corrupt_at(batch, self.times(batch.positions, batch.keys, batch.when))
 
     def corrupt_at(self, batch: Batch, times: Times) -> NoisyBatch:
         """Corrupt a micro-batch at given times."""

@@ -2,22 +2,30 @@
 
 l2t pins the latent to time 0 and produces the text; t2l pins the text and produces the latent; joint draws both
 times and produces both. With some probability the condition is dropped: its time becomes 1, and it is not scored.
+Which modes there are may change over a run, stage by stage: a pure function of its step and epoch.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from mmldlm import randomness
-from mmldlm.config import MODES, CorruptionConfig
-from mmldlm.types import Times
+from mmldlm.config import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights
+from mmldlm.types import Times, When
 
 _MODE_AXIS, _TEXT_AXIS, _LATENT_AXIS = range(randomness.LOW_DISCREPANCY_DIMENSIONS)
+_START = When()
+Weights = ModeWeights | StageWeights
 
 
-def draw_times(positions: np.ndarray, keys: np.ndarray, config: CorruptionConfig, seed: int) -> Times:
+def draw_times(
+    positions: np.ndarray, keys: np.ndarray, config: CorruptionConfig, seed: int, when: When = _START
+) -> Times:
     """Times of the documents at these positions of the order, evenly spread over any run of positions."""
-    modes = _draw_modes(positions, config, seed)
+    modes = _draw_modes(positions, config, seed, when)
     dropped = randomness.uniform(keys, randomness.CONDITION, np.zeros_like(keys)) < config.condition_dropout
     return times_of_modes(
         modes,
@@ -41,10 +49,109 @@ def times_of_modes(
     )
 
 
-def _draw_modes(positions: np.ndarray, config: CorruptionConfig, seed: int) -> np.ndarray:
-    weights = np.array([getattr(config.mode_weights, mode) for mode in MODES], dtype=np.float64)
+def _draw_modes(positions: np.ndarray, config: CorruptionConfig, seed: int, when: When) -> np.ndarray:
+    shares = mode_weights_at(config, when.step, when.epoch)
+    weights = np.array([getattr(shares, mode) for mode in MODES], dtype=np.float64)
     edges = np.cumsum(weights / weights.sum())
     edges[-1] = np.inf if weights[-1] > 0 else edges[-1]
-    draw = randomness.low_discrepancy(positions, _MODE_AXIS, seed)
+    if config.mode_choice == "batch":
+        key = randomness.make_key(seed)
+        draw = np.full(positions.shape, randomness.uniform(key, randomness.MODE, np.asarray(when.step)))
+    else:
+        draw = randomness.low_discrepancy(positions, _MODE_AXIS, seed)
     # the last mode with a weight takes what rounding leaves over
     return np.minimum(np.searchsorted(edges, draw, side="right"), int(np.flatnonzero(weights)[-1]))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of a run in which the same parts of the denoiser are trained."""
+
+    number: int
+    """Counted from 0, through all repetitions."""
+    begin: float
+    """In steps or epochs, as the stages are counted, since the first stage of this turn."""
+    end: float
+    weights: Weights
+    towards: Weights | None = None
+    """Where the weights go in a straight line, if they do."""
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """All that are trained somewhere in the stage."""
+        ends = (self.weights,) if self.towards is None else (self.weights, self.towards)
+        return frozenset(mode for mode in MODES for weights in ends if getattr(weights, mode) > 0)
+
+    def weights_at(self, time: float) -> ModeWeights:
+        """Those that hold at a time from begin to end."""
+        if self.towards is None:
+            return ModeWeights(*(getattr(self.weights, mode) for mode in MODES))
+        share = (time - self.begin) / (self.end - self.begin)
+        here, there = _shares(self.weights), _shares(self.towards)
+        return ModeWeights(*((1.0 - share) * a + share * b for a, b in zip(here, there, strict=True)))
+
+
+def mode_weights_at(config: CorruptionConfig, step: int, epoch: float = 0.0) -> ModeWeights:
+    """The weights of a step, counted from 0, that begins when so many passes over the documents are done."""
+    return stage_at(config, step, epoch).weights_at(_clock(config, step, epoch)[1])
+
+
+def stage_at(config: CorruptionConfig, step: int, epoch: float = 0.0) -> Stage:
+    """The stage of that step; without a schedule, or after it, one without end."""
+    stages, (turn, time) = config.mode_schedule, _clock(config, step, epoch)
+    begin = 0.0
+    for number, stage in enumerate(stages):
+        if time < _end(stage):
+            towards = _next(config, number) if stage.ramp else None
+            number += turn * len(stages)
+            return Stage(number, begin, _end(stage), stage.mode_weights, towards, tuple(stage.frozen))
+        begin = _end(stage)
+    return Stage(len(stages), begin, math.inf, config.mode_weights)
+
+
+def _clock(config: CorruptionConfig, step: int, epoch: float) -> tuple[int, float]:
+    """How often all stages were gone through, and the time since then, in what the stages are counted in."""
+    stages = config.mode_schedule
+    time = epoch if stages and stages[0].until is None else float(step)
+    if not (stages and config.mode_repeat):
+        return 0, time
+    turn, rest = divmod(time, _end(stages[-1]))
+    return int(turn), rest
+
+
+def _end(stage: ModeStage) -> float:
+    end = stage.until if stage.until is not None else stage.until_epoch
+    assert end is not None
+    return float(end)
+
+
+def _next(config: CorruptionConfig, number: int) -> Weights:
+    stages = config.mode_schedule
+    if number + 1 < len(stages):
+        return stages[number + 1].mode_weights
+    return stages[0].mode_weights if config.mode_repeat else config.mode_weights
+
+
+def _shares(weights: Weights) -> list[float]:
+    """They add up to 1, so that two sets of weights can be compared."""
+    values = (weights.l2t, weights.t2l, weights.joint)
+    return [value / sum(values) for value in values]
+
+
+def modes_of_run(config: CorruptionConfig) -> ModeWeights:
+    """The mean share of each mode over the stages of a run, each stage counted once: what the whole run is about."""
+    if not config.mode_schedule:
+        return config.mode_weights
+    parts: list[Weights] = [stage.mode_weights for stage in config.mode_schedule]
+    shares = [
+        _shares(weights) for weights in (parts if config.mode_repeat else [*parts, config.mode_weights])
+    ]
+    return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
+
+
+def without_schedule(config: CorruptionConfig) -> CorruptionConfig:
+    """The modes of the whole run at all times, drawn by each document: one yardstick for held-out losses."""
+    return replace(
+        config, mode_weights=modes_of_run(config), mode_choice="document", mode_schedule=[], mode_repeat=False
+    )

@@ -19,10 +19,10 @@ from mmldlm.data.packing import BatchPlan, StepShape, pack
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.layout import Caps, packed_layout, padded_layout
-from mmldlm.types import Batch, Counts, MicroBatch, NoisyBatch, Parcel
+from mmldlm.types import Batch, Counts, MicroBatch, NoisyBatch, Parcel, When
 
 Corrupt = Callable[[Batch], NoisyBatch]
-Count = Callable[[np.ndarray, np.ndarray], Counts]
+Count = Callable[[np.ndarray, np.ndarray, When], Counts]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StepReader(Dataset[StepBatch]):
     plan: BatchPlan | StepShape
     corrupt: Corrupt
     count: Count
-    """Positions and lengths of all documents of the step -> what the loss is divided by."""
+    """Positions and lengths of all documents of the step, and which step -> what the loss is divided by."""
     with_rows: bool = True
     """Layouts hold padded rows too, for attention that wants them."""
     rank: int = 0
@@ -112,12 +112,12 @@ class StepReader(Dataset[StepBatch]):
         bins = pack(lengths, shape)
         extra = len(bins) - shape.num_micro
         bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
-        caps = shape.caps
+        caps, when = shape.caps, When(where.step, self.order.epoch_of(where.start))
         mine = [
-            self._micro_batch(positions[part], indices[part], caps, shape.layout)
+            self._micro_batch(positions[part], indices[part], caps, shape.layout, when)
             for part in bins[self.rank :: self.world_size]
         ]
-        counts = self.count(positions, lengths)
+        counts = self.count(positions, lengths, when)
         return StepBatch(
             where=where,
             micro_batches=[Parcel.of(MicroBatch(part, counts.as_tensors())) for part in mine],
@@ -130,12 +130,14 @@ class StepReader(Dataset[StepBatch]):
             num_extra=extra,
         )
 
-    def _micro_batch(self, positions: np.ndarray, indices: np.ndarray, caps: Caps, layout: str) -> NoisyBatch:
+    def _micro_batch(
+        self, positions: np.ndarray, indices: np.ndarray, caps: Caps, layout: str, when: When
+    ) -> NoisyBatch:
         documents = self.split.read(indices)
         keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
         latents = self.store.normalize(documents.latents)
         batch = make_batch(documents, latents, positions, keys, caps, layout, with_rows=self.with_rows)
-        return self.corrupt(batch)
+        return self.corrupt(replace(batch, when=when))
 
 
 def make_batch(

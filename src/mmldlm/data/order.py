@@ -24,6 +24,10 @@ class Order:
         """Epoch of each position."""
         return positions // self.num_documents
 
+    def epoch_of(self, position: int) -> float:
+        """Passes over all documents that are done at a position."""
+        return position / self.num_documents
+
     def documents(self, positions: np.ndarray) -> np.ndarray:
         """Index in the split of the document at each position."""
         epochs, ranks = np.divmod(positions, self.num_documents)

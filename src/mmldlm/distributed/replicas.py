@@ -161,6 +161,11 @@ class Replicas:
         wrapped.register_comm_hook(None, lambda state, bucket: self._reduce(bucket.buffer()))
         return wrapped
 
+    def begin_anew(self) -> None:
+        """Other parameters are trained from now on: take DDP off, and look again for what the loss leaves out."""
+        self._unwrap()
+        self.unreached = None
+
     def _unwrap(self) -> None:
         """Take DDP off after a step that was given up; sums that were begun end first, they write into its memory."""
         for work in self._works:

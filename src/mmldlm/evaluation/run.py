@@ -11,6 +11,7 @@ import numpy as np
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import MODES, EvaluationConfig
+from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore
 from mmldlm.evaluation import inversion, likelihood
 from mmldlm.evaluation.examples import collect_examples
@@ -105,7 +106,7 @@ class _Run:
             self.notes.append("the text bound and decoding are left out: this run has no loss on text")
             return None
         corruption = self.model.config.corruption
-        if corruption.mode_weights.joint == 0 and corruption.condition_dropout == 0:
+        if modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0:
             self.notes.append(
                 "'no latent' lies outside what this run was trained on: it has no joint mode and "
                 "corruption.condition_dropout=0"
@@ -205,7 +206,7 @@ _DECODE_SETTINGS = ("text_sampler", "temperature", "top_p", "guidance")
 
 
 def _describe_model(model: LoadedModel) -> dict[str, Any]:
-    config, weights = model.config, model.config.corruption.mode_weights
+    config, weights = model.config, modes_of_run(model.config.corruption)
     return {
         "name": config.name,
         "step": model.step,

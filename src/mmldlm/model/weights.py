@@ -1,6 +1,7 @@
-"""Initial weights, and which parameters belong together: said once, here.
+"""Initial weights, which parameters belong together, and which get no gradient from a loss: said once, here.
 
-Parts: what a mode may leave without a loss is a part of its own, so that it can be left out of the optimizer.
+Parts are what can be frozen by name. What a mode leaves without a gradient is finer: it includes pieces of the last
+block of the stream that produces nothing, because nothing reads that stream any more once attention has.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from torch import Tensor, nn
 
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.layers import Stream
-
-PARTS = ("text", "latent", "shared", "token_head", "latent_head", "length_head")
 
 
 @dataclass(frozen=True)
@@ -83,3 +82,48 @@ def parameter_groups(denoiser: Denoiser) -> list[ParameterGroup]:
         decay = parameter.ndim >= 2 and name not in ("token_embed.weight", "slot_embed")
         groups.setdefault((part_of(name), decay), {})[name] = parameter
     return [ParameterGroup(part, decay, members) for (part, decay), members in groups.items()]
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Parameters that no loss depends on."""
+
+    names: frozenset[str]
+    """Of whole parameters."""
+    rows: dict[str, slice]
+    """Parameter -> those of its rows that nothing depends on; the other rows have a gradient."""
+
+
+def unused_parameters(denoiser: Denoiser, *, text: bool, latent: bool, length: bool) -> Unused:
+    """What gets no gradient when only these losses exist; a test holds this against autograd.
+
+    A stream without a loss still gives keys and values to the last attention. So of its last block the way to them is
+    used, and all that comes after is not: the queries with their norm, the output of attention, the feed-forward half,
+    and the rows of the modulation for all of these.
+    """
+    names = dict(denoiser.named_parameters())
+    if not text and not latent:
+        used = ("length_head.",) if length else ()
+        return Unused(frozenset(name for name in names if not name.startswith(used)), {})
+    heads = {"token_head.": text, "latent_head.": latent, "length_head.": length}
+    dead = [prefix for prefix, has_loss in heads.items() if not has_loss]
+    rows: dict[str, slice] = {}
+    for side, has_loss in (("text", text), ("latent", latent)):
+        if has_loss:
+            continue
+        last = f"blocks.{len(denoiser.blocks) - 1}.{side}."
+        dead.append(f"{side}_final.")
+        dead += [f"{last}{piece}." for piece in ("q_norm", "attention_out", "mlp_in", "mlp_out")]
+        num_rows = {name: len(names[last + name]) for name in ("qkv.weight", "modulation.weight")}
+        rows[f"{last}qkv.weight"] = slice(0, num_rows["qkv.weight"] // 3)
+        for name in (
+            "modulation.weight",
+            "modulation.bias",
+        ):  # of six, the first two: shift and scale before q, k, v
+            rows[last + name] = slice(num_rows["modulation.weight"] // 3, None)
+    return Unused(frozenset(name for name in names if name.startswith(tuple(dead))), rows)
+
+
+def other_rows(rows: slice) -> slice:
+    """The rows before or after these, which begin at the first row or end with the last."""
+    return slice(rows.stop, None) if not rows.start else slice(0, rows.start)

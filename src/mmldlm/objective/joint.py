@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmldlm.config import CorruptionConfig, ObjectiveConfig
+from mmldlm.config import MODES, CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.text import TextProcess
+from mmldlm.corruption.times import modes_of_run
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
 from mmldlm.objective.hybrid import HybridRows, hybrid_loss, hybrid_loss_of_all
@@ -54,7 +55,7 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class Active:
-    """Which parts of the loss this run has at all. A part without a loss is not computed and gets no update."""
+    """Which parts of the loss there are at all. A part without a loss is not computed and gets no update."""
 
     text: bool
     latent: bool
@@ -62,17 +63,20 @@ class Active:
 
     @classmethod
     def of(cls, corruption: CorruptionConfig, objective: ObjectiveConfig, *, length_modelled: bool) -> Active:
-        """From the modes and weights of a run."""
-        weights = corruption.mode_weights
-        text = weights.l2t + weights.joint > 0 and objective.text_weight > 0
-        latent = weights.t2l + weights.joint > 0 and objective.latent_weight > 0
-        has_text = weights.l2t + weights.joint > 0
-        return cls(text, latent, length_modelled and has_text and objective.length_weight > 0)
+        """From the modes and weights of a whole run: those that it has somewhere."""
+        weights = modes_of_run(corruption)
+        modes = frozenset(mode for mode in MODES if getattr(weights, mode) > 0)
+        return cls.of_modes(modes, objective, length_modelled=length_modelled)
 
-    def parts(self) -> set[str]:
-        """Parts of the parameters that are trained."""
-        heads = {"token_head": self.text, "latent_head": self.latent, "length_head": self.length}
-        return {"text", "latent", "shared"} | {head for head, active in heads.items() if active}
+    @classmethod
+    def of_modes(cls, modes: frozenset[str], objective: ObjectiveConfig, *, length_modelled: bool) -> Active:
+        """While documents are in these modes."""
+        has_text, has_latent = bool(modes & {"l2t", "joint"}), bool(modes & {"t2l", "joint"})
+        return cls(
+            text=has_text and objective.text_weight > 0,
+            latent=has_latent and objective.latent_weight > 0,
+            length=length_modelled and has_text and objective.length_weight > 0,
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -63,6 +63,10 @@ class Attempts:
             self.watch = None
         return attempt
 
+    def expect_compilation(self) -> None:
+        """Other parameters are trained from now on, so that blocks may be compiled once more."""
+        self._may_blame_compiler = self.setup.objective.compiled
+
     def _step(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         terms = self._gradients(batch)
         if isinstance(terms, str):
@@ -93,7 +97,7 @@ class Attempts:
             return terms
         self._may_blame_compiler = False
         plain_blocks(self.setup)
-        self.stepper.objective = self.setup.objective
+        self.stepper.objective = replace(self.stepper.objective, compiled=False)
         self.stepper.forget()
         return self._gradients(batch)
 

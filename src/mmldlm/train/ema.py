@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,11 @@ class Ema:
         self.decay = decay
         self.parameters = dict(module.named_parameters())
         self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.follow(frozenset(self.parameters), {})
+
+    def follow(self, names: Set[str], rows: Mapping[str, slice]) -> None:
+        """From now on only these averages move, and of some of them only these rows."""
+        self._rows = {name: rows.get(name, slice(None)) for name in self.parameters if name in names}
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
@@ -25,8 +30,10 @@ class Ema:
         that PyTorch's fused kernel does it: it looks at the flag on the device, and needs no memory for differences.
         """
         decay = min(self.decay, (1.0 + step) / (10.0 + step))
+        averages = [self.average[name][rows] for name, rows in self._rows.items()]
+        weights = [self.parameters[name][rows] for name, rows in self._rows.items()]
         torch._fused_sgd_(
-            list(self.average.values()), list(self.parameters.values()), [],
+            averages, weights, [],
             lr=1.0 - decay, weight_decay=1.0, maximize=True, found_inf=skipped,
             momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
         )  # fmt: skip

@@ -35,6 +35,7 @@ from mmldlm.train.attempt import Attempts
 from mmldlm.train.faults import Faults
 from mmldlm.train.interval import Interval
 from mmldlm.train.lr import Plateau, judged_loss, lr_at
+from mmldlm.train.modes import ModeStages
 from mmldlm.train.profile import StepProfiler
 from mmldlm.train.resize import Resizing
 from mmldlm.train.resume import check_resume
@@ -100,6 +101,7 @@ class Trainer:
         self.attempts = Attempts(self.setup, self.stepper)
         self.profiler: StepProfiler | None = None
         self.faults = Faults(self)
+        self.stages = ModeStages(self)
         self._resumed_step: int | None = None
         self.watched: WatchedSteps | None = None
         """The loader at work."""
@@ -259,6 +261,7 @@ class Trainer:
 
     def _one_step(self, batch: StepBatch, waited: float) -> None:
         self.setup.denoiser.train()
+        self.stages.enter(batch.where)
         self.interval.clock.begin(waited)
         lr = self._lr_at(self.step)
         while not (tried := self.attempts(batch, lr, self.step)).result:
@@ -334,6 +337,7 @@ class Trainer:
             **(self.stepper.balance.fields() if self.stepper.balance is not None else {}),
             **_gpu_memory(self.setup.runtime.device, self.stepper.graphs.peak if self.stepper.graphs else 0),
         }
+        fields |= self.stages.fields()
         self.log.write(self.step, **fields)
         self.hooks.reporter.update(self.step, fields)
         self._judge_lr("loss", fields["loss"])

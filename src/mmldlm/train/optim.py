@@ -1,9 +1,13 @@
-"""The optimizers over the parts of the denoiser that get a loss, driven as one: AdamW, and Muon for matrices."""
+"""The optimizers over all parameters of the denoiser, driven as one: AdamW, and Muon for matrices.
+
+A parameter without a gradient is passed over: no step, no decay, no momentum. So what is frozen stays in its group with
+all that the optimizer remembers of it, also in checkpoints, and goes on from there when it is trained again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,18 +24,13 @@ BALANCE = "balance"
 """The part that a balance of the loss is, beside those of the denoiser."""
 
 
-def freeze_parts(denoiser: Denoiser, trained: set[str]) -> None:
-    """What gets no loss gets no gradient and no update, weight decay included."""
-    for group in parameter_groups(denoiser):
-        for parameter in group.parameters.values():
-            parameter.requires_grad_(group.part in trained)
-
-
 @dataclass
 class Optimizers:
     """Each parameter belongs to one of them."""
 
     parts: list[torch.optim.Optimizer]
+    still: dict[nn.Parameter, slice] = field(default_factory=dict)
+    """Rows that get no update although the rest of their matrix does, because nothing depends on them at present."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -67,10 +66,22 @@ class Optimizers:
 
     def step(self, scaler: torch.amp.GradScaler, skipped: Tensor, shrink: Tensor | None) -> None:
         """Update with gradients times `shrink`, or not at all where `skipped` is 1; decided on the device."""
+        kept = [(rows, rows.clone()) for rows in self._still_rows()]
         for part in self.parts:
             _step(part, skipped, shrink)
+        for rows, before in kept:
+            rows.copy_(before)
         if scaler.is_enabled():
             scaler.update()
+
+    def _still_rows(self) -> list[Tensor]:
+        """Of the parameters themselves and of all that is kept for each of their values."""
+        found = []
+        for parameter, rows in self.still.items():
+            kept = [value for part in self.parts for value in part.state.get(parameter, {}).values()]
+            whole = [value for value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
+            found += [tensor.detach()[rows] for tensor in (parameter, *whole)]
+        return found
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
         """All that they keep."""
@@ -106,14 +117,10 @@ def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | No
 
 
 def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) -> Optimizers:
-    """Groups with and without decay, of trainable parameters only."""
-    trained = [
-        group
-        for group in parameter_groups(denoiser)
-        if all(parameter.requires_grad for parameter in group.parameters.values())
-    ]
-    matrices = [_part(group, config, muon=True) for group in trained] if config.name == "muon" else []
-    others = [_part(group, config, muon=False) for group in trained]
+    """Groups with and without decay."""
+    groups = parameter_groups(denoiser)
+    matrices = [_part(group, config, muon=True) for group in groups] if config.name == "muon" else []
+    others = [_part(group, config, muon=False) for group in groups]
     adamw = torch.optim.AdamW(
         [group for group in others if group["params"]],
         lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused,

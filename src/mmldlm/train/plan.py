@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.config import MODES, Config, ModeWeights
-from mmldlm.model.weights import PARTS, parameter_groups
+from mmldlm.config import MODES, PARTS, Config
+from mmldlm.corruption.times import mode_weights_at
+from mmldlm.model.weights import parameter_groups
 from mmldlm.train.lr import lr_at
 from mmldlm.train.setup import Setup
 
@@ -65,7 +66,8 @@ def course_of(setup: Setup) -> Course:
     config, steps = setup.config, _chosen_steps(setup.config)
     shapes = [setup.plan.at(step) for step in steps]
     documents = [min(s.documents_per_step, s.tokens_per_step / setup.lengths.mean) for s in shapes]
-    weights = [mode_weights_at(config, step) for step in steps]
+    epochs = _epochs(steps, documents, setup.order.num_documents)
+    weights = [mode_weights_at(config.corruption, *when) for when in zip(steps, epochs, strict=True)]
     totals = [sum(getattr(at, mode) for mode in MODES) for at in weights]
     return Course(
         steps=steps,
@@ -79,16 +81,19 @@ def course_of(setup: Setup) -> Course:
     )
 
 
-def mode_weights_at(config: Config, step: int) -> ModeWeights:
-    """The weights of the modes at a step, counted from 0: the same at all of them."""
-    return config.corruption.mode_weights
+def _epochs(steps: list[int], documents: list[float], num_documents: int) -> list[float]:
+    """Passes over the documents that are expected to be done when each of the steps begins."""
+    sizes = np.diff(steps) * np.array(documents[:-1])
+    return (np.concatenate([[0.0], np.cumsum(sizes)]) / num_documents).tolist()
 
 
 def _chosen_steps(config: Config) -> list[int]:
-    """Evenly spread, with the ends of the batch's stages."""
+    """Evenly spread, with the ends of the stages of batch and modes."""
     last = config.train.steps - 1
     chosen = set(np.linspace(0, last, min(_MOST_POINTS, last + 1)).round().astype(int).tolist())
-    chosen |= {step for stage in config.batch.schedule for step in (stage.until - 1, stage.until)}
+    ends = [stage.until for stage in config.batch.schedule]
+    ends += [stage.until for stage in config.corruption.mode_schedule if stage.until is not None]
+    chosen |= {step for end in ends for step in (end - 1, end)}
     return sorted(step for step in chosen if step <= last)
 
 

@@ -19,6 +19,7 @@ FIXED = (
     "batch.documents_per_step",
     "train.seed",
     "train.steps",
+    "train.frozen",
 )
 """Settings that decide what the weights become. All others may change at any time."""
 

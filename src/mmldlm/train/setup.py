@@ -10,7 +10,8 @@ import torch
 
 from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
-from mmldlm.data.loader import StepBatch, StepReader, plan_steps
+from mmldlm.corruption.times import stage_at
+from mmldlm.data.loader import StepBatch, StepRange, StepReader, plan_steps
 from mmldlm.data.order import Order
 from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
 from mmldlm.data.store import PairStore, Split
@@ -28,9 +29,10 @@ from mmldlm.objective.weighting import build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.train.ema import Ema
 from mmldlm.train.graphs import Graphs
-from mmldlm.train.optim import build_optimizers, freeze_parts
+from mmldlm.train.modes import trained_in
+from mmldlm.train.optim import build_optimizers
 from mmldlm.train.step import Stepper
-from mmldlm.types import Counts, to_device
+from mmldlm.types import Counts, When, to_device
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,14 @@ class Setup:
         return step_flops(
             self.denoiser.config, self.data_shape, tokens=batch.num_tokens / share,
             documents=batch.num_documents / share, squares=batch.num_squares / share, scored=batch.num_scored,
+            **vars(self.active_at(batch.where)),
         )  # fmt: skip
+
+    def active_at(self, where: StepRange) -> Active:
+        """The losses of a step."""
+        stage = stage_at(self.config.corruption, where.step, self.order.epoch_of(where.start))
+        modelled = self.denoiser.length_head is not None
+        return Active.of_modes(stage.modes, self.config.objective, length_modelled=modelled)
 
     def reader(self) -> StepReader:
         """Reads training steps."""
@@ -89,24 +98,23 @@ class Setup:
             with_rows=with_rows and not self.lengths.equal, rank=self.ranks.rank, world_size=self.ranks.world_size,
         )  # fmt: skip
 
-    def count(self, positions: np.ndarray, lengths: np.ndarray) -> Counts:
+    def count(self, positions: np.ndarray, lengths: np.ndarray, when: When) -> Counts:
         """What the loss of a step with these documents is divided by."""
         no_keys = np.zeros(len(positions), dtype=np.uint64)
         return self.corruption.count(
-            lengths, self.corruption.times(positions, no_keys), self.data_shape.num_slots
+            lengths, self.corruption.times(positions, no_keys, when), self.data_shape.num_slots
         )
 
     def stepper(self) -> Stepper:
         """Optimizer, average and scaler for the denoiser, which must be on its device."""
         config, device = self.config, self.runtime.device
-        freeze_parts(self.denoiser, self.objective.active.parts())
         several, graphs = self.ranks.several, config.speed.cuda_graphs and device.type == "cuda"
         if several and graphs:
             log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
         optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
         if (balance := build_balance(config.objective)) is not None:
             optimizers.add_balance(balance.to(device))
-        return Stepper(
+        stepper = Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
             optimizers=optimizers,
@@ -118,6 +126,8 @@ class Setup:
             replicas=Replicas(self.denoiser, self.ranks, config.distributed, balance) if several else None,
             balance=balance,
         )
+        stepper.train_only(trained_in(stage_at(config.corruption, 0), config, self.denoiser))
+        return stepper
 
 
 def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setup:

@@ -35,6 +35,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         "resizing": trainer.resizing.state(),
         "rollbacks": trainer.faults.rollbacks.state(),
         "plateau": trainer.plateau.state(),
+        "mode_stage": trainer.stages.number,
         "settings": config_to_dict(trainer.config),
         "fingerprint": trainer.setup.store.fingerprint,
         "content": trainer.setup.store.content,
@@ -68,3 +69,4 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.valid_loss = (snapshot.step, meta[SCORE]) if SCORE in meta else None
     trainer.faults.rollbacks.load(meta.get("rollbacks", {}))
     trainer.plateau.load(meta.get("plateau", {}))
+    trainer.stages.number = meta.get("mode_stage", 0)

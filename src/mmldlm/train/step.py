@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 import torch
@@ -12,12 +12,14 @@ from mmldlm.config import OptimConfig
 from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.model.weights import other_rows
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.objective.weighting import GradientNorm, LossBalance
 from mmldlm.runtime import Runtime
 from mmldlm.train.balance import gradient_norms
 from mmldlm.train.ema import Ema
 from mmldlm.train.graphs import Graphs
+from mmldlm.train.modes import Trained
 from mmldlm.train.optim import Optimizers
 from mmldlm.types import MicroBatch
 
@@ -51,6 +53,25 @@ class Stepper:
     """What scales the parts of the loss besides their weights."""
     _norms: Tensor | None = None
     """Of the gradients of text and latent, where this step measured them."""
+    trained: Trained | None = None
+    """What is updated at present; None: everything."""
+
+    def train_only(self, trained: Trained) -> bool:
+        """From now on only these losses exist, and nothing else gets an update of any kind; true if that is new."""
+        if self.trained == trained:
+            return False
+        if self.replicas is not None:
+            self.replicas.begin_anew()
+        self.forget()
+        parameters = dict(self.denoiser.named_parameters())
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trained.names)
+            parameter.grad = None
+        self.trained, self.objective = trained, replace(self.objective, active=trained.active)
+        self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
+        if self.ema is not None:
+            self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
+        return True
 
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""

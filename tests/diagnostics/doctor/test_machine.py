@@ -13,7 +13,7 @@ from mmldlm.config import MODES
 from mmldlm.diagnostics.doctor.environment import describe_environment, redact
 from mmldlm.diagnostics.doctor.preflight import run_preflight
 from mmldlm.diagnostics.doctor.probe import load_target, probe
-from mmldlm.diagnostics.doctor.probe_own import own_target
+from mmldlm.diagnostics.doctor.probe_own import own_target, own_unused
 from mmldlm.errors import UserError
 
 
@@ -137,8 +137,28 @@ def test_probe_of_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_own_model_has_neither_syncs_nor_odd_types(mode: str) -> None:
-    report = probe(mode, *own_target(mode), graph_breaks=False)
+    denoiser, loss = own_target(mode)
+    report = probe(mode, denoiser, loss, graph_breaks=False, unused=own_unused(mode, denoiser))
     assert not report.syncs
     assert not report.dtypes
     assert not report.nonfinite_gradient
-    assert bool(report.without_gradient) == (mode != "joint")
+    assert not report.zero_gradient
+    assert bool(report.unused) == (mode != "joint")
+    assert report.problems == 0
+
+
+def test_probe_holds_a_declaration_against_what_it_sees() -> None:
+    denoiser, loss = own_target("l2t")
+    declared = own_unused("l2t", denoiser)
+    missing, wrong = "latent_final.weight", "text_final.weight"
+    report = probe("l2t", denoiser, loss, graph_breaks=False, unused=(declared - {missing}) | {wrong})
+    assert report.without_gradient == [missing]
+    assert report.wrongly_declared == [wrong]
+    assert report.problems == 2
+
+
+def test_probe_of_our_own_model_finds_nothing_to_mend() -> None:
+    result = CliRunner().invoke(app, ["probe", "--device", "cpu", "--no-graph-breaks"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("unused in this mode, as declared: none") == 1  # joint
+    assert "latent_head.0.weight" in result.output

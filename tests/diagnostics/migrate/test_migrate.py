@@ -55,6 +55,26 @@ def test_settings_are_translated_and_our_loader_takes_them() -> None:
     assert check_recipe(recipe) == []
 
 
+@pytest.mark.parametrize(("word", "shares", "note"), [
+    ("unconditional", {"joint": 1.0}, "corruption.mode_weights: {joint: 1}"),
+    ("mixed", {"l2t": 1.0, "t2l": 1.0, "joint": 1.0}, "{l2t: 1, t2l: 1, joint: 1}"),
+    ("random", {"joint": 2.0, "l2t": 1.0, "t2l": 0.5}, "with corruption.mode_choice: batch"),
+    ("sequential", {"l2t": 1.0, "t2l": 1.0, "joint": 1.0}, "corruption.mode_repeat=true"),
+])  # fmt: skip
+def test_old_words_for_modes_are_shown_in_the_new_spelling(word: str, shares: dict, note: str) -> None:
+    old = yaml.safe_load(OLD)
+    old["loss"]["loss_type"] = word
+    old["training"] |= {"mode_weights": [2, 1, 0.5], "sequential_schedule": ["l2t", "unconditional"]}
+    result = translate(old, "old.yaml")
+    assert any(note in line for line in result.notes)
+    assert check_recipe(result.recipe) == []
+    found = result.recipe["corruption"]
+    assert found["mode_weights"] == shares
+    assert found.get("mode_choice") == ("batch" if word == "random" else None)
+    turns = [stage["mode_weights"] for stage in found.get("mode_schedule", [])]
+    assert turns == ([{"l2t": 1.0}, {"joint": 1.0}] if word == "sequential" else [])
+
+
 def test_losses_are_said() -> None:
     result = translate(yaml.safe_load(OLD), "old.yaml")
     assert any("n_heads" in line for line in result.ignored)
@@ -73,6 +93,7 @@ def test_whole_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory
     (command,) = migration.commands
     assert "optim.lr=1e-4" in command.new
     assert "batch.documents_per_step=32" in command.new
+    assert "corruption.mode_weights.l2t=0" in command.new  # that of the recipe
     assert "corruption.mode_weights.t2l=1.0" in command.new
     assert any("use_fused" in line for line in command.ignored)
     assert any("model.dropout" in line for line in command.dropped)

@@ -110,6 +110,16 @@ def test_the_mean_of_a_diffusion_loss_may_jump_when_no_bucket_does():
     assert codes(run_panel(all_buckets_jump)) == {"M102"}
 
 
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_loss_may_be_another_in_another_stage_of_the_modes(staged):
+    def change(step, fields):
+        fields["loss"] *= 6.0 if step > 200 else 1.0
+        if staged:
+            fields["mode_stage"] = int(step > 200)
+
+    assert bool(codes(run_panel(change)) & {"M102", "M103"}) != staged
+
+
 def test_the_learning_rate_may_not_jump_after_a_resume_and_may_decay_to_zero():
     def restarted(step, fields):
         if step >= 300:

@@ -44,6 +44,10 @@ class ProbeReport:
     without_gradient: list[str] = field(default_factory=list)
     zero_gradient: list[str] = field(default_factory=list)
     nonfinite_gradient: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    """Declared to get no gradient, and they get none."""
+    wrongly_declared: list[str] = field(default_factory=list)
+    """Declared to get no gradient, but they get one."""
     syncs: dict[str, int] = field(default_factory=dict)
     """Where -> how often."""
     graph_breaks: list[str] | None = None
@@ -53,7 +57,8 @@ class ProbeReport:
     @property
     def problems(self) -> int:
         """How many things are worth a look."""
-        found = len(self.without_gradient) + len(self.nonfinite_gradient) + len(self.syncs) + len(self.dtypes)
+        found = len(self.without_gradient) + len(self.nonfinite_gradient) + len(self.wrongly_declared)
+        found += len(self.syncs) + len(self.dtypes)
         return found + len(self.graph_breaks or [])
 
 
@@ -100,8 +105,15 @@ def _run(name: str, function: Callable[[], Any]) -> Any:
         raise UserError(f"{name}: {type(error).__name__} at {place}: {what}") from error
 
 
-def probe(name: str, module: Any, loss_function: LossFunction, *, graph_breaks: bool = True) -> ProbeReport:
-    """Run one forward and backward and report."""
+def probe(
+    name: str,
+    module: Any,
+    loss_function: LossFunction,
+    *,
+    graph_breaks: bool = True,
+    unused: frozenset[str] = frozenset(),
+) -> ProbeReport:
+    """Run one forward and backward and report; `unused` are parameters that are meant to get no gradient."""
     import torch
 
     module.zero_grad(set_to_none=True)
@@ -114,7 +126,8 @@ def probe(name: str, module: Any, loss_function: LossFunction, *, graph_breaks: 
     report = ProbeReport(name, float(loss.detach()), str(loss.dtype).removeprefix("torch."))
     for parameter_name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            _judge_gradient(report, parameter_name, parameter.grad)
+            declared = parameter_name in unused
+            _judge_gradient(report, parameter_name, parameter.grad, declared=declared)
     report.syncs = dict(watcher.syncs)
     if len(waits) > watcher.syncs.total():  # CUDA itself saw more than the operations tell
         report.syncs["elsewhere, as CUDA reports"] = len(waits) - watcher.syncs.total()
@@ -125,15 +138,17 @@ def probe(name: str, module: Any, loss_function: LossFunction, *, graph_breaks: 
     return report
 
 
-def _judge_gradient(report: ProbeReport, name: str, gradient: Any) -> None:
+def _judge_gradient(report: ProbeReport, name: str, gradient: Any, *, declared: bool) -> None:
     if gradient is None:
-        report.without_gradient.append(name)
+        (report.unused if declared else report.without_gradient).append(name)
         return
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     if not bool(values.isfinite().all()):
         report.nonfinite_gradient.append(name)
     elif not bool(values.any()):
-        report.zero_gradient.append(name)
+        (report.unused if declared else report.zero_gradient).append(name)
+    elif declared:
+        report.wrongly_declared.append(name)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
 
     shape = DataShape(vocab_size=97, num_slots=2, num_channels=5, max_length=max(_LENGTHS))
     corruption_config = CorruptionConfig(
-        mode_weights=ModeWeights(**dict.fromkeys(("l2t", "t2l", "joint"), 0.0) | {mode: 1.0})
+        mode_weights=ModeWeights(**dict.fromkeys(("l2t", "t2l", "joint"), 0.0) | {mode: 1.0}),
+        condition_dropout=0.5,  # of four documents, some have a condition and some have none
     )
     objective_config = ObjectiveConfig()
     denoiser = Denoiser(ModelConfig(preset="tiny"), shape)
@@ -50,3 +51,13 @@ def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
     objective = Objective(objective_config, corruption.latent, active)
     denoiser = denoiser.to(device)
     return denoiser, lambda: objective(denoiser, batch, counts).loss
+
+
+def own_unused(mode: str, denoiser: Any) -> frozenset[str]:
+    """Parameters of the denoiser that are declared to get no gradient in a mode."""
+    from mmldlm.config import ObjectiveConfig
+    from mmldlm.model.weights import unused_parameters
+    from mmldlm.objective.joint import Active
+
+    active = Active.of_modes(frozenset({mode}), ObjectiveConfig(), length_modelled=True)
+    return unused_parameters(denoiser, **vars(active)).names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,9 @@ def _combined(values: dict[str, Any], changed: dict[str, Any]) -> list[str]:
     if "loss_type" in {key.rsplit(".", 1)[-1] for key in changed} and isinstance(merged.get("loss"), dict):
         merged["loss"]["loss_type"] = changed.get("loss.loss_type", changed.get("training.loss_type"))
     after = flatten(translate(merged, "").recipe)
-    return [
-        f"{key}={value}"
+    gone = [key for key in before if key.startswith("corruption.mode_weights.") and key not in after]
+    return [f"{key}=0" for key in gone] + [
+        shlex.quote(f"{key}={value}")
         for key, value in after.items()
         if key not in ("name",) and before.get(key) != value and values
     ]

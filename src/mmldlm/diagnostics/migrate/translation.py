@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmldlm.config import MODES as OUR_MODES
 from mmldlm.diagnostics.migrate.old_settings import (
     DIRECT,
     DROPPED,
@@ -17,6 +18,8 @@ from mmldlm.diagnostics.migrate.old_settings import (
 )
 from mmldlm.errors import UserError
 
+TURN_STEPS = 100
+"""Of a turn, where the old settings do not tell; each change costs a moment, see docs/modes.md."""
 OLD_SECTIONS = {"training", "loss", "logging", "optimizer", "tokenizer", "defaults", "hydra"}
 _HANDLED = {
     "training.train_batch_size",
@@ -152,7 +155,28 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
         weights = dict(zip(("joint", "l2t", "t2l"), map(float, given), strict=True))
     _put(result, "corruption.mode_weights", weights)
     if name == "sequential":
-        result.notes.append("sequential: the modes are mixed inside every batch instead of taking turns")
+        _translate_turns(result, flat.get("training.sequential_schedule"))
+    elif name not in OUR_MODES:
+        spelled = ", ".join(f"{mode}: {weight:g}" for mode, weight in weights.items())
+        choice = " with corruption.mode_choice: batch" if name == "random" else ""
+        result.notes.append(f"loss_type {name} is now corruption.mode_weights: {{{spelled}}}{choice}")
+    if name == "random":
+        _put(result, "corruption.mode_choice", "batch")
+
+
+def _translate_turns(result: Translation, order: Any) -> None:
+    """Turns of equal length, in the order that was given or that of the old names."""
+    given = [MODES.get(str(mode), {}) for mode in order] if isinstance(order, list) else []
+    modes = (
+        given if given and all(len(mode) == 1 for mode in given) else [{mode: 1.0} for mode in MODES["mixed"]]
+    )
+    turns = [{"until": (number + 1) * TURN_STEPS, "mode_weights": mode} for number, mode in enumerate(modes)]
+    _put(result, "corruption.mode_schedule", turns)
+    _put(result, "corruption.mode_repeat", True)
+    result.notes.append(
+        f"sequential is now corruption.mode_schedule with corruption.mode_repeat=true: turns of {TURN_STEPS} steps "
+        f"for {', '.join(next(iter(mode)) for mode in modes)}; set their ends (until, until_epoch) as you want"
+    )
 
 
 def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ CURVES = (
 END_SECONDS = 30.0
 TIMELINE_EVENTS = (
     "started", "resumed", "finished", "stopped", "rolled_back", "out_of_memory", "grown", "save_failed", "interrupted",
-    "crash", "killed", "hung_step", "loader_failed", "loss_spike", "lr_reduced",
+    "modes", "crash", "killed", "hung_step", "loader_failed", "loss_spike", "lr_reduced",
 )  # fmt: skip
 
 

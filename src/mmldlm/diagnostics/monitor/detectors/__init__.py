@@ -47,6 +47,8 @@ class Panel:
         self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
         self._stall = next(item for item in detectors if isinstance(item, Stall))
         self._main_rank: int | None = None
+        self._comparing = [item for item in detectors if item.compares]
+        self._mode_stage: float | None = None
 
     def observe(self, record: Record) -> None:
         """Feed one record."""
@@ -60,8 +62,17 @@ class Panel:
             if record.rank != self._main_rank:
                 return
         self.book.advance(record.step, record.time, counts="loss" in record.values)
+        self._enter_stage(record)
         for see in self._line:
             see(record)
+
+    def _enter_stage(self, record: Record) -> None:
+        """In another stage of the modes other losses exist: what compares with the past begins anew."""
+        stage = record.values.get("mode_stage", self._mode_stage)
+        if self._mode_stage is not None and stage != self._mode_stage:
+            for detector in self._comparing:
+                type(detector).__init__(detector, self.settings, self.book, self.facts)  # type: ignore[misc]
+        self._mode_stage = stage
 
     def _observe_event(self, record: Record) -> None:
         if record.time is not None:

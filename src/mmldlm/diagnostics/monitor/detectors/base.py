@@ -31,6 +31,9 @@ class Detector:
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         self.settings, self.book, self.facts = settings, book, facts
 
+    compares = False
+    """Whether it holds losses or gradients against earlier ones, which means nothing when other losses exist."""
+
     def line(self, record: Record) -> None:
         """A line of the curve, of the main rank."""
 

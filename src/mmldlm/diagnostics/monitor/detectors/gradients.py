@@ -15,6 +15,8 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 class Gradients(Detector):
     """M201, M202, M203."""
 
+    compares = True
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.history = Window(settings.history_lines)

@@ -62,6 +62,8 @@ class _Baseline:
 class LossSpike(Detector):
     """M102."""
 
+    compares = True
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.loss = _Baseline(settings)
@@ -96,6 +98,8 @@ class LossSpike(Detector):
 
 class Divergence(Detector):
     """M103. Against the best median of a whole history window: the best of short ones would be a lucky draw."""
+
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -141,6 +145,8 @@ class Divergence(Detector):
 
 class Plateau(Detector):
     """M104. Says nothing at the end of a schedule, where a flat loss is what one wants."""
+
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)

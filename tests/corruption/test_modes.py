@@ -1,0 +1,117 @@
+"""Modes over the course of a run: one pure function of step and epoch."""
+
+import numpy as np
+import pytest
+
+from mmldlm.config import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights
+from mmldlm.corruption.times import draw_times, mode_weights_at, modes_of_run, stage_at, without_schedule
+from mmldlm.types import When
+
+L2T, T2L, JOINT = (StageWeights(**{mode: 1.0}) for mode in MODES)
+POSITIONS = np.arange(400)
+KEYS = POSITIONS.astype(np.uint64) * np.uint64(977)
+
+
+def weights(config, step=0, epoch=0.0):
+    found = mode_weights_at(config, step, epoch)
+    return found.l2t, found.t2l, found.joint
+
+
+def modes_of(times):
+    """Mode of each document, from what is to be produced."""
+    return [
+        {(True, False): "l2t", (False, True): "t2l", (True, True): "joint"}[pair]
+        for pair in zip(times.text_is_target.tolist(), times.latent_is_target.tolist(), strict=True)
+    ]
+
+
+def test_without_a_schedule_the_weights_hold_always():
+    config = CorruptionConfig(ModeWeights(2, 1, 0))
+    assert weights(config) == weights(config, 10**9, 1e6) == (2, 1, 0)
+    assert modes_of_run(config) is config.mode_weights
+    assert without_schedule(config) == config
+
+
+def test_stages_end_before_their_step_and_then_the_plain_weights_hold():
+    stages = [ModeStage(until=3, mode_weights=L2T), ModeStage(until=5, mode_weights=T2L, frozen=["text"])]
+    config = CorruptionConfig(ModeWeights(1, 2, 3), mode_schedule=stages)
+    assert [weights(config, step) for step in range(7)] == [(1, 0, 0)] * 3 + [(0, 1, 0)] * 2 + [(1, 2, 3)] * 2
+    assert [stage_at(config, step).number for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
+    assert [stage_at(config, step).frozen for step in (2, 3, 5)] == [(), ("text",), ()]
+
+
+def test_stages_by_epoch_do_not_look_at_the_step():
+    config = CorruptionConfig(mode_schedule=[ModeStage(until_epoch=1.5, mode_weights=T2L)])
+    assert weights(config, 10**6, 1.4999) == (0, 1, 0)
+    assert weights(config, 0, 1.5) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_turns_repeat_for_ever_and_each_is_a_stage_of_its_own(by_epoch):
+    ends = [{"until_epoch": end} if by_epoch else {"until": end} for end in (2, 5)]
+    stages = [ModeStage(**end, mode_weights=which) for end, which in zip(ends, (L2T, T2L), strict=True)]
+    config = CorruptionConfig(ModeWeights(0, 0, 1), mode_schedule=stages, mode_repeat=True)
+    times = [{"step": 0, "epoch": float(t)} if by_epoch else {"step": t} for t in range(13)]
+    assert "".join("lt"[int(weights(config, **t)[1])] for t in times) == "llttt" * 2 + "llt"
+    assert [stage_at(config, **t).number for t in times] == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5]
+    run = modes_of_run(config)
+    assert (run.l2t, run.t2l, run.joint) == (0.5, 0.5, 0)  # the plain weights never hold
+
+
+def test_a_ramp_is_a_straight_line_between_shares():
+    stages = [
+        ModeStage(until=10, mode_weights=StageWeights(l2t=7), ramp=True),
+        ModeStage(until=30, mode_weights=StageWeights(l2t=1, t2l=1), ramp=True),
+    ]
+    config = CorruptionConfig(ModeWeights(0, 0, 5), mode_schedule=stages)
+    assert weights(config, 0) == (1, 0, 0)
+    assert weights(config, 5) == pytest.approx((0.75, 0.25, 0))
+    assert weights(config, 10) == pytest.approx((0.5, 0.5, 0))
+    assert weights(config, 25) == pytest.approx((0.125, 0.125, 0.75))
+    assert weights(config, 30) == (0, 0, 5)
+    assert stage_at(config, 0).modes == {"l2t", "t2l"}  # what is trained does not change inside a stage
+    assert stage_at(config, 10).modes == set(MODES)
+
+
+def test_a_batch_has_one_mode_that_depends_on_seed_and_step_alone():
+    config = CorruptionConfig(ModeWeights(2, 1, 1), mode_choice="batch")
+    drawn = []
+    for step in range(600):
+        whole = modes_of(draw_times(POSITIONS[:7], KEYS[:7], config, 3, When(step)))
+        other = modes_of(draw_times(POSITIONS[300:302], KEYS[1:3], config, 3, When(step, 9.0)))
+        assert len({*whole, *other}) == 1
+        drawn.append(whole[0])
+    shares = [drawn.count(mode) / len(drawn) for mode in MODES]
+    assert shares == pytest.approx([0.5, 0.25, 0.25], abs=4 * (0.25 / 600) ** 0.5)
+    assert drawn != [modes_of(draw_times(POSITIONS[:1], KEYS[:1], config, 4, When(s)))[0] for s in range(600)]
+    # times and dropped conditions are still each document's own
+    mixed = draw_times(POSITIONS, KEYS, config, 3, When(drawn.index("l2t")))
+    assert len(set(mixed.text_time.tolist())) > 390
+    assert 0 < (mixed.latent_time == 1).mean() < 0.2
+
+
+def test_documents_follow_the_weights_of_their_step():
+    config = CorruptionConfig(
+        ModeWeights(0, 0, 1), mode_schedule=[ModeStage(until=4, mode_weights=StageWeights(l2t=3, t2l=1))]
+    )
+    early = modes_of(draw_times(POSITIONS, KEYS, config, 0, When(3)))
+    assert early.count("l2t") == pytest.approx(300, abs=3)
+    assert early.count("t2l") == pytest.approx(100, abs=3)
+    assert set(modes_of(draw_times(POSITIONS, KEYS, config, 0, When(4)))) == {"joint"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dropped_condition_is_never_scored_and_joint_has_none(mode):
+    config = CorruptionConfig(
+        condition_dropout=0.3, mode_schedule=[ModeStage(until=1, mode_weights=StageWeights(**{mode: 1.0}))]
+    )
+    times = draw_times(POSITIONS, KEYS, config, 0)
+    conditions = {"l2t": times.latent_time, "t2l": times.text_time}
+    targets = {"l2t": times.latent_is_target, "t2l": times.text_is_target}
+    if mode == "joint":
+        assert times.text_is_target.all()
+        assert times.latent_is_target.all()
+    else:
+        assert set(conditions[mode].tolist()) == {0.0, 1.0}
+        assert not targets[mode].any()
+        assert conditions[mode].mean() == pytest.approx(0.3, abs=0.1)
