@@ -23,6 +23,7 @@ from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
+from mmldlm.evaluation.calibration import Answers
 from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
@@ -53,8 +54,8 @@ class Bound:
     """Nats per token, all documents together."""
     time_curve: Curve
     """Scored tokens by the text_time they were masked at."""
-    confidence_curve: Curve
-    """Scored tokens by the probability of the most probable token."""
+    answers: Answers
+    """The most probable token of every scored one: how sure, and whether right."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without those of single documents."""
@@ -73,8 +74,6 @@ class Bound:
             "num_tokens": tokens,
             "num_draws": self.num_draws,
             "time_curve": self.time_curve.to_json(),
-            "confidence_curve": self.confidence_curve.to_json(),
-            "calibration_error": self.confidence_curve.calibration_error(),
         }
 
 
@@ -113,7 +112,7 @@ def text_bound(
     """The bound with the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise)."""
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
-    by_time, by_confidence = Curve.empty(NUM_BUCKETS), Curve.empty(NUM_BUCKETS)
+    by_time, answers = Curve.empty(NUM_BUCKETS), Answers()
     corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
     plan = _Plan(model, documents, latent, num_draws, seed)
     for done, rows in plan.packs(batch_tokens):
@@ -123,9 +122,8 @@ def text_bound(
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
-        values = (scores.nats, scores.confidence, scores.correct)
-        by_time.add(plan.text_time[rows][scores.document], *values)
-        by_confidence.add(scores.confidence, *values)
+        by_time.add(plan.text_time[rows][scores.document], scores.nats, scores.correct)
+        answers.add(plan.owner[rows][scores.document], scores.confidence, scores.correct)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     modelled = trained_parts(model).length
@@ -137,13 +135,8 @@ def text_bound(
         num_draws=num_draws,
         per_token=ratio_estimate(sums / num_draws, documents.lengths.astype(np.float64), seed),
         time_curve=by_time,
-        confidence_curve=by_confidence,
+        answers=answers,
     )
-
-
-def gain(worse: Bound, better: Bound, seed: int) -> Estimate:
-    """Nats per token that `better` saves; both have the same documents, times and masks, so noise cancels."""
-    return ratio_estimate(worse.nats - better.nats, better.num_tokens.astype(np.float64), seed)
 
 
 def perplexity(nats_per_token: float) -> float:
