@@ -35,7 +35,7 @@ def exact_nats(latents: np.ndarray, means: np.ndarray, variance: float, snr: flo
 def test_the_oracle_pays_the_closed_form_for_each_latent(prediction_type: str, schedule: str) -> None:
     documents = draw_gaussian_documents(MEANS, DEVIATION, 200)
     model = gaussian_model(MEANS, DEVIATION, prediction_type=prediction_type, schedule=schedule)
-    found = errors_of(model, documents, "right").nats(16)
+    found = errors_of(model, documents, "right").nats()
     kind = documents.tokens.reshape(-1, 3)[:, 0]
     exact = exact_nats(documents.latents[:, 0], MEANS[kind], DEVIATION**2, 100.0)
     # 64 stratified draws each: what is left is the noise of the draws, which the mean over documents removes
@@ -57,10 +57,10 @@ def test_with_a_large_range_the_bound_is_the_density_given_text_and_the_marginal
     }
     costs = {}
     for text, density in exact.items():
-        costs[text] = errors_of(model, documents, text, snr=3000.0, draws=32).nats(16)
+        costs[text] = errors_of(model, documents, text, snr=3000.0, draws=32).nats()
         error = costs[text] - density
         assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error)), text
-    wrong = errors_of(model, documents, "shuffled", snr=3000.0, draws=8).nats(16)
+    wrong = errors_of(model, documents, "shuffled", snr=3000.0, draws=8).nats()
     assert costs["right"].mean() < costs["none"].mean() < wrong.mean()
 
 
@@ -70,7 +70,7 @@ def test_a_normal_model_has_the_closed_form_that_serves_as_reference() -> None:
     latents = documents.latents
     np.testing.assert_allclose(normal_nats(latents, 50.0), exact_nats(latents[:, 0], means[0], 1.0, 50.0))
     model = gaussian_model(means, 1.0, prediction_type="velocity", schedule="cosine")
-    found = errors_of(model, documents, "right", snr=50.0).nats(16)
+    found = errors_of(model, documents, "right", snr=50.0).nats()
     assert found.mean() == pytest.approx(normal_nats(latents, 50.0).mean(), abs=0.1)
 
 
@@ -81,7 +81,7 @@ def test_the_range_ends_where_the_noisy_latent_tells_more_than_the_network() -> 
     found = errors_of(model, documents, "right", draws=16)
     parts = found.best_parts()
     assert found.edges[parts - 1] < 1.0 < found.edges[parts + 1]
-    assert found.nats(parts).mean() < found.nats(16).mean()
+    assert found.nats(parts).mean() < found.nats().mean()
     np.testing.assert_allclose(found.squared_error, 1.0, rtol=0.1)
 
 

@@ -11,6 +11,9 @@ from mmldlm.evaluation import latent_bound, likelihood
 from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.quantities import LESS, MORE, Quantity
+from mmldlm.evaluation.selection import take_first
+
+_PILOT_DOCUMENTS, _PILOT_DRAWS = 64, 8
 
 
 def measure_text_bound(context: Context) -> dict[str, Any] | None:
@@ -112,12 +115,13 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
     if not context.active.latent:
         return None
     model, config, documents = context.model, context.config, context.selection.documents
+    snr = _choose_snr(context)
     errors = {
         text: latent_bound.latent_errors(
             model,
             documents,
             text=text,
-            largest_snr=config.latent_snr,
+            largest_snr=snr,
             num_draws=config.num_draws,
             batch_tokens=config.batch_tokens,
             seed=context.seed,
@@ -125,9 +129,8 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
         )
         for text in latent_bound.TEXTS
     }
-    parts, dimensions = errors["right"].best_parts(), errors["right"].num_dimensions
-    snr = float(errors["right"].edges[parts])
-    nats = {text: found.nats(parts) / dimensions for text, found in errors.items()}
+    dimensions = errors["right"].num_dimensions
+    nats = {text: found.nats() / dimensions for text, found in errors.items()}
     # raw coordinates differ by the normaliser's scale, one number or one per channel
     log_scale = float(np.log(model.scale).mean())
     result: dict[str, Any] = {
@@ -153,6 +156,20 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
         "num_dimensions": dimensions,
         "num_draws": config.num_draws,
     }
+
+
+def _choose_snr(context: Context) -> float:
+    """Where the bound ends, from a few documents with the right text; see `latent_bound`."""
+    pilot = latent_bound.latent_errors(
+        context.model,
+        take_first(context.selection.documents, _PILOT_DOCUMENTS),
+        text="right",
+        largest_snr=context.config.latent_snr,
+        num_draws=_PILOT_DRAWS,
+        batch_tokens=context.config.batch_tokens,
+        seed=context.seed,
+    )
+    return float(pilot.edges[pilot.best_parts()])
 
 
 def _latent_json(context: Context, text: str, nats: np.ndarray, log_scale: float) -> dict[str, Any]:

@@ -8,8 +8,9 @@ nothing of the latent is left at time 1. The reconstruction is a Gaussian of var
 term is d/2 log(2 pi e / G).
 
 The bound holds for every G. Beyond some G a network tells less about the latent than the noisy latent itself; so
-G is the one of a grid up to `evaluation.latent_snr` that gives the smallest bound with the right text, and the same for
-all texts. Draws are uniform in log(1 + snr), where the integrand of a standard normal is constant.
+G is the one of a grid up to `evaluation.latent_snr` that gives the smallest bound with the right text on a few
+documents, and the same for all texts. Draws are uniform in log(1 + snr), where the integrand of a standard normal is
+constant.
 Shapes: n documents, K draws per document, N documents of a pack, S latent slots, C latent channels, d = S * C,
 B parts of the grid.
 """
@@ -52,8 +53,8 @@ class LatentErrors:
     """(B + 1,) snr at the ends of the parts, equal in log(1 + snr)."""
     num_dimensions: int
 
-    def nats(self, num_parts: int) -> np.ndarray:
-        """(n,) the bound of each document, all dimensions together, with G at the end of the part."""
+    def nats(self, num_parts: int = NUM_PARTS) -> np.ndarray:
+        """(n,) the bound of each document, all dimensions together, with G at the end of so many parts."""
         reconstruction = reconstruction_nats(self.num_dimensions, float(self.edges[num_parts]))
         return reconstruction + 0.5 * self.parts[:, :num_parts].sum(1)
 
