@@ -144,6 +144,15 @@ def test_the_result_is_complete_plain_json(model: LoadedModel, store: PairStore)
     assert bits.estimate(0).value == pytest.approx(nats.values.sum() / np.log(2) / bits.weights.sum())
 
 
+def test_special_tokens_are_counted_where_a_store_kept_them(model: LoadedModel, store: PairStore) -> None:
+    documents = store.split("validation").read(np.arange(20))
+    config = replace(SMALL, num_documents=0, num_decoded=2, num_generated=0)
+    tools = Tools(special_ids=frozenset({5, 9}))
+    result = evaluate_model(model, store, "validation", config, tools)
+    assert result["data"]["num_special_tokens"] == np.isin(documents.tokens, [5, 9]).sum() > 0
+    assert any("special ones" in note for note in result["notes"])
+
+
 def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairStore) -> None:
     result = evaluate_model(model, store, "validation", replace(SMALL, num_decoded=0), TOOLS)
     inversion = result["inversion"]

@@ -177,7 +177,14 @@ def _tools(
         return Tools(reference_lm=reference, scored_pairs=pairs)
     tokenizer = Tokenizer.load(folder)
     encode = None if options["no_encoder"] else _encoder(model, progress)
-    return Tools(tokenizer.decode_batch, tokenizer.encode_batch, encode, reference, pairs)
+    return Tools(
+        decode_text=tokenizer.decode_batch,
+        tokenize=tokenizer.encode_batch,
+        encode=encode,
+        reference_lm=reference,
+        special_ids=frozenset(tokenizer.special_ids()),
+        scored_pairs=pairs,
+    )
 
 
 def _compare(runs: list[Path], split: str | None, out: Path | None, seed: int, as_json: bool) -> None:

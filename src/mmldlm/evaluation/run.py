@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import MODES, EvaluationConfig
 from mmldlm.data.store import PairStore, Split
@@ -39,6 +41,8 @@ class Tools:
     """The encoder that made the latents."""
     reference_lm: ReferenceLM | None = None
     """A causal language model that reads generated texts."""
+    special_ids: frozenset[int] = frozenset()
+    """Tokens that frame or fill a text; documents should hold none."""
     scored_pairs: ScoredPairs | None = None
     """Pairs of texts with the likeness that people see."""
 
@@ -65,12 +69,18 @@ def evaluate_model(
             f"{selection.num_too_long} documents of the split are left out: they have more tokens "
             f"than the model was trained for ({model.denoiser.shape.max_length})"
         )
+    num_special = int(np.isin(selection.documents.tokens, list(tools.special_ids)).sum())
+    if num_special:
+        context.notes.append(
+            f"{num_special:,} tokens are special ones ([CLS] and the like), which this store was made to keep; they "
+            "are counted like all others, so numbers differ from those without them"
+        )
     clock = _Clock({})
     measured = _measure(context, tools, _train_split(model, store), clock)
     return {
         "format": RESULT_FORMAT,
         "model": _describe_model(model),
-        "data": selection.describe(),
+        "data": selection.describe() | {"num_special_tokens": num_special},
         "settings": {**asdict(config), "seed": seed, "num_resamples": NUM_RESAMPLES},
         **measured,
         "notes": context.notes,
