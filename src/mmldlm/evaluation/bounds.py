@@ -12,6 +12,7 @@ from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_w
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.quantities import LESS, MORE, Quantity
 from mmldlm.evaluation.selection import take_first
+from mmldlm.evaluation.tables import LATENT_NAMES, TEXT_NAMES
 
 _PILOT_DOCUMENTS, _PILOT_DRAWS = 64, 8
 
@@ -39,19 +40,19 @@ def measure_text_bound(context: Context) -> dict[str, Any] | None:
         )
         for latent in likelihood.LATENTS
     }
+    for name, bound in bounds.items():
+        title = f"text bound, {LATENT_NAMES[name]}, nats / token"
+        context.record(f"text_bound/{name}", Quantity(title, LESS, bound.nats, bound.num_tokens))
     sizes = _text_sizes(context)
     result: dict[str, Any] = {
         name: bound.to_json() | _per_size(context, bound, sizes) | _calibration(context, bound)
         for name, bound in bounds.items()
     }
-    for name, bound in bounds.items():
-        title = f"text bound, {name} latent, nats / token"
-        context.record(f"text_bound/{name}", Quantity(title, LESS, bound.nats, bound.num_tokens))
     result["gain"] = {
         name: context.record(
             f"text_gain/{name}",
             Quantity(
-                f"nats / token saved by the right latent, against {name}",
+                f"nats / token saved by the right latent, against {LATENT_NAMES[name]}",
                 MORE,
                 bounds[name].nats - bounds["right"].nats,
                 bounds["right"].num_tokens,
@@ -92,7 +93,7 @@ def _per_size(context: Context, bound: likelihood.Bound, sizes: dict[str, np.nda
         if unit not in sizes:
             found[key] = None
             continue
-        title = f"text bound, {bound.latent} latent, bits / {unit}"
+        title = f"text bound, {LATENT_NAMES[bound.latent]}, bits / {unit}"
         quantity = Quantity(title, LESS, bound.nats / math.log(2.0), sizes[unit])
         found[key] = context.record(f"{key}/{bound.latent}", quantity)
     return found
@@ -103,7 +104,7 @@ def _calibration(context: Context, bound: likelihood.Bound) -> dict[str, Any]:
     edges = {"equal_width": equal_width(), "equal_mass": equal_mass(bound.answers.arrays()[1])}
     errors, diagrams = {}, {}
     for kind, marks in edges.items():
-        title = f"calibration error, {bound.latent} latent, buckets of {kind.replace('_', ' ')}"
+        title = f"calibration error, {LATENT_NAMES[bound.latent]}, buckets of {kind.replace('_', ' ')}"
         quantity = calibration_error(bound.answers, marks, len(bound.nats), title)
         errors[kind] = context.record(f"calibration/{bound.latent}/{kind}", quantity)
         diagrams[kind] = reliability(bound.answers, marks)
@@ -141,7 +142,9 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
         text: context.record(
             f"latent_gain/{text}",
             Quantity(
-                f"nats / dimension saved by the right text, against {text}", MORE, nats[text] - nats["right"]
+                f"nats / dimension saved by the right text, against {TEXT_NAMES[text]}",
+                MORE,
+                nats[text] - nats["right"],
             ),
         )
         for text in latent_bound.TEXTS[1:]
@@ -173,7 +176,7 @@ def _choose_snr(context: Context) -> float:
 
 
 def _latent_json(context: Context, text: str, nats: np.ndarray, log_scale: float) -> dict[str, Any]:
-    quantity = Quantity(f"latent bound, {text} text, nats / dimension", LESS, nats)
+    quantity = Quantity(f"latent bound, {TEXT_NAMES[text]}, nats / dimension", LESS, nats)
     found = context.record(f"latent_bound/{text}", quantity)
     return {
         "nats_per_dimension": found["value"],

@@ -67,7 +67,7 @@ def comparison_tables(comparison: dict[str, Any]) -> list[Table]:
                 f"{min(counts):,} to {max(counts):,}" if min(counts) < max(counts) else f"{max(counts):,}"
             )
             text = f"Difference: {pair['other']} minus {pair['first']}; on {spread} shared documents, paired."
-            head = ["", pair["first"], pair["other"], "difference", INTERVAL, "p", "verdict"]
+            head = ["", "verdict", pair["first"], pair["other"], "difference", INTERVAL, "p"]
             made.append(Table(f"{where}: {pair['other']} against {pair['first']}", text, head, rows))
     return made
 
@@ -76,15 +76,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
     difference = row["difference"]
     digits = 2 if "BLEU" in row["title"] else 4
     if difference["low"] is None:
-        return [row["title"], *(["-"] * 5), row["verdict"]]
+        return [row["title"], row["verdict"], *(["-"] * 5)]
     return [
         row["title"],
+        row["verdict"],
         f"{row['first']:.{digits}f}",
         f"{row['other']:.{digits}f}",
         signed(difference["value"], digits),
         f"{signed(difference['low'], digits)} to {signed(difference['high'], digits)}",
         f"{row['p_value']:.4f}",
-        row["verdict"],
     ]
 
 

@@ -200,7 +200,7 @@ def _points(context: Context, truth: Truth, decoded: list[Decoded], length: str)
     for one in decoded:
         steps, point = one.num_sampling_steps, dict.fromkeys(SCORES)
         for name, quantity in one.quantities(truth).items():
-            title = f"{quantity.title}, {steps} steps, length {length}"
+            title = f"{quantity.title}, {steps} {'step' if steps == 1 else 'steps'}, length {length}"
             point[name] = context.record(f"decode/{length}/{steps}/{name}", replace(quantity, title=title))  # type: ignore[assignment]
         points.append({"num_sampling_steps": steps} | point)
     return points
