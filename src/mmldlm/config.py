@@ -369,9 +369,17 @@ class EvaluationConfig:
     num_decoded: int = _number(64, 0)
     """How many of them are decoded into text, which costs most of the time; 0: all."""
     num_draws: int = _number(4, 1)
-    """Draws of time and noise per document in the text bound."""
-    step_counts: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+    """Draws of time and noise per document in the text bound, and in the latent bound."""
+    step_counts: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """Numbers of sampling steps at which decoding is measured."""
+    length_groups: list[int] = field(default_factory=lambda: [16, 32, 64])
+    """Decoding is also told by length of the text: up to the first number of tokens, up to the next, and longer; []:
+    not by length."""
+    latent_snr: float = _number(100.0, 0, above=True)
+    """Largest signal-to-noise ratio of the latent bound: latents are told apart to 1/sqrt(latent_snr) of their
+    spread."""
+    num_generated: int = _number(64, 0)
+    """Pairs generated from nothing; 0: none."""
     batch_tokens: int = _number(8192, 1)
 
 
@@ -504,6 +512,10 @@ def _joint_problems(config: Config) -> list[str]:
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
+        )
+    if config.evaluation.length_groups and min(config.evaluation.length_groups) < 1:
+        found.append(
+            f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
         )
     return found
 

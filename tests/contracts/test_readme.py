@@ -21,7 +21,7 @@ SMALLER = {  # the same commands on a scale for tests
         "batch.tokens_per_step=256",
         "model.depth=1",
     ],
-    "eval": ["-n", "8", "--num-decoded", "4", "--steps", "1,2"],
+    "eval": ["-n", "8", "--num-decoded", "4", "--num-generated", "4", "--steps", "1,2"],
 }
 
 

@@ -11,8 +11,9 @@ import torch
 
 from mmldlm.config import Config, ObjectiveConfig
 from mmldlm.errors import UserError
-from mmldlm.evaluation.likelihood import Bound, gain, pack_rows, perplexity, score, text_bound, text_times
-from mmldlm.evaluation.statistics import strangers
+from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
+from mmldlm.evaluation.likelihood import Bound, pack_rows, perplexity, score, text_bound, text_times
+from mmldlm.evaluation.statistics import Estimate, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Active, Objective
 from mmldlm.types import Counts, NoisyBatch, Times
@@ -28,6 +29,11 @@ def bound_of(
     return text_bound(
         model, documents, latent=latent, num_draws=num_draws, batch_tokens=batch_tokens, seed=seed
     )
+
+
+def gain(worse: Bound, better: Bound) -> Estimate:
+    """Nats per token that `better` saves, paired."""
+    return ratio_estimate(worse.nats - better.nats, better.num_tokens.astype(np.float64), 3)
 
 
 def masked_batch(model, time: float, mask: tuple[bool, ...], kind: int) -> NoisyBatch:
@@ -93,7 +99,7 @@ def test_the_right_latent_beats_a_strangers_and_none_lies_between() -> None:
     documents, _ = draw_documents(JOINT, 600)
     model = oracle_model(JOINT)
     right, shuffled, none = (bound_of(model, documents, latent) for latent in ("right", "shuffled", "none"))
-    saved = gain(shuffled, right, seed=3)
+    saved = gain(shuffled, right)
     assert 0 < saved.low < saved.value < saved.high
     assert saved.value == pytest.approx(shuffled.per_token.value - right.per_token.value)
     assert right.per_token.value < none.per_token.value < shuffled.per_token.value
@@ -104,7 +110,7 @@ def test_a_denoiser_that_ignores_the_latent_gains_exactly_nothing() -> None:
     model = oracle_model(JOINT, blind=True)
     right, shuffled = bound_of(model, documents, "right"), bound_of(model, documents, "shuffled")
     assert np.array_equal(right.nats, shuffled.nats)
-    saved = gain(shuffled, right, seed=3)
+    saved = gain(shuffled, right)
     assert (saved.value, saved.low, saved.high, saved.standard_error) == (0.0, 0.0, 0.0, 0.0)
 
 
@@ -158,14 +164,31 @@ def test_times_are_stratified_within_and_over_documents() -> None:
 
 def test_curves_count_every_scored_token_once() -> None:
     documents, _ = draw_documents(JOINT, 300)
-    result = bound_of(oracle_model(JOINT), documents, "right").to_json()
-    for curve in ("time_curve", "confidence_curve"):
-        tokens = sum(row["num_tokens"] for row in result[curve])
-        assert tokens == pytest.approx(300 * LENGTH * 8 / 2, rel=0.05)  # half of all, as times are uniform
-    assert result["calibration_error"] < 0.05  # the oracle knows how sure it may be
+    bound = bound_of(oracle_model(JOINT), documents, "right")
+    result = bound.to_json()
+    half = 300 * LENGTH * 8 / 2  # half of all, as times are uniform
+    assert sum(row["num_tokens"] for row in result["time_curve"]) == pytest.approx(half, rel=0.05)
     assert result["bits_per_token"] == pytest.approx(result["nats_per_token"] / np.log(2))
     assert result["perplexity"] == pytest.approx(np.exp(result["nats_per_token"]))
     assert result["length_nats_per_document"] == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
+
+
+def test_the_oracle_knows_how_sure_it_may_be_and_an_overconfident_one_does_not() -> None:
+    documents, _ = draw_documents(JOINT, 600)
+    bound = bound_of(oracle_model(JOINT), documents, "right")
+    for edges in (equal_width(), equal_mass(bound.answers.arrays()[1])):
+        error = calibration_error(bound.answers, edges, len(documents.lengths), "oracle")
+        assert error.estimate(0).value < 0.04
+        rows = reliability(bound.answers, edges)
+        assert sum(row["num_tokens"] for row in rows) == len(bound.answers.arrays()[0])
+    document, confidence, correct = bound.answers.arrays()
+    boast = type(bound.answers)()
+    boast.add(document, np.ones_like(confidence), correct)
+    found = calibration_error(boast, equal_width(), len(documents.lengths), "boast").estimate(0)
+    assert found.value == pytest.approx(1.0 - correct.mean())
+    assert found.low < found.value < found.high
+    masses = [row["num_tokens"] for row in reliability(bound.answers, equal_mass(np.arange(1000) / 1000))]
+    assert sum(masses) == len(document)
 
 
 def test_strangers_are_a_permutation_without_a_fixed_point() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import asdict, replace
@@ -19,14 +20,23 @@ from mmldlm.cli.evaluate import evaluate
 from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModelConfig, ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
-from mmldlm.evaluation.run import evaluate_model
+from mmldlm.evaluation.quantities import Quantity
+from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.recipe import config_to_dict
 from tests.batches import small_config
 from tests.stores import write_store
 
-SMALL = EvaluationConfig(num_documents=12, num_decoded=5, num_draws=2, step_counts=[2, 1], batch_tokens=128)
+SMALL = EvaluationConfig(
+    num_documents=12,
+    num_decoded=5,
+    num_draws=2,
+    step_counts=[2, 1],
+    length_groups=[8, 16],
+    num_generated=6,
+    batch_tokens=128,
+)
 CPU = torch.device("cpu")
 
 
@@ -84,6 +94,9 @@ def encode(texts: list[str]) -> np.ndarray:
     return np.array([[[len(text)] + [1.0] * 7] for text in texts], dtype=np.float32)
 
 
+TOOLS = Tools(decode_text=as_words, encode=encode)
+
+
 def test_the_same_arguments_give_the_same_numbers(model: LoadedModel, store: PairStore) -> None:
     seen: list[tuple[str, int, int]] = []
     runs = [
@@ -92,8 +105,7 @@ def test_the_same_arguments_give_the_same_numbers(model: LoadedModel, store: Pai
             store,
             "validation",
             SMALL,
-            decode_text=as_words,
-            encode=encode,
+            TOOLS,
             progress=progress,
         )
         for progress in (lambda *event: seen.append(event), None)
@@ -102,30 +114,80 @@ def test_the_same_arguments_give_the_same_numbers(model: LoadedModel, store: Pai
         del result["seconds"]
     assert runs[0] == runs[1]
     parts = {part for part, _, _ in seen}
-    assert len(parts) == 6  # three bounds, two ways to decode, text to latent
+    # three text bounds, three latent bounds, two ways to decode, text to latent, two round trips, three of generation
+    assert len(parts) == 14
     assert all((part, total, total) in seen for part, _, total in seen)
 
 
 def test_the_result_is_complete_plain_json(model: LoadedModel, store: PairStore) -> None:
-    result = evaluate_model(model, store, "validation", SMALL, decode_text=as_words, encode=encode)
+    result = evaluate_model(model, store, "validation", SMALL, TOOLS)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["data"]["num_documents"] == 12
     assert result["inversion"]["num_documents"] == len(result["examples"]) == 5
     for points in (result["inversion"]["length_given"], result["inversion"]["length_modelled"]):
         assert [point["num_sampling_steps"] for point in points] == [1, 2]
         assert all(point["bleu"] is not None and point["reencoded_cosine"] is not None for point in points)
-    assert all(point["right_length"] == 1.0 for point in result["inversion"]["length_given"])
+    assert all(point["right_length"]["value"] == 1.0 for point in result["inversion"]["length_given"])
     assert result["retrieval"]["num_candidates"] == 20
+    assert result["retrieval"]["chance_at_10"] == 0.5
     assert result["notes"] == []
-    documents = result["documents"]
-    assert len(documents["id"]) == len(documents["nats"]["right"]) == len(documents["rank"]) == 12
-    total = sum(documents["nats"]["right"]) / sum(documents["num_tokens"])
-    assert total == pytest.approx(result["text_bound"]["right"]["nats_per_token"], rel=1e-4)
+    held_out = result["documents"]["held_out"]
+    assert len(held_out["id"]) == 12
+    nats = Quantity.from_json(held_out["quantities"]["text_bound/right"])
+    assert len(nats) == 12
+    assert nats.values.sum() / nats.weights.sum() == pytest.approx(
+        result["text_bound"]["right"]["nats_per_token"], rel=1e-4
+    )
+    sizes = [len(text.encode()) for text in store.split("validation").read_texts(np.arange(20))]
+    bits = Quantity.from_json(held_out["quantities"]["bits_per_byte/right"])
+    assert set(bits.weights.astype(int)) <= set(sizes)
+    assert bits.estimate(0).value == pytest.approx(nats.values.sum() / np.log(2) / bits.weights.sum())
+
+
+def test_special_tokens_are_counted_where_a_store_kept_them(model: LoadedModel, store: PairStore) -> None:
+    documents = store.split("validation").read(np.arange(20))
+    config = replace(SMALL, num_documents=0, num_decoded=2, num_generated=0)
+    tools = Tools(special_ids=frozenset({5, 9}))
+    result = evaluate_model(model, store, "validation", config, tools)
+    assert result["data"]["num_special_tokens"] == np.isin(documents.tokens, [5, 9]).sum() > 0
+    assert any("special ones" in note for note in result["notes"])
+
+
+def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairStore) -> None:
+    result = evaluate_model(model, store, "validation", replace(SMALL, num_decoded=0), TOOLS)
+    inversion = result["inversion"]
+    assert sum(group["num_documents"] for group in inversion["by_length"]) == 12
+    assert len(inversion["by_length"]) == 3
+    lengths = {group["shortest"]: group for group in inversion["by_length"]}
+    assert set(lengths) == {1, 9, 17}
+    for idx in range(2):
+        right = sum(
+            group["num_documents"] * group["length_given"][idx]["exact_match"]["value"]
+            for group in inversion["by_length"]
+        )
+        assert right / 12 == pytest.approx(inversion["length_given"][idx]["exact_match"]["value"])
+    again = result["round_trips"]["latent_text_latent"]["encoder"]
+    assert again == inversion["length_given"][-1]["reencoded_cosine"]
+    assert result["round_trips"]["text_latent_text"]["right_length"]["value"] == 1.0
+
+
+def test_generated_pairs_are_measured_beside_real_ones(model: LoadedModel, store: PairStore) -> None:
+    made = evaluate_model(model, store, "validation", SMALL, TOOLS)["generation"]
+    assert made["num_documents"] == made["num_real"] == len(made["examples"]) == 6
+    assert made["memorised"]["num_searched"] == 30
+    assert made["distance"]["latent_frechet"]["real_low"] <= made["distance"]["latent_frechet"]["real"]
+    assert -1 <= made["agreement"]["encoder"]["value"] <= 1
+    on_train = evaluate_model(model, store, "train", SMALL, TOOLS)["generation"]
+    assert on_train["memorised"]["whole"]["real"]["value"] == 1.0  # here the real ones are the training data
+    assert (
+        evaluate_model(model, store, "validation", replace(SMALL, num_generated=0), TOOLS)["generation"]
+        is None
+    )
 
 
 def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
     encoder_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(0, 1, 0)), CPU)
-    result = evaluate_model(encoder_only, store, "validation", SMALL, decode_text=None)
+    result = evaluate_model(encoder_only, store, "validation", SMALL, Tools())
     assert result["text_bound"] is None
     assert result["inversion"] is None
     assert result["retrieval"]["num_queries"] == 12
@@ -135,7 +197,7 @@ def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: P
         write_run(tmp_path / "b", store, mode_weights=ModeWeights(1, 0, 0), length="given"), CPU
     )
     decoder_only.config.corruption.condition_dropout = 0.0
-    result = evaluate_model(decoder_only, store, "validation", SMALL, decode_text=None)
+    result = evaluate_model(decoder_only, store, "validation", SMALL, Tools())
     assert result["retrieval"] is None
     assert result["inversion"]["length_modelled"] == []
     assert result["inversion"]["length_given"][0]["bleu"] is None
@@ -150,7 +212,7 @@ def test_documents_longer_than_the_model_are_left_out_and_counted(
     longest = int(np.sort(store.split("validation").lengths)[-5]) - 1
     short = replace(model)
     short.denoiser = load_model_again(model, longest)
-    result = evaluate_model(short, store, "validation", replace(SMALL, num_documents=0), decode_text=None)
+    result = evaluate_model(short, store, "validation", replace(SMALL, num_documents=0), Tools())
     left_out = int((store.split("validation").lengths > longest).sum())
     assert result["data"]["num_too_long"] == left_out > 0
     assert result["data"]["num_documents"] == 20 - left_out
@@ -184,7 +246,12 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
     assert result["report"] == str(folder / "report.html")
     assert "documents" not in result
     assert json.loads((folder / "result.json").read_text())["text_bound"] == result["text_bound"]
-    assert json.loads((folder / "documents.json").read_text())["nats"].keys() == {"right", "shuffled", "none"}
+    documents = json.loads((folder / "documents.json").read_text())
+    assert {"text_bound/right", "latent_bound/none", "t2l/cosine"} <= documents["held_out"][
+        "quantities"
+    ].keys()
+    markdown = (folder / "report.md").read_text()
+    assert f"| nats / token | {result['text_bound']['right']['nats_per_token']:.3f} |" in markdown
     names = {path.stem for path in folder.glob("*.png")}
     assert {"latent_gain", "accuracy_steps", "latent_similarity", "losses", "time_curve"} <= names
     html = (folder / "report.html").read_text()
@@ -196,7 +263,7 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
 
 def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: Path) -> None:
     text = call(run, "--out", tmp_path / "here", "-n", 6, "--steps", "3", "--no-encoder", "--split", "train")
-    for word in ("text bound", "shuffled", "retrieval@10", "report:"):
+    for word in ("Text bound", "Latent bound", "shuffled", "retrieval@10", "Round trips", "report:"):
         assert word in text
     assert (tmp_path / "here" / "report.html").is_file()
     assert json.loads((tmp_path / "here" / "result.json").read_text())["data"]["split"] == "train"
@@ -212,6 +279,12 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ((run, "--steps", "1,two"), "--steps 1,two"),
         ((run, "--steps", "0"), "--steps 0"),
         ((run, "--device", "tpu"), "allowed are auto, cpu and cuda"),
+        ((run, run), "one run at a time"),
+        ((run, "--sts", tmp_path / "no.tsv"), "no.tsv: cannot be read"),
+        ((run, "--reference-lm", tmp_path), "no causal language model"),
+        ((run, "--compare"), "two or more"),
+        ((run, run, "--compare", "--steps", "1"), "--steps: has no effect"),
+        ((tmp_path, run, "--compare"), "there is no report"),
     ]
     for words, expected in cases:
         with pytest.raises(UserError, match=expected) as caught:
@@ -229,7 +302,7 @@ def test_a_hostile_text_cannot_break_the_page(
         store,
         "validation",
         SMALL,
-        decode_text=lambda lists: ["<script>alert(1)</script> & "] * len(lists),
+        Tools(decode_text=lambda lists: ["<script>alert(1)</script> & "] * len(lists)),
     )
     result["text_bound"]["right"]["perplexity"] = float("inf")
     (tmp_path / "mine.png").write_bytes(b"not ours")
@@ -240,3 +313,30 @@ def test_a_hostile_text_cannot_break_the_page(
     assert not (tmp_path / "losses.png").exists()
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved["nonfinite"] == ["text_bound.right.perplexity"]
+
+
+def test_a_full_disk_leaves_the_report_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmldlm.evaluation import report
+
+    names = ("plot.png", "result.json", "report.html")
+    report.publish(tmp_path / "old", dict.fromkeys(names, b"old") | {"gone.png": b"old"})
+    (tmp_path / "old" / "mine.txt").write_text("not ours")
+
+    def full(path: Path, chunks: list[bytes]) -> None:
+        if path.name == "report.html":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        path.write_bytes(b"".join(chunks))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "write_file", full)
+        for folder in ("old", "new"):
+            with pytest.raises(OSError, match="No space"):
+                report.publish(tmp_path / folder, dict.fromkeys(names, b"new"), stale=["gone.png"])
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    found = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    assert found == dict.fromkeys((*names, "gone.png"), b"old") | {"mine.txt": b"not ours"}
+    report.publish(tmp_path / "old", dict.fromkeys(names, b"new"), stale=["gone.png"])
+    found = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    assert found == dict.fromkeys(names, b"new") | {"mine.txt": b"not ours"}

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mmldlm.evaluation.calibration import (
+    Answers,
+    calibration_error,
+    equal_mass,
+    equal_width,
+    reliability,
+)
 from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.examples import mark_differences
-from mmldlm.evaluation.retrieval import Retrieval, ranks
+from mmldlm.evaluation.inversion import length_groups
+from mmldlm.evaluation.quantities import Quantity, spearman
+from mmldlm.evaluation.retrieval import ranks
 from mmldlm.evaluation.statistics import choose, cosine, mean_estimate, ratio_estimate, unit
 from mmldlm.evaluation.text_scores import (
+    bleu_counts,
+    bleu_of_sums,
     bleu_signature,
     corpus_bleu,
     exact_match,
@@ -102,26 +114,84 @@ def test_retrieval_reads_candidates_in_pieces(tmp_path: Path, monkeypatch: pytes
     assert np.array_equal(ranks(queries, truth, split, positions), whole)
 
 
-def test_retrieval_in_numbers() -> None:
-    values = np.array([0.9, 0.8, 0.7, 0.6])
-    result = Retrieval(values, values - 0.5, np.array([1, 1, 5, 40]), 50).to_json(seed=0)
-    assert result["retrieval_at_1"]["value"] == 0.5
-    assert result["retrieval_at_10"]["value"] == 0.75
-    assert (result["chance_at_1"], result["chance_at_10"]) == (0.02, 0.2)
-    assert sum(result["histogram"]["own"]) == sum(result["histogram"]["strangers"]) == 4
-
-
-def test_curve_buckets_and_calibration() -> None:
+def test_curve_buckets() -> None:
     curve = Curve.empty(4)
-    curve.add(
-        np.array([0.0, 0.3, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.5, 1.0]), np.array([0, 1, 1])
-    )
-    curve.add(np.array([0.26]), np.array([4.0]), np.array([0.7]), np.array([0]))
+    curve.add(np.array([0.0, 0.3, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([0, 1, 1]))
+    curve.add(np.array([0.26]), np.array([4.0]), np.array([0]))
     rows = curve.to_json()
     assert [row["num_tokens"] for row in rows] == [1, 2, 0, 1]
     assert rows[1]["nats"] == 3.0
+    assert rows[1]["accuracy"] == 0.5
     assert rows[2]["nats"] is None
-    assert curve.calibration_error() == pytest.approx((0.5 + 0.2 + 0.0 + 0.0) / 4)
+
+
+def test_bleu_from_summed_counts_is_that_of_sacrebleu() -> None:
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(12)]
+    true = [" ".join(rng.choice(words, rng.integers(1, 15))) for _ in range(40)]
+    found = [" ".join(rng.choice(words, rng.integers(1, 15))) for _ in range(40)]
+    found[:10] = true[:10]
+    counts = bleu_counts(true, found)
+    for size in (1, 2, 5, 40):
+        rows = [rng.integers(0, 40, size) for _ in range(5)]
+        for row in rows:
+            expected = corpus_bleu([true[i] for i in row], [found[i] for i in row])
+            assert bleu_of_sums(counts[row].sum(0)[None])[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_calibration_error_by_hand() -> None:
+    answers = Answers()
+    answers.add(np.array([0, 0, 1]), np.array([0.15, 0.95, 0.92]), np.array([0.0, 1.0, 0.0]))
+    answers.add(np.array([1]), np.array([0.12]), np.array([1.0]))
+    error = calibration_error(answers, equal_width(), 2, "")
+    # buckets 0.1 to 0.2: 0.27 sure, 1 right; 0.9 to 1: 1.87 sure, 1 right
+    assert error.statistic(np.array([[0, 1]]))[0] == pytest.approx((0.73 + 0.87) / 4)
+    assert error.statistic(np.array([[0, 0]]))[0] == pytest.approx((0.15 + 0.05) / 2)
+    edges = equal_mass(np.array([0.1, 0.2, 0.3, 0.4]), 2)
+    assert edges.tolist() == [0.0, 0.25, 1.0]
+    assert equal_mass(np.full(9, 0.5), 4).tolist() == [0.0, 0.5, 1.0]
+    assert [row["num_tokens"] for row in reliability(answers, edges)] == [2, 2]
+
+
+def test_spearman_of_known_cases() -> None:
+    a = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert spearman(a, a**3) == pytest.approx(1.0)
+    assert spearman(a, -a) == pytest.approx(-1.0)
+    assert spearman(a, np.array([2.0, 1.0, 4.0, 3.0, 5.0])) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    # ties share their mean rank: ranks 1.5 1.5 3.5 3.5 against 1 2 3 4
+    assert spearman(np.array([0.0, 0.0, 1.0, 1.0]), a[:4]) == pytest.approx(4 / np.sqrt(4 * 5))
+    assert np.isnan(spearman(a, np.ones(5)))
+
+
+def test_a_quantity_survives_the_way_through_json() -> None:
+    for quantity in (
+        Quantity("a", "more", np.array([0.25, 0.5]), np.array([2, 3])),
+        Quantity("b", "less", np.array([[1.0, 2.0], [3.0, 5.0]]), kind="spearman"),
+        Quantity("c", "more", np.array([True, False])),
+    ):
+        back = Quantity.from_json(json.loads(json.dumps(quantity.to_json())))
+        rows = np.array([[0, 1], [1, 1]])
+        np.testing.assert_allclose(back.statistic(rows), quantity.statistic(rows))
+        assert (back.title, back.better, back.kind) == (quantity.title, quantity.better, quantity.kind)
+    with pytest.raises(ValueError, match="kind"):
+        Quantity.from_json(quantity.to_json() | {"kind": "guess"})
+
+
+def test_many_documents_are_resampled_one_at_a_time_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    whole = mean_estimate(values, seed=3)
+    monkeypatch.setattr("mmldlm.evaluation.statistics._MOST_KEPT", 0)
+    again = mean_estimate(values, seed=3)
+    assert (again.low, again.high) == pytest.approx((whole.low, whole.high))
+
+
+def test_length_groups_cover_every_length_once() -> None:
+    assert length_groups([16, 32, 64], 40) == [(1, 16), (17, 32), (33, 64)]
+    assert length_groups([16, 32, 64], 100) == [(1, 16), (17, 32), (33, 64), (65, 100)]
+    assert length_groups([64, 16], 10) == [(1, 16)]
+    assert length_groups([], 10) == []
 
 
 def test_differences_are_marked_by_words() -> None:

@@ -94,3 +94,73 @@ def draw_documents(joint: np.ndarray, count: int, seed: int = 0) -> tuple[Docume
     latents = np.stack([2.0 * kind - 1.0, rng.normal(size=count)], axis=1)[:, None].astype(np.float32)
     documents = Documents(TEXTS[text].reshape(-1), np.full(count, LENGTH), latents, rng.permutation(count))
     return documents, drawn
+
+
+class GaussianOracle:
+    """The exact denoiser of a world where latents are normal around a mean that the first token tells.
+
+    It says what it knows in the words of the run's prediction type.
+    """
+
+    length_head = None
+
+    def __init__(self, means: np.ndarray, deviation: float, corruption: Corruption) -> None:
+        self.means, self.deviation = torch.from_numpy(means), deviation
+        self.process = corruption.latent
+        self.shape = DataShape(VOCAB, 1, means.shape[1], MAX_LENGTH)
+
+    def __call__(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+    ) -> DenoiserOutput:
+        noisy, time = noisy_latents[:, 0].double(), latent_time.double()
+        signal, sigma = (
+            self.process.schedule.signal(time)[:, None],
+            self.process.schedule.noise(time)[:, None],
+        )
+        variance = signal**2 * self.deviation**2 + sigma**2
+        distance = ((noisy[:, None] - signal[:, None] * self.means) ** 2).sum(-1) / variance
+        belief = (-0.5 * distance).softmax(1)
+        kind = noisy_tokens.view(-1, LENGTH)[:, 0]
+        seen = torch.nn.functional.one_hot(kind.clamp(max=len(self.means) - 1), len(self.means)).double()
+        belief = torch.where((text_time == 0)[:, None], seen, belief)
+        shrink = signal * self.deviation**2 / variance
+        each = self.means + shrink[:, None] * (noisy[:, None] - signal[:, None] * self.means)
+        clean = (belief[..., None] * each).sum(1)
+        noise = (noisy - signal * clean) / sigma
+        said = clean if self.process.prediction_type == "clean" else signal * noise - sigma * clean
+        return DenoiserOutput(torch.zeros(len(noisy_tokens), VOCAB), said[:, None].float(), None)
+
+    @staticmethod
+    def token_logits(hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def gaussian_model(
+    means: np.ndarray, deviation: float, *, prediction_type: str, schedule: str
+) -> LoadedModel:
+    """The Gaussian oracle in the place of a trained network."""
+    config = CorruptionConfig(prediction_type=prediction_type, latent_schedule=schedule)
+    model = oracle_model(joint_distribution())
+    model.corruption = Corruption(config, 0, VOCAB, "uniform", 8)
+    model.config = Config(corruption=config)
+    model.denoiser = cast(Any, GaussianOracle(means, deviation, model.corruption))
+    return model
+
+
+def draw_gaussian_documents(means: np.ndarray, deviation: float, count: int, seed: int = 0) -> Documents:
+    """Documents of the Gaussian world; all kinds are equally likely."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, len(means), count)
+    latents = means[kind] + deviation * rng.normal(size=(count, means.shape[1]))
+    tokens = np.column_stack([kind, np.zeros((count, LENGTH - 1), dtype=np.int64)])
+    return Documents(
+        tokens.reshape(-1),
+        np.full(count, LENGTH),
+        latents[:, None].astype(np.float32),
+        rng.permutation(count),
+    )

@@ -1,4 +1,4 @@
-"""`mmldlm eval`: measure a trained model on held-out pairs and write a report."""
+"""`mmldlm eval`: measure a trained model on held-out pairs and write a report, or compare such reports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mmldlm.checkpoint.loaded import LoadedModel
     from mmldlm.config import EvaluationConfig
     from mmldlm.data.store import PairStore
+    from mmldlm.evaluation.run import Tools
+    from mmldlm.evaluation.tables import Table
+
+PIPE_WIDTH = 120
+"""Columns of the tables where there is no terminal."""
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or of an export.", metavar="RUN")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folder of a run, or of an export; with --compare several runs, reports or result.json.",
+            metavar="RUN",
+        ),
+    ],
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare reports that exist, each with the first.")
+    ] = False,
     data: Annotated[
         Path | None, typer.Option(help="Pair store; the one the run was trained on unless told otherwise.")
     ] = None,
@@ -30,12 +44,23 @@ def evaluate(
     num_decoded: Annotated[
         int | None, typer.Option(min=0, help="How many of them are decoded into text; 0: all.")
     ] = None,
+    num_generated: Annotated[
+        int | None, typer.Option(min=0, help="Pairs generated from nothing; 0: none.")
+    ] = None,
     steps: Annotated[
         str | None,
         typer.Option(help="Numbers of sampling steps at which decoding is measured, as 1,2,4,8,16."),
     ] = None,
+    sts: Annotated[
+        Path | None,
+        typer.Option(help="Pairs of texts with scores (.tsv, .csv, .jsonl) to correlate similarities with."),
+    ] = None,
+    reference_lm: Annotated[
+        str | None,
+        typer.Option(help="Causal language model that reads generated texts: folder or Hub name."),
+    ] = None,
     encoder: Annotated[
-        bool, typer.Option("--encoder/--no-encoder", help="Re-encode decoded texts with the store's encoder.")
+        bool, typer.Option("--encoder/--no-encoder", help="Re-encode texts with the store's encoder.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the documents and their noise.")] = 0,
     out: Annotated[
@@ -47,42 +72,73 @@ def evaluate(
         typer.Option("--json", help="Print the whole result as one JSON object, the last line of stdout."),
     ] = False,
 ) -> None:
-    """Measure a trained model: text bound with the right, a shuffled and no latent; decoding; retrieval."""
-    from dataclasses import replace
-
-    from mmldlm.checkpoint.loaded import load_model
-    from mmldlm.cli.device import device_of
+    """Measure a trained model: bounds, decoding, retrieval, generation, round trips; or compare results."""
     from mmldlm.errors import UserError
-    from mmldlm.evaluation.report import write_report
-    from mmldlm.run_folder import RunFolder
 
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a folder for the report")
+    options = {
+        "data": data,
+        "num_documents": num_documents,
+        "num_decoded": num_decoded,
+        "num_generated": num_generated,
+        "steps": steps,
+        "sts": sts,
+        "reference_lm": reference_lm,
+        "no_encoder": None if encoder else True,
+    }
+    if compare:
+        _refuse_unused({**options, "device": None if device == "auto" else device})
+        _compare(run, split, out, seed, as_json)
+        return
+    if len(run) != 1:
+        raise UserError(
+            f"{len(run)} folders are given; evaluate one run at a time, or compare with --compare"
+        )
+    common = {"split": split, "seed": seed or None, "out": out}
+    _evaluate(run[0], options, split, seed, out, device, as_json, _command(run, **options, **common))
+
+
+def _evaluate(
+    run: Path,
+    options: dict[str, Any],
+    split: str | None,
+    seed: int,
+    out: Path | None,
+    device: str,
+    as_json: bool,
+    command: str,
+) -> None:
+    from mmldlm.checkpoint.loaded import load_model
+    from mmldlm.cli.device import device_of
+    from mmldlm.evaluation.report import write_report
+    from mmldlm.evaluation.tables import make_tables
+    from mmldlm.run_folder import RunFolder
+
     model = load_model(run, device_of(device))
-    config = model.config.evaluation
-    config = replace(config, num_documents=config.num_documents if num_documents is None else num_documents)
-    config = replace(config, num_decoded=config.num_decoded if num_decoded is None else num_decoded)
-    config = replace(config, step_counts=config.step_counts if steps is None else _step_counts(steps))
+    config = _configure(model.config.evaluation, options)
     split_name = split or model.config.data.valid_split
-    store = _open_store(model, data)
-    result = _measure(model, store, split_name, config, encoder, seed)
-    result["command"] = _command(
-        run,
-        data=data,
-        split=split,
-        num_documents=num_documents,
-        num_decoded=num_decoded,
-        steps=steps,
-        no_encoder=None if encoder else True,
-        seed=seed or None,
-        out=out,
-    )
+    store = _open_store(model, options["data"])
+    result = _measure(model, store, split_name, config, options, seed) | {"command": command}
     home = RunFolder(run.parent if run.name == "export" else run)
     report = write_report(out or home.reports / split_name, result, training_log=home.training_log)
     if as_json:
-        _print_json(result | {"report": str(report)})
-    else:
-        show(result, report)
+        _print_json({key: value for key, value in result.items() if key != "documents"}, report)
+        return
+    data = result["data"]
+    about = f"{data['num_documents']} of {data['num_held_out']} documents of {data['store']}: {data['split']}"
+    show(about, make_tables(result), result["notes"], report)
+
+
+def _configure(config: EvaluationConfig, options: dict[str, Any]) -> EvaluationConfig:
+    """The run's settings, with those of the command line."""
+    from dataclasses import replace
+
+    names = ("num_documents", "num_decoded", "num_generated")
+    told = {name: options[name] for name in names if options[name] is not None}
+    if options["steps"] is not None:
+        told["step_counts"] = _step_counts(options["steps"])
+    return replace(config, **told)
 
 
 def _measure(
@@ -90,28 +146,72 @@ def _measure(
     store: PairStore,
     split: str,
     config: EvaluationConfig,
-    use_encoder: bool,
+    options: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
     """The whole evaluation under progress bars."""
-    from mmldlm.data.tokenizer import Tokenizer
     from mmldlm.evaluation.run import evaluate_model
     from mmldlm.evaluation.selection import check_fingerprint
 
     check_fingerprint(model, store)  # before the encoder is loaded, which takes a while
     store.split(split)
-    folder = store.tokenizer_path()
     with EvaluationProgress() as progress:
-        return evaluate_model(
-            model,
-            store,
-            split,
-            config,
-            decode_text=Tokenizer.load(folder).decode_batch if folder else None,
-            encode=_encoder(model, progress) if use_encoder and folder else None,
-            seed=seed,
-            progress=progress.update,
-        )
+        tools = _tools(model, store, options, progress)
+        return evaluate_model(model, store, split, config, tools, seed=seed, progress=progress.update)
+
+
+def _tools(
+    model: LoadedModel, store: PairStore, options: dict[str, Any], progress: EvaluationProgress
+) -> Tools:
+    """Tokenizer, encoder and whatever else was asked for; the quick ones first, so that mistakes show at once."""
+    from mmldlm.data.tokenizer import Tokenizer
+    from mmldlm.evaluation.reference_lm import ReferenceLM
+    from mmldlm.evaluation.run import Tools
+    from mmldlm.evaluation.similarity import read_scored_pairs
+
+    pairs = read_scored_pairs(options["sts"]) if options["sts"] else None
+    name = options["reference_lm"]
+    reference = ReferenceLM.load(name, model.device) if name else None
+    folder = store.tokenizer_path()
+    if folder is None:
+        return Tools(reference_lm=reference, scored_pairs=pairs)
+    tokenizer = Tokenizer.load(folder)
+    encode = None if options["no_encoder"] else _encoder(model, progress)
+    return Tools(
+        decode_text=tokenizer.decode_batch,
+        tokenize=tokenizer.encode_batch,
+        encode=encode,
+        reference_lm=reference,
+        special_ids=frozenset(tokenizer.special_ids()),
+        scored_pairs=pairs,
+    )
+
+
+def _compare(runs: list[Path], split: str | None, out: Path | None, seed: int, as_json: bool) -> None:
+    from mmldlm.errors import UserError
+    from mmldlm.evaluation.compare import compare, load_evaluated
+    from mmldlm.evaluation.compare_report import comparison_tables, write_comparison
+
+    if len(runs) < 2:
+        raise UserError("--compare: give two or more runs, reports or result.json")
+    results = [load_evaluated(path, split) for path in runs]
+    comparison = compare(results, seed)
+    comparison["command"] = _command(runs, compare=True, split=split, seed=seed or None, out=out)
+    names = "-".join(one.result["model"]["name"] for one in results)
+    page = write_comparison(out or results[0].folder.parent / f"compare-{names}", comparison)
+    if as_json:
+        _print_json(comparison, page)
+        return
+    about = " against ".join(reversed([one["label"] for one in comparison["results"]]))
+    show(about, comparison_tables(comparison), comparison["notes"], page)
+
+
+def _refuse_unused(options: dict[str, Any]) -> None:
+    from mmldlm.errors import UserError
+
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(f"--{name.replace('_', '-')}: has no effect with --compare; leave it out")
 
 
 def _step_counts(words: str) -> list[int]:
@@ -156,11 +256,11 @@ def _encoder(model: LoadedModel, progress: EvaluationProgress) -> Callable[[list
     return encode
 
 
-def _command(run: Path, **options: object) -> str:
+def _command(runs: list[Path], **options: object) -> str:
     """The command line that gives this result again; options left at None are not mentioned."""
     import shlex
 
-    words = ["mmldlm", "eval", str(run)]
+    words = ["mmldlm", "eval", *map(str, runs)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag] if value is True else [] if value is None else [flag, str(value)]
@@ -200,86 +300,29 @@ class EvaluationProgress:
         self._bars.update(self._tasks[part], completed=done, total=total)
 
 
-def _print_json(result: dict[str, Any]) -> None:
+def _print_json(result: dict[str, Any], report: Path) -> None:
     from mmldlm.json_lines import encode
 
-    line = encode({key: value for key, value in result.items() if key != "documents"})
-    typer.echo(line.decode("utf-8").rstrip("\n"))
+    typer.echo(encode(result | {"report": str(report)}).decode("utf-8").rstrip("\n"))
 
 
-def show(result: dict[str, Any], report: Path) -> None:
+def show(about: str, tables: Sequence[Table], notes: Sequence[str], report: Path) -> None:
     """The numbers as tables for people."""
     from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
     console = Console()
-    data = result["data"]
-    console.print(
-        f"{data['num_documents']} of {data['num_held_out']} documents of {data['store']}: {data['split']}",
-        highlight=False,
-        markup=False,
-    )
-    for part in (_bound_table(result), _inversion_table(result), _retrieval_table(result)):
-        if part is not None:
-            console.print(part)
-    for note in result["notes"]:
-        console.print(f"note: {note}", highlight=False, markup=False)
-    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for idx, column in enumerate(columns):
-        table.add_column(column, justify="left" if idx == 0 else "right")
-    return table
-
-
-def _bound_table(result: dict[str, Any]) -> Any:
-    bound = result["text_bound"]
-    if not bound:
-        return None
-    table = _table("text bound", "latent", "nats/token", "95 % interval", "perplexity", "more than right")
-    for kind in ("right", "shuffled", "none"):
-        row, gain = bound[kind], bound["gain"].get(kind)
-        table.add_row(
-            kind,
-            f"{row['nats_per_token']:.3f}",
-            "{:.3f}, {:.3f}".format(*row["interval"]),
-            f"{row['perplexity']:.1f}",
-            "" if gain is None else f"{gain['value']:+.3f} ({gain['low']:+.3f}, {gain['high']:+.3f})",
-        )
-    return table
-
-
-def _inversion_table(result: dict[str, Any]) -> Any:
-    inversion = result["inversion"]
-    if not inversion:
-        return None
-    title = f"latent to text, {inversion['num_documents']} documents"
-    table = _table(title, "length", "steps", "tokens right", "exact", "BLEU", "re-encoded cosine")
-    for length, points in (("given", inversion["length_given"]), ("modelled", inversion["length_modelled"])):
-        for point in points:
-            cosine = point["reencoded_cosine"]
-            table.add_row(
-                length,
-                str(point["num_sampling_steps"]),
-                f"{100 * point['token_accuracy']['value']:.1f} %",
-                f"{100 * point['exact_match']['value']:.1f} %",
-                "-" if point["bleu"] is None else f"{point['bleu']:.1f}",
-                "-" if cosine is None else f"{cosine['value']:.3f}",
-            )
-    return table
-
-
-def _retrieval_table(result: dict[str, Any]) -> Any:
-    retrieval = result["retrieval"]
-    if not retrieval:
-        return None
-    table = _table(f"text to latent, among {retrieval['num_candidates']}", "what", "value", "chance")
-    own, strange = retrieval["cosine"]["value"], retrieval["stranger_cosine"]["value"]
-    table.add_row("cosine to the encoder's latent", f"{own:.3f}", f"{strange:.3f}")
-    for depth in (1, 10):
-        found, chance = retrieval[f"retrieval_at_{depth}"]["value"], retrieval[f"chance_at_{depth}"]
-        table.add_row(f"retrieval@{depth}", f"{100 * found:.1f} %", f"{100 * chance:.2f} %")
-    return table
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    console.print(Text(about))
+    for table in tables:
+        shown = RichTable(title=Text(table.title), title_justify="left")
+        for idx, column in enumerate(table.head):
+            shown.add_column(Text(column), justify="left" if idx == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*map(Text, row))
+        console.print(shown)
+    for note in notes:
+        console.print(Text(f"note: {note}"))
+    console.print(Text(f"report: {report}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Scored tokens gathered into equal buckets of (0, 1): over time, or over confidence.
+"""Scored tokens gathered into equal buckets of time.
 
 Shapes: B buckets, R tokens.
 """
@@ -18,33 +18,27 @@ class Curve:
     tokens: np.ndarray
     """(B,) number of scored tokens."""
     nats: np.ndarray
-    confidence: np.ndarray
     correct: np.ndarray
 
     @classmethod
     def empty(cls, num_buckets: int) -> Self:
         """No tokens yet."""
-        return cls(*(np.zeros(num_buckets) for _ in range(4)))
+        return cls(*(np.zeros(num_buckets) for _ in range(3)))
 
-    def add(self, place: np.ndarray, nats: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> None:
+    def add(self, place: np.ndarray, nats: np.ndarray, correct: np.ndarray) -> None:
         """Add tokens (R,) whose place in [0, 1] says the bucket."""
         size = len(self.tokens)
         bucket = np.minimum((place * size).astype(np.int64), size - 1)
         self.tokens += np.bincount(bucket, minlength=size)
         self.nats += np.bincount(bucket, nats, size)
-        self.confidence += np.bincount(bucket, confidence, size)
         self.correct += np.bincount(bucket, correct, size)
-
-    def calibration_error(self) -> float:
-        """Mean distance between confidence and accuracy over buckets, each weighted by its tokens."""
-        return float(np.abs(self.confidence - self.correct).sum() / max(self.tokens.sum(), 1.0))
 
     def to_json(self) -> list[dict[str, float | int | None]]:
         """One entry per bucket; means are null where there is no token."""
         size = len(self.tokens)
         rows: list[dict[str, float | int | None]] = []
         for idx, count in enumerate(self.tokens):
-            sums = {"nats": self.nats[idx], "confidence": self.confidence[idx], "accuracy": self.correct[idx]}
+            sums = {"nats": self.nats[idx], "accuracy": self.correct[idx]}
             means = {name: float(value / count) if count else None for name, value in sums.items()}
             rows.append({"low": idx / size, "high": (idx + 1) / size, "num_tokens": int(count), **means})
         return rows

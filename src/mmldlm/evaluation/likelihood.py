@@ -25,6 +25,7 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.text import TextProcess
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
+from mmldlm.evaluation.calibration import Answers
 from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
@@ -56,8 +57,8 @@ class Bound:
     """Nats per token, all documents together."""
     time_curve: Curve
     """Masked tokens by the text_time they were masked at."""
-    confidence_curve: Curve
-    """Masked tokens by the probability of the most probable token."""
+    answers: Answers
+    """The most probable token of every masked one: how sure, and whether right."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without those of single documents."""
@@ -76,8 +77,6 @@ class Bound:
             "num_tokens": tokens,
             "num_draws": self.num_draws,
             "time_curve": self.time_curve.to_json(),
-            "confidence_curve": self.confidence_curve.to_json(),
-            "calibration_error": self.confidence_curve.calibration_error(),
         }
 
 
@@ -120,7 +119,7 @@ def text_bound(
     """The bound with the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise)."""
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
-    by_time, by_confidence = Curve.empty(NUM_BUCKETS), Curve.empty(NUM_BUCKETS)
+    by_time, answers = Curve.empty(NUM_BUCKETS), Answers()
     corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
     plan = _Plan(model, documents, latent, num_draws, seed)
     for done, rows in plan.packs(batch_tokens):
@@ -131,9 +130,10 @@ def text_bound(
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
         # a choice by what the model sees: among tokens known to be wrong, it could not be as right as it is sure
-        values = [x[scores.masked] for x in (scores.nats, scores.confidence, scores.correct)]
-        by_time.add(plan.text_time[rows][scores.document[scores.masked]], *values)
-        by_confidence.add(values[1], *values)
+        seen = scores.masked
+        document, correct = scores.document[seen], scores.correct[seen]
+        by_time.add(plan.text_time[rows][document], scores.nats[seen], correct)
+        answers.add(plan.owner[rows][document], scores.confidence[seen], correct)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     modelled = trained_parts(model).length
@@ -145,13 +145,8 @@ def text_bound(
         num_draws=num_draws,
         per_token=ratio_estimate(sums / num_draws, documents.lengths.astype(np.float64), seed),
         time_curve=by_time,
-        confidence_curve=by_confidence,
+        answers=answers,
     )
-
-
-def gain(worse: Bound, better: Bound, seed: int) -> Estimate:
-    """Nats per token that `better` saves; both have the same documents, times and masks, so noise cancels."""
-    return ratio_estimate(worse.nats - better.nats, better.num_tokens.astype(np.float64), seed)
 
 
 def perplexity(nats_per_token: float) -> float:

@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.evaluation.figure import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
+from mmldlm.evaluation.tables import LATENT_NAMES, TEXT_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LATENT_COLORS = {"right": BLUE, "shuffled": ORANGE, "none": GREY}
-LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
+_KIND_COLORS = (BLUE, ORANGE, GREEN, GREY)
 NAMES = (
     "latent_gain",
     "time_curve",
     "confidence",
+    "latent_bound",
     "accuracy_steps",
+    "accuracy_length",
     "reencoded_cosine",
     "latent_similarity",
+    "generation",
     "losses",
     "training_accuracy",
 )
@@ -27,8 +31,9 @@ NAMES = (
 
 def draw_pictures(result: dict[str, Any], log: Sequence[dict[str, Any]]) -> list[Picture]:
     """Every picture that the result and the training log have something for."""
-    made: list[Picture | None] = [_latent_gain(result), _time_curve(result), _confidence(result)]
-    made += [_accuracy(result), _reencoded(result), _similarity(result), _losses(log), _accuracy_log(log)]
+    makers = (_latent_gain, _time_curve, _confidence, _latent_bound, _accuracy, _by_length, _reencoded)
+    made = [make(result) for make in (*makers, _similarity, _generation)]
+    made += [_losses(log), _accuracy_log(log)]
     return [picture for picture in made if picture is not None]
 
 
@@ -96,12 +101,16 @@ def _confidence(result: dict[str, Any]) -> Picture | None:
         axes.plot(
             [0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="as sure as it should be"
         )
-        rows = [row for row in bound["right"]["confidence_curve"] if row["num_tokens"]]
-        most = max(row["num_tokens"] for row in rows)
-        sizes = [12 + 120 * row["num_tokens"] / most for row in rows]
-        x, y = [row["confidence"] for row in rows], [row["accuracy"] for row in rows]
-        axes.plot(x, y, color=BLUE, linewidth=1.2)
-        axes.scatter(x, y, s=sizes, color=BLUE, label="right latent (area: number of tokens)", zorder=3)
+        for kind, color, name in (
+            ("equal_width", BLUE, "buckets of equal width (area: tokens)"),
+            ("equal_mass", ORANGE, "buckets of equal mass"),
+        ):
+            rows = [row for row in bound["right"]["reliability"][kind] if row["num_tokens"]]
+            most = max(row["num_tokens"] for row in rows) if rows else 1
+            sizes = [12 + (120 if kind == "equal_width" else 12) * row["num_tokens"] / most for row in rows]
+            x, y = [row["confidence"] for row in rows], [row["accuracy"] for row in rows]
+            axes.plot(x, y, color=color, linewidth=1.2)
+            axes.scatter(x, y, s=sizes, color=color, label=name, zorder=3, alpha=0.85)
         axes.set_xlabel("probability of the most probable token")
         axes.set_ylabel("share that is right")
         axes.set_xlim(0, 1)
@@ -109,8 +118,88 @@ def _confidence(result: dict[str, Any]) -> Picture | None:
         axes.legend(loc="upper left")
 
     error = bound["right"]["calibration_error"]
-    caption = f"Whether the model knows how sure it may be; mean distance from the diagonal {error:.3f}."
+    caption = (
+        "Whether the model, given the right latent, knows how sure it may be; mean distance from the diagonal "
+        f"{error['equal_width']['value']:.3f} (equal width), {error['equal_mass']['value']:.3f} (equal mass)."
+    )
     return make_picture("confidence", "Calibration of confidence", caption, draw)
+
+
+def _latent_bound(result: dict[str, Any]) -> Picture | None:
+    bound = result.get("latent_bound")
+    if not bound:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for kind, name in TEXT_NAMES.items():
+            rows = [row for row in bound[kind]["snr_curve"] if row["squared_error"] is not None]
+            x = [((1 + row["low"]) * (1 + row["high"])) ** 0.5 - 1 for row in rows]
+            y = [row["squared_error"] * (1 + place) for row, place in zip(rows, x, strict=True)]
+            axes.plot(x, y, marker="o", markersize=3.5, color=LATENT_COLORS[kind], label=name)
+        axes.axhline(1.0, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="standard normal")
+        axes.set_xscale("log")
+        axes.set_xlabel("signal-to-noise ratio of the latent (left: nothing is left of it)")
+        axes.set_ylabel("squared error x (1 + ratio)")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+
+    values = ", ".join(f"{name} {bound[kind]['nats_per_dimension']:.3f}" for kind, name in TEXT_NAMES.items())
+    caption = (
+        "How well the clean latent is told from a noisy one; half the area under a curve, over log(1 + ratio), is what "
+        f"the latent bound adds to its reconstruction. Nats per dimension: {values}."
+    )
+    return make_picture("latent_bound", "What the text tells of the latent", caption, draw)
+
+
+def _by_length(result: dict[str, Any]) -> Picture | None:
+    inversion = result.get("inversion")
+    groups = [group for group in inversion["by_length"] if group["length_given"]] if inversion else []
+    if len(groups) < 2:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for idx, group in enumerate(groups):
+            name = f"{group['shortest']} to {group['longest']} tokens ({group['num_documents']})"
+            color = _KIND_COLORS[idx % len(_KIND_COLORS)]
+            _step_curve(axes, group["length_given"], "token_accuracy", color, name, scale=100)
+        _step_axis(axes, groups[0]["length_given"])
+        axes.set_ylabel("tokens right at their position, %")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="best", fontsize=8)
+
+    caption = "The same documents by the number of their tokens, true length given. In brackets: documents."
+    return make_picture("accuracy_length", "Accuracy by length of the text", caption, draw)
+
+
+def _generation(result: dict[str, Any]) -> Picture | None:
+    made = result.get("generation")
+    if not made:
+        return None
+    names = {f"distinct_{n}": f"distinct-{n}" for n in (1, 2, 3)}
+    names |= {f"repeated_{n}": f"repeated\n{n}-grams" for n in (1, 2, 4)}
+
+    def draw(axes: Axes) -> None:
+        for shift, whose, color, name in (
+            (-0.2, "generated", BLUE, "generated"),
+            (0.2, "real", GREY, "held-out"),
+        ):
+            points = [made["diversity"][key][whose] for key in names]
+            shown = [(idx + shift, point) for idx, point in enumerate(points) if point["value"] is not None]
+            x, y = [place for place, _ in shown], [100 * point["value"] for _, point in shown]
+            low = [100 * (p["value"] - p["low"]) if p["low"] is not None else 0.0 for _, p in shown]
+            high = [100 * (p["high"] - p["value"]) if p["high"] is not None else 0.0 for _, p in shown]
+            axes.bar(x, y, 0.38, yerr=[low, high], color=color, ecolor=INK, capsize=2, label=name)
+        axes.set_xticks(range(len(names)), list(names.values()), fontsize=8)
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel("%")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+
+    caption = (
+        "Different n-grams among all, and n-grams that repeat one of the same text; generated texts and as many "
+        "held-out ones."
+    )
+    return make_picture("generation", "Variety of generated texts", caption, draw)
 
 
 def _accuracy(result: dict[str, Any]) -> Picture | None:

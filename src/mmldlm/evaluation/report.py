@@ -2,42 +2,71 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-from mmldlm.durable import replace_file
+from mmldlm.durable import flush_folder, volatile, write_file
 from mmldlm.evaluation import report_sections as sections
 from mmldlm.evaluation.figure import Picture
 from mmldlm.evaluation.plots import NAMES, draw_pictures
-from mmldlm.evaluation.report_style import STYLE
+from mmldlm.evaluation.tables import make_tables, to_markdown
 from mmldlm.json_lines import encode
 from mmldlm.metrics import read_log
 
-REPORT, RESULT, DOCUMENTS = "report.html", "result.json", "documents.json"
+REPORT, MARKDOWN, RESULT, DOCUMENTS = "report.html", "report.md", "result.json", "documents.json"
 
 
 def write_report(folder: Path, result: dict[str, Any], *, training_log: Path | None) -> Path:
-    """Write report.html, result.json, documents.json (values of single documents) and the plots.
+    """Write report.html, report.md, result.json, documents.json (values of single documents) and the plots.
 
-    Each file is replaced as a whole; plots of an older report that this one lacks are removed.
+    Plots of an older report that this one lacks are removed.
     """
     log = list(read_log(training_log)) if training_log is not None else []
     plain = json.loads(encode(result))
-    documents = plain.pop("documents", None)
+    documents = json_bytes(plain.pop("documents", {}), indent=None)
+    plain["documents_sha256"] = hashlib.sha256(documents).hexdigest()
     pictures = draw_pictures(plain, log)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = {picture.name: picture.png for picture in pictures}
-    for name in NAMES:
-        if name in drawn:
-            replace_file(folder / f"{name}.png", drawn[name])
-        else:
-            (folder / f"{name}.png").unlink(missing_ok=True)
-    _write_json(folder / RESULT, plain)
-    if documents is not None:
-        _write_json(folder / DOCUMENTS, documents, indent=None)
-    replace_file(folder / REPORT, page(plain, pictures).encode("utf-8"))
+    files = {f"{picture.name}.png": picture.png for picture in pictures}
+    files |= {
+        DOCUMENTS: documents,
+        RESULT: json_bytes(plain),
+        MARKDOWN: markdown(plain).encode("utf-8", "replace"),
+    }
+    files[REPORT] = page(plain, pictures).encode("utf-8", "replace")
+    publish(folder, files, stale=[f"{name}.png" for name in NAMES])
     return folder / REPORT
+
+
+def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = None) -> None:
+    """Put files into a folder all together: written aside first, so that a full disk leaves what was there.
+
+    A new folder appears whole. In one that exists already each file is renamed into its place, in the given order, and
+    those of `stale` that are not among them go; files of others are left alone.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    exists = folder.is_dir()
+    staged = volatile(folder if exists else folder.parent, "staging", folder.name)
+    try:
+        staged.mkdir()
+        for name, content in files.items():
+            write_file(staged / name, [content])
+        flush_folder(staged)
+        if not exists:
+            os.rename(staged, folder)
+        else:
+            for name in files:
+                os.replace(staged / name, folder / name)
+            staged.rmdir()
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    for name in set(stale or []) - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    flush_folder(folder if exists else folder.parent)
 
 
 def page(result: dict[str, Any], pictures: list[Picture]) -> str:
@@ -46,22 +75,32 @@ def page(result: dict[str, Any], pictures: list[Picture]) -> str:
         sections.headline(result),
         sections.notes(result["notes"]),
         sections.plots(pictures),
-        sections.bound_table(result["text_bound"]),
-        sections.inversion_table(result["inversion"]),
-        sections.retrieval_table(result["retrieval"]),
+        sections.tables(make_tables(result)),
         sections.examples(result["examples"]),
+        sections.generated(result["generation"]),
         sections.settings(result),
     ]
-    title = f"Evaluation of {sections.escape(result['model']['name'])}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</main></body></html>\n"
-    )
+    return sections.whole_page(f"Evaluation of {result['model']['name']}", body)
 
 
-def _write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+def markdown(result: dict[str, Any]) -> str:
+    """The tables for a README, an issue or a paper's appendix."""
+    model, data = result["model"], result["data"]
+    step = "" if model["step"] is None else f" after {model['step']:,} steps"
+    parts = [
+        f"# Evaluation of {model['name']}\n",
+        f"{model['num_parameters'] / 1e6:.1f} M parameters{step}; {data['num_documents']:,} of "
+        f"{data['num_held_out']:,} documents of the split {data['split']}. Intervals: 95 %, "
+        f"{result['settings']['num_resamples']:,} bootstrap resamples of documents.\n",
+        "".join(f"- {note}\n" for note in result["notes"]),
+        *(to_markdown(table) for table in make_tables(result)),
+    ]
+    if command := result.get("command"):
+        parts.append(f"```bash\n{command}\n```\n")
+    return "\n".join(part for part in parts if part)
+
+
+def json_bytes(value: Any, indent: int | None = 2) -> bytes:
+    """Strict JSON for people (indented) or machines."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-    replace_file(path, text.encode("utf-8", "replace"))
+    return text.encode("utf-8", "replace")

@@ -8,9 +8,8 @@ from typing import Any
 
 from mmldlm.evaluation.examples import mark_differences
 from mmldlm.evaluation.figure import Picture
-from mmldlm.evaluation.plots import LATENT_NAMES
-
-Cells = Sequence[str]
+from mmldlm.evaluation.report_style import STYLE
+from mmldlm.evaluation.tables import Table, number, percent, signed
 
 
 def headline(result: dict[str, Any]) -> str:
@@ -25,7 +24,7 @@ def headline(result: dict[str, Any]) -> str:
         f"({data['num_tokens']:,} tokens), measured in {seconds:.0f} s.</p>"
     )
     cards = [*_bound_cards(result["text_bound"]), *_inversion_cards(result["inversion"])]
-    cards += _retrieval_cards(result["retrieval"])
+    cards += [*_retrieval_cards(result["retrieval"]), *_generation_cards(result["generation"])]
     return intro + f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -37,7 +36,7 @@ def _bound_cards(bound: dict[str, Any] | None) -> list[str]:
     if not bound:
         return []
     right, gain = bound["right"], bound["gain"]["shuffled"]
-    interval = f"95 % interval {_signed(gain['low'])} to {_signed(gain['high'])}"
+    interval = f"95 % interval {signed(gain['low'])} to {signed(gain['high'])}"
     return [
         _card(
             number(right["perplexity"]),
@@ -45,7 +44,7 @@ def _bound_cards(bound: dict[str, Any] | None) -> list[str]:
             f"{right['nats_per_token']:.3f} nats per token",
         ),
         _card(
-            _signed(gain["value"]),
+            signed(gain["value"]),
             "nats per token saved by the right latent, against a shuffled one",
             interval,
         ),
@@ -56,10 +55,10 @@ def _inversion_cards(inversion: dict[str, Any] | None) -> list[str]:
     if not inversion:
         return []
     most = inversion["length_given"][-1]
-    bleu = "" if most["bleu"] is None else f"BLEU {most['bleu']:.1f}, "
+    bleu = "" if most["bleu"] is None else f"BLEU {most['bleu']['value']:.1f}, "
     detail = f"{bleu}{most['num_sampling_steps']} steps, true length given"
     cards = [
-        _card(_percent(most["token_accuracy"]["value"]), "of tokens right, decoded from the latent", detail)
+        _card(percent(most["token_accuracy"]["value"]), "of tokens right, decoded from the latent", detail)
     ]
     if most["reencoded_cosine"]:
         reference = inversion["cosine_reference"]["strangers"]
@@ -75,13 +74,29 @@ def _inversion_cards(inversion: dict[str, Any] | None) -> list[str]:
 def _retrieval_cards(retrieval: dict[str, Any] | None) -> list[str]:
     if not retrieval:
         return []
-    detail = f"chance {_percent(retrieval['chance_at_1'], 2)} of {retrieval['num_candidates']:,}"
+    detail = f"chance {percent(retrieval['chance_at_1'], 2)} of {retrieval['num_candidates']:,}"
     strangers = f"to unrelated ones {retrieval['stranger_cosine']['value']:.3f}"
     return [
-        _card(_percent(retrieval["retrieval_at_1"]["value"]), "of texts find their own latent first", detail),
+        _card(percent(retrieval["retrieval_at_1"]["value"]), "of texts find their own latent first", detail),
         _card(
             f"{retrieval['cosine']['value']:.3f}", "cosine of text to latent, against the encoder", strangers
         ),
+    ]
+
+
+def _generation_cards(made: dict[str, Any] | None) -> list[str]:
+    if not made:
+        return []
+    agreement = made["agreement"]
+    who = "encoder" if agreement["encoder"] else "own"
+    by = "the encoder" if who == "encoder" else "the model itself"
+    unrelated = f"unrelated ones {agreement[f'{who}_strangers']:.3f}"
+    return [
+        _card(
+            f"{agreement[who]['value']:.3f}",
+            f"cosine of generated latents and their texts, by {by}",
+            unrelated,
+        )
     ]
 
 
@@ -99,99 +114,12 @@ def plots(pictures: Sequence[Picture]) -> str:
     return f'<h2>Pictures</h2><div class="plots">{"".join(figures)}</div>' if figures else ""
 
 
-def bound_table(bound: dict[str, Any] | None) -> str:
-    """Cost of the text under each latent."""
-    if not bound:
-        return ""
-    rows = [_bound_row(LATENT_NAMES[kind], bound[kind], bound["gain"].get(kind)) for kind in LATENT_NAMES]
-    head = [
-        "",
-        "nats / token",
-        "95 % interval",
-        "bits / token",
-        "perplexity",
-        "more than right",
-        "length, nats / document",
-    ]
-    return "<h2>What the latent buys</h2>" + table(head, rows)
-
-
-def _bound_row(name: str, values: dict[str, Any], gain: dict[str, float] | None) -> list[str]:
-    length = values["length_nats_per_document"]
-    return [
-        name,
-        f"{values['nats_per_token']:.3f}",
-        "{:.3f} to {:.3f}".format(*values["interval"]),
-        f"{values['bits_per_token']:.3f}",
-        number(values["perplexity"]),
-        ""
-        if gain is None
-        else f"{_signed(gain['value'])} ({_signed(gain['low'])} to {_signed(gain['high'])})",
-        "given" if length is None else f"{length:.2f}",
-    ]
-
-
-def inversion_table(inversion: dict[str, Any] | None) -> str:
-    """Decoding, for each number of sampling steps."""
-    if not inversion:
-        return ""
-    rows = [_inversion_row("true length", point) for point in inversion["length_given"]]
-    rows += [_inversion_row("modelled", point) for point in inversion["length_modelled"]]
-    head = [
-        "length",
-        "steps",
-        "tokens right",
-        "token F1",
-        "exact",
-        "BLEU",
-        "re-encoded cosine",
-        "length right",
-    ]
-    sampling = ", ".join(f"{key}={value}" for key, value in inversion["sampling"].items())
-    about = f"{inversion['num_documents']:,} documents, always from fully masked text; {escape(sampling)}."
-    if inversion["bleu_signature"]:
-        about += f" BLEU: <code>{escape(inversion['bleu_signature'])}</code>."
-    return f'<h2>Latent to text</h2><p class="soft">{about}</p>' + table(head, rows)
-
-
-def _inversion_row(length: str, point: dict[str, Any]) -> list[str]:
-    cosine = point["reencoded_cosine"]
-    return [
-        length,
-        str(point["num_sampling_steps"]),
-        _percent(point["token_accuracy"]["value"]),
-        _percent(point["token_f1"]["value"]),
-        _percent(point["exact_match"]["value"]),
-        "" if point["bleu"] is None else f"{point['bleu']:.1f}",
-        "" if cosine is None else f"{cosine['value']:.3f}",
-        _percent(point["right_length"]),
-    ]
-
-
-def retrieval_table(retrieval: dict[str, Any] | None) -> str:
-    """Text to latent, against the encoder."""
-    if not retrieval:
-        return ""
-    rows = [
-        ["cosine to its own latent", *_estimate(retrieval["cosine"]), ""],
-        ["cosine to another's latent", *_estimate(retrieval["stranger_cosine"]), ""],
-    ]
-    for depth in (1, 10):
-        shown = _estimate(retrieval[f"retrieval_at_{depth}"], percent=True)
-        rows.append(
-            [f"own latent among the first {depth}", *shown, _percent(retrieval[f"chance_at_{depth}"], 2)]
-        )
-    about = (
-        f"{retrieval['num_queries']:,} texts, each sought among all {retrieval['num_candidates']:,} latents."
+def tables(made: Sequence[Table]) -> str:
+    """All tables, each with what its numbers mean."""
+    return "".join(
+        f'<h2>{escape(one.title)}</h2><p class="soft">{escape(one.about)}</p>{table(one.head, one.rows)}'
+        for one in made
     )
-    return f'<h2>Text to latent</h2><p class="soft">{about}</p>' + table(
-        ["", "value", "95 % interval", "chance"], rows
-    )
-
-
-def _estimate(value: dict[str, float], percent: bool = False) -> list[str]:
-    show = _percent if percent else "{:.3f}".format
-    return [show(value["value"]), f"{show(value['low'])} to {show(value['high'])}"]
 
 
 def examples(pairs: Sequence[dict[str, Any]]) -> str:
@@ -209,13 +137,21 @@ def _example(pair: dict[str, Any]) -> str:
     columns = [f"<div><h4>true text</h4><p>{escape(pair['true'])}</p></div>"]
     for name, decoded in pair["decoded"].items():
         cosine = decoded["reencoded_cosine"]
-        scores = _percent(decoded["token_accuracy"], 0) + ("" if cosine is None else f", cosine {cosine:.2f}")
+        scores = percent(decoded["token_accuracy"], 0) + ("" if cosine is None else f", cosine {cosine:.2f}")
         text = " ".join(
             escape(piece) if same else f"<mark>{escape(piece)}</mark>"
             for piece, same in mark_differences(pair["true"], decoded["text"])
         )
         columns.append(f"<div><h4>{escape(name)} · {scores}</h4><p>{text}</p></div>")
     return "".join(columns)
+
+
+def generated(made: dict[str, Any] | None) -> str:
+    """Texts from nothing, the first ones."""
+    if not made or not made["examples"]:
+        return ""
+    lines = "".join(f'<div class="example"><p>{escape(text)}</p></div>' for text in made["examples"])
+    return f'<h2>Generated texts</h2><p class="soft">The first ones, not the best.</p>{lines}'
 
 
 def settings(result: dict[str, Any]) -> str:
@@ -236,29 +172,25 @@ def settings(result: dict[str, Any]) -> str:
     return shown
 
 
-def table(head: Cells, rows: Sequence[Cells]) -> str:
-    """A table that scrolls sideways where the screen is narrow; the cells are HTML."""
-    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls sideways where the screen is narrow."""
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
-def number(value: float | None) -> str:
-    """A number that may be large; null is one that was not finite."""
-    if value is None:
-        return "∞"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+def whole_page(title: str, body: Sequence[str]) -> str:
+    """A page that needs nothing else."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</main></body></html>\n"
+    )
 
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={_flat(item)}" for key, item in value.items())
     return ", ".join(map(_flat, value)) if isinstance(value, list) else str(value)
-
-
-def _percent(value: float, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")

@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.store import Split
 from mmldlm.errors import UserError
-from mmldlm.evaluation.selection import Selection
-from mmldlm.evaluation.statistics import ENCODE, cosine, mean_estimate, strangers, unit
-from mmldlm.randomness import make_key
-from mmldlm.sampling.decode import Progress as SamplingProgress
-from mmldlm.sampling.decode import document_keys, encode_tokens
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.evaluation.context import Context
+from mmldlm.evaluation.quantities import LESS, MORE, Quantity
+from mmldlm.evaluation.statistics import cosine, strangers, unit
 
 DEPTHS = (1, 10)
 _CANDIDATES_AT_ONCE = 8192
@@ -37,15 +33,18 @@ class Retrieval:
     """(n,) place of the right latent among the candidates, from 1."""
     num_candidates: int
 
-    def to_json(self, seed: int) -> dict[str, Any]:
+    def to_json(self, context: Context) -> dict[str, Any]:
         """Plain values, with the level that guessing would reach."""
-        at = {f"retrieval_at_{k}": mean_estimate(self.rank <= k, seed).to_json() for k in DEPTHS}
-        chance = {f"chance_at_{k}": min(k / self.num_candidates, 1.0) for k in DEPTHS}
+        found = {
+            "cosine": Quantity("text to latent, cosine", MORE, self.cosine),
+            "stranger_cosine": Quantity("text to latent, cosine to a stranger", LESS, self.stranger_cosine),
+        } | {
+            f"retrieval_at_{k}": Quantity(f"text to latent, retrieval@{k}", MORE, self.rank <= k)
+            for k in DEPTHS
+        }
         return {
-            "cosine": mean_estimate(self.cosine, seed).to_json(),
-            "stranger_cosine": mean_estimate(self.stranger_cosine, seed).to_json(),
-            **at,
-            **chance,
+            **{name: context.record(f"t2l/{name}", quantity) for name, quantity in found.items()},
+            **{f"chance_at_{k}": min(k / self.num_candidates, 1.0) for k in DEPTHS},
             "median_rank": float(np.median(self.rank)),
             "num_queries": len(self.rank),
             "num_candidates": self.num_candidates,
@@ -53,29 +52,25 @@ class Retrieval:
         }
 
 
-def retrieve(
-    model: LoadedModel,
-    selection: Selection,
-    *,
-    batch_tokens: int,
-    seed: int,
-    progress: SamplingProgress | None = None,
-) -> Retrieval:
+def measure_retrieval(context: Context) -> dict[str, Any] | None:
     """Turn the chosen documents into latents, and seek each one's own among all latents of the split."""
+    if not context.active.latent:
+        context.notes.append("t2l is left out: this run has no loss on latents")
+        return None
+    selection = context.selection
     documents = selection.documents
     tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
-    keys = document_keys(int(make_key(seed, ENCODE) >> np.uint64(2)), documents.ids)
-    options = SamplingOptions.from_config(model.config.sampling, batch_tokens=batch_tokens)
-    latents = model.denormalize(encode_tokens(model, tokens, options, keys=keys, progress=progress))
+    latents = context.own_latents(tokens, documents.ids, context.watch("text to latent"))
     if not np.isfinite(latents).all():
         raise UserError("the model gives latents that are not finite; look at the training log of its run")
-    others = documents.latents[strangers(len(latents), seed)]
-    return Retrieval(
+    others = documents.latents[strangers(len(latents), context.seed)]
+    found = Retrieval(
         cosine=cosine(latents, documents.latents),
         stranger_cosine=cosine(latents, others),
         rank=ranks(latents, documents.latents, selection.split, selection.positions),
         num_candidates=len(selection.split),
     )
+    return found.to_json(context)
 
 
 def ranks(queries: np.ndarray, truth: np.ndarray, split: Split, positions: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,11 @@ class Selection:
     documents: Documents
     num_too_long: int
     """Documents of the split with more tokens than the model was trained for; none of them is chosen."""
+
+    @cached_property
+    def texts(self) -> list[str | None]:
+        """(n,) the texts as they were before the tokenizer; None where the store holds none."""
+        return self.split.read_texts(self.positions)
 
     def describe(self) -> dict[str, Any]:
         """What the result says about the data."""

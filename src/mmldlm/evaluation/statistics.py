@@ -5,8 +5,10 @@ Everything random is a function of the seed. Shapes: n documents, S latent slots
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,7 +19,9 @@ Progress = Callable[[str, int, int], None]
 
 NUM_RESAMPLES = 1000
 # First word after the seed in every key of the evaluation, so that no two of its parts share numbers.
-CHOICE, STRANGERS, BOOTSTRAP, BOUND, DECODE, ENCODE = range(101, 107)
+CHOICE, STRANGERS, BOOTSTRAP, BOUND, DECODE, ENCODE, LATENT_BOUND, GENERATE, PAIRS, SPLITS = range(101, 111)
+_MOST_KEPT = 2**22
+"""Resamples are kept where they are no more numbers than this (32 MiB), and drawn one at a time where they are."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +40,71 @@ class Estimate:
         return asdict(self)
 
 
-def ratio_estimate(numerators: np.ndarray, denominators: np.ndarray, seed: int) -> Estimate:
-    """sum(numerators) / sum(denominators) over documents, with a percentile bootstrap over the documents.
+def resample_rows(count: int, seed: int, num_resamples: int = NUM_RESAMPLES) -> Iterator[np.ndarray]:
+    """Blocks (r, count) of documents drawn with repeats, `num_resamples` draws in all.
 
-    The resamples depend on the seed and the number of documents alone, so two estimates are paired.
+    They depend on the seed and the number of documents alone, so two estimates on the same documents are paired.
     """
-    values = np.empty(NUM_RESAMPLES)
-    count = len(numerators)
-    index = np.arange(count)
-    for resample in range(NUM_RESAMPLES):
-        key = randomness.make_key(seed, BOOTSTRAP, resample)
-        rows = (randomness.uniform(key, randomness.ORDER, index) * np.float64(count)).astype(np.int64)
-        values[resample] = numerators[rows].sum() / denominators[rows].sum()
+    if count * num_resamples <= _MOST_KEPT:
+        yield _drawn(count, seed, 0, num_resamples)
+        return
+    for resample in range(num_resamples):
+        yield _drawn.__wrapped__(count, seed, resample, resample + 1)
+
+
+@lru_cache(maxsize=4)
+def _drawn(count: int, seed: int, first: int, last: int) -> np.ndarray:
+    keys = randomness.make_key(seed, BOOTSTRAP, np.arange(first, last))[:, None]
+    numbers = randomness.uniform(keys, randomness.ORDER, np.arange(count)[None])
+    return (numbers * np.float64(count)).astype(np.int64)
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    count: int,
+    seed: int,
+    num_resamples: int = NUM_RESAMPLES,
+) -> np.ndarray:
+    """(num_resamples,) values of a statistic of rows (r, count) -> (r,)."""
+    return np.concatenate([statistic(rows) for rows in resample_rows(count, seed, num_resamples)])
+
+
+def estimate(statistic: Callable[[np.ndarray], np.ndarray], count: int, seed: int) -> Estimate:
+    """A statistic of all documents with a percentile bootstrap over the documents."""
+    return summarize(float(statistic(np.arange(count)[None])[0]), bootstrap(statistic, count, seed))
+
+
+def summarize(value: float, values: np.ndarray) -> Estimate:
+    """A number with what its resamples (r,) say about it; those that have no value are left out."""
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return Estimate(value, math.nan, math.nan, math.nan)
     low, high = np.quantile(values, [0.025, 0.975])
-    value = float(numerators.sum() / denominators.sum())
     return Estimate(value, float(values.std(ddof=1)), float(low), float(high))
+
+
+def ratio_estimate(numerators: np.ndarray, denominators: np.ndarray, seed: int) -> Estimate:
+    """sum(numerators) / sum(denominators) over documents, with its bootstrap interval."""
+
+    def ratio(rows: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return numerators[rows].sum(1) / denominators[rows].sum(1)
+
+    return estimate(ratio, len(numerators), seed)
 
 
 def mean_estimate(values: np.ndarray, seed: int) -> Estimate:
     """Mean over documents with its bootstrap interval."""
     return ratio_estimate(values.astype(np.float64), np.ones(len(values)), seed)
+
+
+def jackknife_estimate(value: float, left_out: np.ndarray) -> Estimate:
+    """For what repeats would distort, such as a count of different things: `left_out` has one document less each."""
+    count = len(left_out)
+    if count < 2:
+        return Estimate(value, math.nan, math.nan, math.nan)
+    error = float(np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum()))
+    return Estimate(value, error, value - 1.96 * error, value + 1.96 * error)
 
 
 def strangers(count: int, seed: int) -> np.ndarray:
