@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mmldlm.corruption.joint import Corruption
-from mmldlm.sampling.latent import ddim_step
+from mmldlm.sampling.latent import LATENT_STEPS
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import Predictor
@@ -32,8 +32,11 @@ def encode_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]
 
 
 def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
-    """Text and latents in turn."""
-    return interleave(latent_steps(options.num_latent_steps, corruption), text_steps(options))
+    """Text and latents in turn, or one after the other."""
+    latent, text = latent_steps(options.num_latent_steps, corruption), text_steps(options)
+    if options.joint_order == "interleaved":
+        return interleave(latent, text)
+    return [*latent, *text] if options.joint_order == "latent_first" else [*text, *latent]
 
 
 def run_chain(
@@ -45,11 +48,12 @@ def run_chain(
     on_step: Callable[[int], None] = lambda num_documents: None,
 ) -> Pack:
     """Take the steps one after the other; what has no step stays as it is."""
-    pack, text_step = start, TEXT_STEPS[options.text_sampler]
+    text_step, latent_step = TEXT_STEPS[options.text_sampler], LATENT_STEPS[options.latent_sampler]
+    pack = start
     for step in steps:
         if step.modality == "text":
             pack = text_step(predictor, pack, corruption.text, step, options)
         else:
-            pack = ddim_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
+            pack = latent_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
         on_step(len(pack.keys))
     return pack
