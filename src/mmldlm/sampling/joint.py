@@ -39,6 +39,12 @@ def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
     return [*latent, *text] if options.joint_order == "latent_first" else [*text, *latent]
 
 
+def vary_steps(options: SamplingOptions, latent_time: float) -> list[Step]:
+    """Text from the start and latents from a time on, in turn."""
+    latent = make_steps("latent", options.num_latent_steps, latent_time) if latent_time > 0 else []
+    return interleave(latent, text_steps(options))
+
+
 def run_chain(
     predictor: Predictor,
     start: Pack,

@@ -15,6 +15,7 @@ import numpy as np
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.sampling.decode import Progress, decode_latents, document_keys, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.self_check import cosine
 from mmldlm.sampling.sources import Given, texts_of
 
 
@@ -76,13 +77,6 @@ def sample_pairs(
         for text, ids, latent in zip(texts_of(model, tokens), tokens, made, strict=True)
     ]
     return Samples(records, made)
-
-
-def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(n,) cosine between latents (n, S, C), all slots together."""
-    product = (first * second).sum((1, 2), dtype=np.float64)
-    size = np.sqrt((first**2).sum((1, 2), dtype=np.float64) * (second**2).sum((1, 2), dtype=np.float64))
-    return product / np.maximum(size, 1e-30)
 
 
 def write_samples(path: Path, samples: Samples) -> None:
