@@ -22,10 +22,15 @@ from sampling_oracles import (
 )
 from torch import Tensor
 
+from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.draw import draw
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import Pack
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.steps import make_steps
 from mmldlm.sampling.text import TEXT_STEPS
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
@@ -227,3 +232,36 @@ def test_every_sampler_is_done_after_any_number_of_steps(sampler: str) -> None:
         assert [len(text) for text in texts] == lengths
         assert max(text.max() for text in texts) < 50
         assert len(record) <= num_steps
+
+
+def test_ancestral_is_the_same_as_asking_about_everything_at_every_step() -> None:
+    model, lengths, num_steps = random_model(), np.array([3, 12, 1, 7]), 25
+    record = spy(model)
+    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=num_steps)
+    cached = np.concatenate(decode(model, options, lengths))
+    asked = sum(call.layout.num_documents for call in record)
+    assert asked < 4 * num_steps / 2
+    keys, order = document_keys(0, 4), np.argsort(lengths)
+    pack = Pack(
+        torch.full((int(lengths.sum()),), 50), torch.ones(4, 2, 3), torch.ones(4), torch.zeros(4),
+        lengths[order], keys[order],
+    )  # fmt: skip
+    tokens, index = pack.noisy_tokens.numpy().copy(), (pack.keys[pack.document], pack.position)
+    for step in make_steps("text", num_steps):
+        times = (torch.full((4,), step.time), pack.latent_time)
+        logits = (
+            ModelPredictor(model)
+            .predict(torch.from_numpy(tokens), pack.noisy_latents, *times, pack.layout)
+            .token_logits
+        )
+        values = draw(
+            logits,
+            torch.from_numpy(randomness.uniform(index[0], randomness.TOKEN_CHOICE, index[1])),
+            1.0,
+            1.0,
+        ).numpy()
+        chance = randomness.uniform(randomness.make_key(index[0], step.step_idx), randomness.UNMASK, index[1])
+        hit = (tokens == 50) & (chance < 1 - step.next_time / step.time)
+        tokens[hit] = values[hit]
+    texts = np.split(tokens, np.cumsum(lengths[order])[:-1])
+    assert np.array_equal(np.concatenate([texts[place] for place in np.argsort(order)]), cached)

@@ -208,7 +208,7 @@ def _stream(work: Work, source: Path, out: Path, asked: list[Any]) -> None:
     from mmldlm.cli.sample_show import Bar
     from mmldlm.cli.sample_work import stream
 
-    with Bar(f"{source.name} to {out.name}", True) as bar:
+    with Bar(f"{source.name} to {out.name}", True, lines=True) as bar:
         total, before = stream(work, source, out, asked, bar)
     resumed = f", {before} of them by an earlier call" if before else ""
     typer.echo(f"{total} documents written to {out}{resumed}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmldlm.sampling.records import Samples
 
+LINE_SECONDS = 10.0
 TITLES = {
     "at": "at",
     "original": "original",
@@ -47,13 +50,15 @@ def _cell(value: Any) -> str:
 
 
 class Bar:
-    """A progress bar in a terminal, and none elsewhere."""
+    """A progress bar in a terminal; elsewhere nothing, or for long work a plain line now and then."""
 
-    def __init__(self, what: str, wanted: bool) -> None:
+    def __init__(self, what: str, wanted: bool, *, lines: bool = False) -> None:
         from rich.console import Console
         from rich.progress import Progress
 
         console = Console(stderr=True)
+        self._lines = lines and not console.is_terminal
+        self._what, self._last_line_at = what, time.monotonic()
         self._progress = Progress(
             console=console, transient=True, disable=not (wanted and console.is_terminal)
         )
@@ -61,6 +66,10 @@ class Bar:
 
     def __call__(self, done: float, total: float) -> None:
         self._progress.update(self._task, completed=done, total=total)
+        now = time.monotonic()
+        if self._lines and now - self._last_line_at >= LINE_SECONDS:
+            self._last_line_at = now
+            print(f"{self._what}: {done:.0f} of {total:.0f}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Bar:
         self._progress.start()

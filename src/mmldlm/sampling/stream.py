@@ -23,7 +23,7 @@ from mmldlm.sampling.checks import check_latents
 from mmldlm.sampling.sources import Given, given_infill, given_texts, load_latents, make_ids
 
 KINDS = (".txt", ".jsonl", ".npy")
-PART = 1024
+PART = 512
 """Documents that are in memory at a time."""
 
 
