@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 from mmldlm.corruption.joint import Corruption
 from mmldlm.sampling.latent import LATENT_STEPS
@@ -58,8 +61,16 @@ def run_chain(
     pack = start
     for step in steps:
         if step.modality == "text":
-            pack = text_step(predictor, pack, corruption.text, step, options)
+            pack = _with_given(text_step(predictor, pack, corruption.text, step, options), start)
         else:
             pack = latent_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
         on_step(len(pack.keys))
     return pack
+
+
+def _with_given(pack: Pack, start: Pack) -> Pack:
+    """The pack with every token that was given as it was, whatever a sampler makes of it."""
+    if pack.fixed is None:
+        return pack
+    fixed = torch.from_numpy(pack.fixed)
+    return replace(pack, noisy_tokens=torch.where(fixed, start.noisy_tokens, pack.noisy_tokens))
