@@ -344,9 +344,28 @@ class DistributedConfig:
 class SamplingConfig:
     """Defaults of the samplers; `mmldlm sample` has an option for each."""
 
-    text_sampler: str = _choice("confidence", "confidence", "ancestral", "hybrid")
-    """confidence: surest tokens first; ancestral: the exact reverse process; hybrid: the exact reverse process of a
-    model with corruption.text_noise=hybrid, which has no other."""
+    text_sampler: str = _choice(
+        "confidence",
+        "confidence",
+        "ancestral",
+        "first_hitting",
+        "entropy",
+        "margin",
+        "block",
+        "remask",
+        "hybrid",
+    )
+    """confidence, entropy, margin: surest tokens first, by three measures; ancestral: the exact reverse process in
+    steps of time; first_hitting: the same token by token; block: left to right in blocks; remask: corrects itself;
+    hybrid: for corruption.text_noise=hybrid, which has no other."""
+    block_length: int = _number(32, 1)
+    """Tokens of a block, for the sampler block."""
+    remask_share: float = _number(0.1, 0, 1)
+    """Share of the unmasked tokens that the sampler remask masks again at each step."""
+    latent_sampler: str = _choice("ddim", "ddim", "dpmpp_2m", "heun")
+    """ddim: first order; dpmpp_2m: second order at the same cost; heun: second order, two passes a step."""
+    joint_order: str = _choice("interleaved", "interleaved", "latent_first", "text_first")
+    """Joint sampling: text and latent in turn, or one of them first, from noise alone."""
     num_sampling_steps: int = _number(16, 1)
     num_latent_steps: int = _number(16, 1)
     """Steps of the latent in joint sampling."""
@@ -356,8 +375,8 @@ class SamplingConfig:
     temperature: float = _number(1.0, 0)
     """0: the most probable token always."""
     top_p: float = _number(1.0, 0, 1, above=True)
-    guidance: float = _number(1.0, 0)
-    """1: none; larger follows the condition more strongly."""
+    guidance: float = _number(1.0, -100, 100)
+    """1: none; larger follows the condition more strongly; below 1 less so, below 0 it leads away from it."""
 
 
 @dataclass

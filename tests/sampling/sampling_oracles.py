@@ -23,6 +23,8 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.types import DenoiserOutput
 
+MASK_SAMPLERS = ("ancestral", "block", "confidence", "entropy", "first_hitting", "margin", "remask")
+"""Text samplers for models whose noise is masks alone."""
 NUM_LETTERS, TEXT_LENGTH = 3, 4
 TEXTS = np.array(list(itertools.product(range(NUM_LETTERS), repeat=TEXT_LENGTH)))
 """(Q, 4) every text of four letters."""

@@ -1,4 +1,4 @@
-"""`mmldlm sample`: decode latents into text, encode text into latents, or make both from nothing."""
+"""`mmldlm sample`: decode latents into text, encode text into latents, fill blanks, or make both from nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,50 @@ import typer
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from mmldlm.checkpoint.loaded import LoadedModel
+    from mmldlm.cli.sample_work import Work
     from mmldlm.sampling.options import SamplingOptions
-    from mmldlm.sampling.records import Samples
-    from mmldlm.sampling.sources import Given
 
 DEFAULT_COUNT = 8
-SOURCES = {"l2t": ("--text", "--latents", "--from-split"), "t2l": ("--text", "--from-split"), "joint": ()}
-"""What each mode may be given; exactly one of them, where there are any."""
-NO_EFFECT = {
-    "l2t": ("--num-latent-steps",),
-    "t2l": ("--text-sampler", "--num-sampling-steps", "--temperature", "--top-p", "--length"),
+SOURCES = {
+    "l2t": ("--text", "--latents", "--from-split", "--in", "--paraphrase", "--interpolate"),
+    "t2l": ("--text", "--from-split", "--in"),
     "joint": (),
 }
+"""What each mode may be given; exactly one of them, where there are any. --infill does without."""
+NO_EFFECT = {
+    "l2t": ("--num-latent-steps", "--latent-sampler", "--joint-order"),
+    "t2l": (
+        "--text-sampler",
+        "--num-sampling-steps",
+        "--block-length",
+        "--remask-share",
+        "--temperature",
+        "--top-p",
+        "--length",
+        "--joint-order",
+        "--infill",
+        "--against",
+        "--encode-with",
+        "--candidates",
+        "--refine",
+        "--check",
+    ),
+    "joint": ("--infill", "--against", "--encode-with", "--candidates", "--refine", "--check"),
+}
 FILES = {"l2t": (".jsonl",), "t2l": (".npy", ".jsonl"), "joint": (".npy", ".jsonl")}
+NEEDS = {
+    "--strength": ("--paraphrase",),
+    "--vary": ("--paraphrase",),
+    "--points": ("--interpolate",),
+    "--check": ("--candidates", "--refine"),
+    "--data": ("--from-split", "--neighbours"),
+}
+"""Options that mean something only beside another one."""
+EXCLUDES = {
+    "--infill": ("--length", "--candidates", "--refine", "--in", "--paraphrase", "--interpolate"),
+    "--paraphrase": ("--candidates", "--refine", "--against"),
+    "--in": ("--json",),
+}
 
 
 def sample(
@@ -39,24 +67,67 @@ def sample(
         Path | None, typer.Option(help="Raw latents: .npy of shape (n, slots, channels).")
     ] = None,
     from_split: Annotated[str | None, typer.Option(help="Take the first pairs of this split.")] = None,
+    in_file: Annotated[
+        Path | None, typer.Option("--in", help="A file of documents, .txt, .jsonl or .npy, of any size.")
+    ] = None,
+    infill: Annotated[
+        list[str] | None, typer.Option(help="A text with blanks ____ to be filled in; may be repeated.")
+    ] = None,
+    paraphrase: Annotated[
+        list[str] | None, typer.Option(help="A text to be varied; may be repeated.")
+    ] = None,
+    strength: Annotated[float | None, typer.Option(help="How much of it is noise: up to 1. [0.5]")] = None,
+    vary: Annotated[str | None, typer.Option(help="What is noised: latent, text or both. [both]")] = None,
+    interpolate: Annotated[
+        tuple[str, str] | None, typer.Option(help="Two texts; the latents between them are decoded.")
+    ] = None,
+    points: Annotated[int | None, typer.Option(help="Latents from one end to the other. [5]")] = None,
     num: Annotated[
         int | None, typer.Option("-n", help="How many, with --from-split or joint; 8 if not told.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Pair store of --from-split; that of the run if not told.")
+        Path | None,
+        typer.Option(help="Pair store of --from-split and --neighbours; that of the run if not told."),
+    ] = None,
+    neighbours: Annotated[
+        int | None, typer.Option(help="Add so many nearest training texts of each latent.")
     ] = None,
     length: Annotated[
         str | None, typer.Option(help="Tokens of each text, or 'original'; without it the model predicts it.")
     ] = None,
-    text_sampler: Annotated[str | None, typer.Option(help="confidence, ancestral or hybrid.")] = None,
+    encode_with: Annotated[
+        str | None, typer.Option(help="What turns texts into latents: encoder or model. [encoder]")
+    ] = None,
+    text_sampler: Annotated[
+        str | None,
+        typer.Option(help="confidence, entropy, margin, ancestral, first_hitting, block, remask or hybrid."),
+    ] = None,
+    block_length: Annotated[int | None, typer.Option(help="Tokens of a block of the sampler block.")] = None,
+    remask_share: Annotated[
+        float | None, typer.Option(help="Share that the sampler remask masks again at each step.")
+    ] = None,
     num_sampling_steps: Annotated[int | None, typer.Option(help="Steps of the text sampler.")] = None,
+    latent_sampler: Annotated[str | None, typer.Option(help="ddim, dpmpp_2m or heun.")] = None,
     num_latent_steps: Annotated[
         int | None, typer.Option(help="Steps of the latent sampler. [t2l: 1]")
     ] = None,
+    joint_order: Annotated[str | None, typer.Option(help="interleaved, latent_first or text_first.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0: always the most probable token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens of this share.")] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="1: none; larger follows the condition more.")
+        float | None, typer.Option(help="1: none; larger follows the condition more, below 0 flees it.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="A text or .npy of raw latents that guidance leads away from.")
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option(help="Decode so many and keep the one whose own latent is nearest.")
+    ] = None,
+    refine: Annotated[
+        int | None, typer.Option(help="Rounds in which the tokens that hurt most are decoded anew.")
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(help="What turns candidates back into latents: model or encoder. [model]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another sample.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write .npy (raw latents) or .jsonl (records).")] = None,
@@ -64,63 +135,133 @@ def sample(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Sample from a trained model. Options that are not given are those of the run."""
-    asked = {
+    asked: dict[str, Any] = {
         "text_sampler": text_sampler,
+        "block_length": block_length,
+        "remask_share": remask_share,
         "num_sampling_steps": num_sampling_steps,
+        "latent_sampler": latent_sampler,
         "num_latent_steps": num_latent_steps,
+        "joint_order": joint_order,
         "temperature": temperature,
         "top_p": top_p,
         "guidance": guidance,
     }
-    changes = {name: value for name, value in asked.items() if value is not None}
-    if mode == "t2l" and num_latent_steps is not None:
-        changes["num_encode_steps"] = num_latent_steps
-    words = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None] + [
-        "--length"
-    ] * (length is not None)
-    sources = {"--text": text or None, "--latents": latents, "--from-split": from_split}
-    _check_usage(mode, [name for name, value in sources.items() if value is not None], words, num, data, out)
+    wanted: dict[str, Any] = {
+        "text": text, "latents": latents, "from_split": from_split, "in": in_file, "infill": infill,
+        "paraphrase": paraphrase, "strength": strength, "vary": vary, "interpolate": interpolate,
+        "points": points, "data": data, "neighbours": neighbours, "length": length, "encode_with": encode_with,
+        "against": against, "candidates": candidates, "refine": refine, "check": check,
+    }  # fmt: skip
+    words = [
+        f"--{name.replace('_', '-')}" for name, value in (wanted | asked).items() if value not in (None, [])
+    ]
+    _check_usage(mode, [*words, *["--json"] * json_output], num, out)
+    _check_values(wanted)
 
     from mmldlm.checkpoint.loaded import load_model
     from mmldlm.cli.device import device_of
+    from mmldlm.cli.sample_work import Request, Work
     from mmldlm.sampling.options import SamplingOptions
-    from mmldlm.sampling.records import write_samples
 
+    changes = {name: value for name, value in asked.items() if value is not None}
+    if mode == "t2l" and num_latent_steps is not None:
+        changes["num_encode_steps"] = num_latent_steps
+    fields = {"texts" if name == "text" else name: value for name, value in wanted.items() if name != "in"}
+    given = {name: value for name, value in fields.items() if value not in (None, [])}
+    request = Request(mode=mode, count=DEFAULT_COUNT if num is None else num, **given)
     model = load_model(run, device_of(device))
     options = SamplingOptions.from_config(model.config.sampling, **changes, seed=seed)
-    count = DEFAULT_COUNT if num is None else num
-    given = _given(model, text, latents, from_split, data, count)
-    lengths = _lengths(model, length, count if given is None else len(given.ids), given)
-    samples = _sample(mode, model, given, count, options, lengths, show_bar=not json_output)
+    work = Work(model, request, options)
+    if in_file is not None:
+        assert out is not None
+        _stream(work, in_file, out, [str(run.resolve()), model.step, vars(request), vars(options)])
+    else:
+        _once(work, run, options, out, json_output=json_output)
+
+
+def _once(work: Work, run: Path, options: SamplingOptions, out: Path | None, *, json_output: bool) -> None:
+    """Everything at once, in memory."""
+    from mmldlm.cli.sample_show import Bar, show
+    from mmldlm.sampling.records import write_samples
+
+    given = work.given()
+    what = {"l2t": "decoding", "t2l": "encoding", "joint": "sampling"}[work.request.mode]
+    with Bar(what, not json_output) as bar:
+        samples = work.run(given, bar)
     if out is not None:
         write_samples(out, samples)
     if json_output:
-        report = {"mode": mode, "run": str(run), "step": model.step, "options": vars(options)}
+        report = {
+            "mode": work.request.mode,
+            "run": str(run),
+            "step": work.model.step,
+            "options": vars(options),
+        }
         print(json.dumps(report | {"samples": samples.records}, ensure_ascii=False))
     else:
-        _show(samples, out)
+        show(samples, out)
 
 
-def _check_usage(
-    mode: str, sources: list[str], words: list[str], num: int | None, data: Path | None, out: Path | None
-) -> None:
+def _stream(work: Work, source: Path, out: Path, asked: list[Any]) -> None:
+    """A file in, a file out."""
+    from mmldlm.cli.sample_show import Bar
+    from mmldlm.cli.sample_work import stream
+
+    with Bar(f"{source.name} to {out.name}", True, lines=True) as bar:
+        total, before = stream(work, source, out, asked, bar)
+    resumed = f", {before} of them by an earlier call" if before else ""
+    typer.echo(f"{total} documents written to {out}{resumed}")
+
+
+def _check_usage(mode: str, words: list[str], num: int | None, out: Path | None) -> None:
     """Combinations that make no sense are refused before anything is loaded."""
     if mode not in SOURCES:
         raise UserError(f"--mode {mode}: allowed are {', '.join(SOURCES)}")
-    allowed = SOURCES[mode]
-    for name in [*sources, *words]:
-        if name in NO_EFFECT[mode] or (name in sources and name not in allowed):
+    everything = {source for sources in SOURCES.values() for source in sources}
+    allowed, sources = SOURCES[mode], [word for word in words if word in everything]
+    varied = "--paraphrase" in words
+    for name in words:
+        no_effect = name in NO_EFFECT[mode] and not (varied and name in NO_EFFECT["l2t"][:2])
+        if no_effect or (name in sources and name not in allowed):
             raise UserError(f"{name}: has no effect with --mode {mode}; leave it out")
-    if allowed and len(sources) != 1:
+        if name in NEEDS and not set(NEEDS[name]) & set(words):
+            raise UserError(f"{name}: has an effect only with {' or '.join(NEEDS[name])}; leave it out")
+        for other in EXCLUDES.get(name, ()):
+            if other in words:
+                raise UserError(f"{name}: does not go with {other}; leave one of them out")
+    least = 0 if "--infill" in words else 1
+    if allowed and not least <= len(sources) <= 1:
         raise UserError(f"--mode {mode}: needs {'only ' if sources else ''}one of {', '.join(allowed)}")
     if num is not None and mode != "joint" and "--from-split" not in sources:
         raise UserError("-n: has an effect only with --from-split or --mode joint; leave it out")
     if num is not None and num < 1:
         raise UserError(f"-n {num}: allowed is at least 1")
-    if data is not None and "--from-split" not in sources:
-        raise UserError("--data: has an effect only with --from-split; leave it out")
+    if "--in" in words and (out is None or out.suffix != ".jsonl"):
+        raise UserError("--in: needs --out FILE.jsonl, which is written as it goes")
     if out is not None:
         _check_out(mode, out)
+
+
+def _check_values(wanted: dict[str, Any]) -> None:
+    """Values that no setting checks."""
+    for name, low in (("candidates", 1), ("refine", 0), ("points", 2), ("neighbours", 1)):
+        if wanted[name] is not None and wanted[name] < low:
+            raise UserError(f"--{name} {wanted[name]}: allowed is at least {low}")
+    choices = {
+        "vary": ("latent", "text", "both"),
+        "check": ("model", "encoder"),
+        "encode_with": ("encoder", "model"),
+    }
+    for name, allowed in choices.items():
+        if wanted[name] is not None and wanted[name] not in allowed:
+            raise UserError(f"--{name.replace('_', '-')} {wanted[name]}: allowed are {', '.join(allowed)}")
+    if wanted["strength"] is not None and not 0 < wanted["strength"] <= 1:
+        raise UserError(f"--strength {wanted['strength']}: allowed is more than 0 and at most 1")
+    if wanted["paraphrase"] and wanted["length"] is not None and wanted["vary"] != "latent":
+        raise UserError(
+            "--length: a text of which tokens stay keeps its length; leave it out, or --vary latent"
+        )
 
 
 def _check_out(mode: str, out: Path) -> None:
@@ -131,136 +272,3 @@ def _check_out(mode: str, out: Path) -> None:
     if out.is_dir() or not out.parent.is_dir():
         problem = "is a folder" if out.is_dir() else f"the folder {out.parent} does not exist"
         raise UserError(f"--out {out}: {problem}; name a file in a folder that exists")
-
-
-def _given(
-    model: LoadedModel,
-    text: list[str] | None,
-    latents: Path | None,
-    from_split: str | None,
-    data: Path | None,
-    count: int,
-) -> Given | None:
-    from mmldlm.sampling.sources import given_latents, given_split, given_texts
-
-    if text:
-        return given_texts(model, text)
-    if latents is not None:
-        return given_latents(model, latents)
-    if from_split is not None:
-        return given_split(model, data or Path(model.config.data.store), from_split, count)
-    return None
-
-
-def _lengths(model: LoadedModel, word: str | None, count: int, given: Given | None) -> np.ndarray | None:
-    """What --length says, one number a document; None: the model predicts them."""
-    import numpy as np
-
-    if word is None:
-        return None
-    if word == "original":
-        if given is None or given.lengths is None:
-            raise UserError("--length original: there is no original text here; give a number")
-        return given.lengths
-    longest = model.denoiser.shape.max_length
-    if not (word.isascii() and word.isdigit() and 1 <= int(word) <= longest):
-        raise UserError(
-            f"--length {word}: allowed are 'original' and 1 to {longest}, the longest the model knows"
-        )
-    return np.full(count, int(word))
-
-
-def _sample(
-    mode: str,
-    model: LoadedModel,
-    given: Given | None,
-    count: int,
-    options: SamplingOptions,
-    lengths: np.ndarray | None,
-    *,
-    show_bar: bool,
-) -> Samples:
-    from mmldlm.corruption.times import modes_of_run
-    from mmldlm.sampling.records import sample_latents, sample_pairs, sample_texts
-
-    if given is None:
-        if modes_of_run(model.config.corruption).joint == 0:
-            typer.echo("note: in training, text and latent were never noisy together (mode joint)", err=True)
-        with _Bar("sampling", show_bar) as bar:
-            return sample_pairs(model, count, options, lengths, bar)
-    if mode == "l2t":
-        latents = _encoder_latents(model, given)
-        with _Bar("decoding", show_bar) as bar:
-            return sample_texts(model, given, latents, options, lengths, bar)
-    real = None
-    try:
-        real = _encoder_latents(model, given)
-    except UserError as error:
-        typer.echo(f"note: cannot compare with the encoder: {error}", err=True)
-    with _Bar("encoding", show_bar) as bar:
-        return sample_latents(model, given, real, options, bar)
-
-
-def _encoder_latents(model: LoadedModel, given: Given) -> np.ndarray:
-    """Raw latents of what is given: its own, or those of the encoder that made the training data."""
-    if given.latents is not None:
-        return given.latents
-    if model.encoder is None:
-        raise UserError(
-            "the model does not say which encoder made its latents; use --latents or --from-split"
-        )
-    from mmldlm.prepare.encoders import Encoder
-
-    assert given.texts is not None
-    return Encoder.from_spec(model.encoder, device=model.device.type).encode(given.texts)
-
-
-def _show(samples: Samples, out: Path | None) -> None:
-    """A table for people: the original beside what became of it."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    first = samples.records[0]
-    titles = {
-        "original": "original",
-        "text": "decoded" if "original" in first else "text",
-        "cosine": "cosine",
-    }
-    columns = [name for name in titles if first.get(name) is not None]
-    table = Table(show_lines=True)
-    for name in columns:
-        table.add_column(titles[name], overflow="fold")
-    for record in samples.records:
-        cells = [record[name] for name in columns]
-        table.add_row(*[Text(f"{cell:.4f}" if isinstance(cell, float) else cell) for cell in cells])
-    console = Console()
-    console.print(table)
-    if out is not None:
-        console.print(Text(f"written to {out}"), soft_wrap=True)
-    elif samples.latents is not None:
-        console.print(Text("the latents themselves: --out FILE.npy"), soft_wrap=True)
-
-
-class _Bar:
-    """A progress bar in a terminal, and none elsewhere."""
-
-    def __init__(self, what: str, wanted: bool) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        self._progress = Progress(
-            console=console, transient=True, disable=not (wanted and console.is_terminal)
-        )
-        self._task = self._progress.add_task(what, total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
 
@@ -60,6 +61,33 @@ def check_tokens(model: LoadedModel, tokens: list[np.ndarray]) -> np.ndarray:
                 f"token {token}: the model knows the ids 0 to {vocab_size - 1}; use its own tokenizer"
             )
     return lengths
+
+
+def check_blanks(model: LoadedModel, tokens: list[np.ndarray]) -> np.ndarray:
+    """Lengths (n,) of texts that hold blanks, or an error; a blank has the id after the vocabulary."""
+    lengths = np.array([len(text) for text in tokens], dtype=np.int64)
+    blank = model.corruption.text.mask_id
+    for index, text in enumerate(tokens):
+        if not (text == blank).any():
+            raise UserError(f"the text at index {index} holds no blank: there is nothing to fill in")
+        bad = text[(text < 0) | (text > blank)]
+        if len(bad):
+            raise UserError(
+                f"token {bad[0]}: the model knows the ids 0 to {blank - 1}, and {blank} for a blank; "
+                "use its own tokenizer"
+            )
+    return lengths
+
+
+def require_unconditional(model: LoadedModel) -> None:
+    """Refuse to leave the latent out where training never did."""
+    corruption = model.config.corruption
+    weights = modes_of_run(corruption)
+    if weights.joint == 0 and (weights.l2t == 0 or corruption.condition_dropout == 0):
+        raise UserError(
+            "this model always saw a latent in training, so its texts need one: give a latent, or train with "
+            "corruption.condition_dropout or corruption.mode_weights.joint above 0"
+        )
 
 
 def check_lengths(lengths: np.ndarray, count: int) -> np.ndarray:

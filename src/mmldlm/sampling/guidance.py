@@ -3,7 +3,8 @@
     guided = unconditional + guidance * (conditional - unconditional)
 
 The unconditional prediction sees the other modality at time 1, as when training drops the condition: for text
-that is pure latent noise, for latents a text of masks. Guidance 1 is the network itself and costs one pass.
+that is pure latent noise, for latents a text of masks. A pack that names latents to be led away from compares its text
+with what they say instead. Guidance 1 is the network itself and costs one pass.
 Shapes: R rows of tokens, V vocabulary, N documents, S latent slots, C latent channels.
 """
 
@@ -14,10 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmldlm.layout import Layout
 from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.pack import Pack, latent_noise
-from mmldlm.sampling.predictor import Predictor
+from mmldlm.sampling.predictor import Prediction, Predictor
 
 
 def guided_logits(predictor: Predictor, pack: Pack, rows: Tensor, guidance: float) -> Tensor:
@@ -39,7 +39,9 @@ def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: i
 
 
 def without_latents(pack: Pack) -> Pack:
-    """The same text beside latents that are pure noise."""
+    """The same text beside the latents that it is led away from, or else beside pure noise."""
+    if pack.against is not None:
+        return replace(pack, noisy_latents=pack.against, latent_time=torch.zeros_like(pack.latent_time))
     noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
     return replace(pack, noisy_latents=noise, latent_time=torch.ones_like(pack.latent_time))
 
@@ -51,14 +53,18 @@ def without_text(pack: Pack, mask_id: int) -> Pack:
 
 
 def _logits(predictor: Predictor, pack: Pack, rows: Tensor) -> Tensor:
-    return predictor.predict(*_inputs(pack), rows=rows).token_logits
+    return _ask(predictor, pack, rows).token_logits
 
 
 def _latents(predictor: Predictor, pack: Pack) -> Tensor:
-    latents = predictor.predict(*_inputs(pack), rows=torch.zeros(0, dtype=torch.int64)).clean_latents
+    latents = _ask(predictor, pack, torch.zeros(0, dtype=torch.int64)).clean_latents
     require_finite(latents)
     return latents
 
 
-def _inputs(pack: Pack) -> tuple[Tensor, Tensor, Tensor, Tensor, Layout]:
-    return pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time, pack.layout
+def _ask(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
+    """One pass of the network, which is counted."""
+    if pack.tally is not None:
+        pack.tally.add()
+    inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time)
+    return predictor.predict(*inputs, pack.layout, rows=rows)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 from mmldlm.corruption.joint import Corruption
 from mmldlm.sampling.hybrid import require_fitting_sampler
-from mmldlm.sampling.latent import ddim_step
+from mmldlm.sampling.latent import LATENT_STEPS
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import Predictor
@@ -33,8 +36,17 @@ def encode_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]
 
 
 def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
-    """Text and latents in turn."""
-    return interleave(latent_steps(options.num_latent_steps, corruption), text_steps(options))
+    """Text and latents in turn, or one after the other."""
+    latent, text = latent_steps(options.num_latent_steps, corruption), text_steps(options)
+    if options.joint_order == "interleaved":
+        return interleave(latent, text)
+    return [*latent, *text] if options.joint_order == "latent_first" else [*text, *latent]
+
+
+def vary_steps(options: SamplingOptions, latent_time: float) -> list[Step]:
+    """Text from the start and latents from a time on, in turn."""
+    latent = make_steps("latent", options.num_latent_steps, latent_time) if latent_time > 0 else []
+    return interleave(latent, text_steps(options))
 
 
 def run_chain(
@@ -48,11 +60,20 @@ def run_chain(
     """Take the steps one after the other; what has no step stays as it is."""
     if any(step.modality == "text" for step in steps):
         require_fitting_sampler(options.text_sampler, corruption.text)
-    pack, text_step = start, TEXT_STEPS[options.text_sampler]
+    text_step, latent_step = TEXT_STEPS[options.text_sampler], LATENT_STEPS[options.latent_sampler]
+    pack = start
     for step in steps:
         if step.modality == "text":
-            pack = text_step(predictor, pack, corruption.text, step, options)
+            pack = _with_given(text_step(predictor, pack, corruption.text, step, options), start)
         else:
-            pack = ddim_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
+            pack = latent_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
         on_step(len(pack.keys))
     return pack
+
+
+def _with_given(pack: Pack, start: Pack) -> Pack:
+    """The pack with every token that was given as it was, whatever a sampler makes of it."""
+    if pack.fixed is None:
+        return pack
+    fixed = torch.from_numpy(pack.fixed)
+    return replace(pack, noisy_tokens=torch.where(fixed, start.noisy_tokens, pack.noisy_tokens))

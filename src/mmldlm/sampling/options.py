@@ -14,6 +14,10 @@ class SamplingOptions:
     """Settings of the samplers (see `SamplingConfig`), the seed, and how much is sampled at a time."""
 
     text_sampler: str = "confidence"
+    block_length: int = 32
+    remask_share: float = 0.1
+    latent_sampler: str = "ddim"
+    joint_order: str = "interleaved"
     num_sampling_steps: int = 16
     num_latent_steps: int = 16
     num_encode_steps: int | None = None

@@ -1,6 +1,6 @@
 """The documents that a sampler works on: some of them, one after the other, all on the host.
 
-Shapes: N documents, T tokens, S latent slots, C latent channels.
+Shapes: N documents, T tokens, S latent slots, C latent channels, n documents of a whole call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,52 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.layout import Layout, packed_layout
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the tokens of a pack are. All packs of a chain share it, so the network's layout is made once."""
+
+    lengths: np.ndarray
+    num_slots: int
+
+    @cached_property
+    def document(self) -> np.ndarray:
+        """(T,) document of each token."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """(T,) place of each token in its document."""
+        return np.arange(len(self.document)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the network finds each token and slot."""
+        return packed_layout(self.lengths, self.num_slots)
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """How often the network was asked about each document of a call."""
+
+    passes: np.ndarray
+    """(n,) int64, counted up in place."""
+    index: np.ndarray
+    """(N,) which documents of the call these are."""
+
+    def add(self) -> None:
+        """One more pass for each of these documents."""
+        np.add.at(self.passes, self.index, 1)
+
+
+@dataclass(frozen=True)
+class LatentMemory:
+    """What a multistep sampler knows of the step before."""
+
+    clean: Tensor
+    """(N, S, C) the clean latents that were predicted."""
+    time: float
 
 
 @dataclass(frozen=True)
@@ -33,21 +79,41 @@ class Pack:
     """(N,) int64"""
     keys: np.ndarray
     """(N,) uint64"""
+    fixed: np.ndarray | None = None
+    """(T,) bool, tokens that were given and stay; None: there are none."""
+    against: Tensor | None = None
+    """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
+    memory: LatentMemory | None = None
+    tally: Tally | None = None
+    places: Places | None = None
+    """Made from the lengths where it is not handed on."""
 
-    @cached_property
+    def __post_init__(self) -> None:
+        if self.places is None or self.places.lengths is not self.lengths:
+            object.__setattr__(self, "places", Places(self.lengths, self.noisy_latents.shape[1]))
+
+    @property
     def document(self) -> np.ndarray:
         """(T,) document of each token."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+        assert self.places is not None
+        return self.places.document
 
-    @cached_property
+    @property
     def position(self) -> np.ndarray:
         """(T,) place of each token in its document."""
-        return np.arange(len(self.document)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        assert self.places is not None
+        return self.places.position
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Where the network finds each token and slot."""
-        return packed_layout(self.lengths, self.noisy_latents.shape[1])
+        assert self.places is not None
+        return self.places.layout
+
+    @property
+    def num_free(self) -> np.ndarray:
+        """(N,) tokens of each document that the sampler is to find."""
+        return self.lengths if self.fixed is None else self.lengths - self.count(self.fixed)
 
     def count(self, rows: np.ndarray) -> np.ndarray:
         """(N,) how many tokens of each document are true in a (T,) bool."""
@@ -57,14 +123,18 @@ class Pack:
         """Some of the documents, (N,) bool."""
         if documents.all():
             return self
-        kept = torch.from_numpy(documents)
+        kept, tokens = torch.from_numpy(documents), documents[self.document]
         return Pack(
-            noisy_tokens=self.noisy_tokens[torch.from_numpy(documents[self.document])],
+            noisy_tokens=self.noisy_tokens[torch.from_numpy(tokens)],
             noisy_latents=self.noisy_latents[kept],
             text_time=self.text_time[kept],
             latent_time=self.latent_time[kept],
             lengths=self.lengths[documents],
             keys=self.keys[documents],
+            fixed=None if self.fixed is None else self.fixed[tokens],
+            against=None if self.against is None else self.against[kept],
+            memory=None if self.memory is None else LatentMemory(self.memory.clean[kept], self.memory.time),
+            tally=None if self.tally is None else Tally(self.tally.passes, self.tally.index[documents]),
         )
 
     def split_tokens(self) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +24,13 @@ class Prediction:
 
     token_logits: Tensor
     """(T, V) float32 on the network's device; (R, V) where only some rows were asked for."""
-    clean_latents: Tensor
-    """(N, S, C) float32 on the host."""
+    latents: Tensor | Callable[[], Tensor]
+    """The clean latents, or how to get them: steps of the text do without, and without waiting for the device."""
+
+    @property
+    def clean_latents(self) -> Tensor:
+        """(N, S, C) float32 on the host."""
+        return self.latents if isinstance(self.latents, Tensor) else self.latents()
 
 
 class Predictor(Protocol):
@@ -52,6 +58,8 @@ class ModelPredictor:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
+        self._placed: tuple[Layout, Layout] | None = None
+        """The layout asked about last, and its copy on the device: the steps of a chain share one."""
 
     @torch.no_grad()
     def predict(
@@ -67,13 +75,21 @@ class ModelPredictor:
         device, denoiser = self.model.device, self.model.denoiser
         inputs = [x.to(device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
         with self.model.autocast():
-            output = denoiser(*inputs, to_device(layout, device))
+            output = denoiser(*inputs, self._on_device(layout))
             hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
             token_logits = denoiser.token_logits(hidden)
-        process = self.model.corruption.latent
-        prediction = process.prediction(output.latent_prediction.float().cpu(), noisy_latents, latent_time)
-        clean_latents = process.to_clean(prediction, noisy_latents, latent_time)
+
+        def clean_latents() -> Tensor:
+            process, said = self.model.corruption.latent, output.latent_prediction.float().cpu()
+            prediction = process.prediction(said, noisy_latents, latent_time)
+            return process.to_clean(prediction, noisy_latents, latent_time)
+
         return Prediction(token_logits.float(), clean_latents)
+
+    def _on_device(self, layout: Layout) -> Layout:
+        if self._placed is None or self._placed[0] is not layout:
+            self._placed = (layout, to_device(layout, self.model.device))
+        return self._placed[1]
 
     @torch.no_grad()
     def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:

@@ -12,9 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.sampling.decode import Progress, decode_latents, document_keys, encode_tokens, generate
+from mmldlm.sampling.decode import (
+    Progress,
+    decode_latents,
+    document_keys,
+    encode_tokens,
+    generate,
+    infill_tokens,
+    vary,
+)
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.self_check import Encode, cosine, decode_checked
 from mmldlm.sampling.sources import Given, texts_of
 
 
@@ -25,6 +35,18 @@ class Samples:
     records: list[dict[str, Any]]
     latents: np.ndarray | None
     """(n, S, C) raw, where latents were sampled."""
+    about: np.ndarray | None = None
+    """(n, S, C) raw, the latents that the texts belong to."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """How much work is spent on finding better texts; see `self_check`."""
+
+    num_candidates: int = 1
+    num_rounds: int = 0
+    encode: Encode | None = None
+    """None: the model's own t2l side."""
 
 
 def sample_texts(
@@ -34,18 +56,99 @@ def sample_texts(
     options: SamplingOptions,
     lengths: np.ndarray | None,
     progress: Progress,
+    *,
+    against: np.ndarray | None = None,
+    check: SelfCheck | None = None,
 ) -> Samples:
-    """A text for each raw latent, beside the original where there is one."""
+    """A text for each raw latent, beside the original where there is one; `against` holds raw latents too."""
     keys = document_keys(options.seed, given.ids)
-    normalised = model.normalize(latents)
-    tokens = decode_latents(model, normalised, options, lengths=lengths, keys=keys, progress=progress)
-    records: list[dict[str, Any]] = [
+    normalised, away = model.normalize(latents), None if against is None else model.normalize(against)
+    if check is None:
+        tokens = decode_latents(
+            model, normalised, options, lengths=lengths, keys=keys, progress=progress, against=away
+        )
+        return Samples(_with_originals(given, text_records(model, tokens)), None, latents)
+    found = decode_checked(
+        model, normalised, options, keys=keys, lengths=lengths, num_candidates=check.num_candidates,
+        num_rounds=check.num_rounds, encode=check.encode, against=away, progress=progress,
+    )  # fmt: skip
+    records = text_records(model, found.tokens)
+    for index, record in enumerate(records):
+        record["cosine"] = float(found.cosine[index])
+        record["first_cosine"] = float(found.first_cosine[index])
+        for name in ("passes", "num_encoded", "num_accepted"):
+            record[name] = int(getattr(found, name)[index])
+    return Samples(_with_originals(given, records), None, latents)
+
+
+def fill_texts(
+    model: LoadedModel,
+    given: Given,
+    latents: np.ndarray | None,
+    options: SamplingOptions,
+    progress: Progress,
+    *,
+    against: np.ndarray | None = None,
+) -> Samples:
+    """Texts whose blanks are filled in, to suit raw latents where there are any."""
+    assert given.blanks is not None
+    assert given.asked is not None
+    tokens = infill_tokens(
+        model, given.blanks, options, latents=None if latents is None else model.normalize(latents),
+        keys=document_keys(options.seed, given.ids), progress=progress,
+        against=None if against is None else model.normalize(against),
+    )  # fmt: skip
+    records = text_records(model, tokens)
+    records = [{"infill": text, **record} for text, record in zip(given.asked, records, strict=True)]
+    return Samples(records, None, latents)
+
+
+def vary_texts(
+    model: LoadedModel,
+    given: Given,
+    latents: np.ndarray,
+    options: SamplingOptions,
+    lengths: np.ndarray | None,
+    progress: Progress,
+    *,
+    strength: float,
+    what: str,
+) -> Samples:
+    """Paraphrases: the latent is noised to time `strength`, or that share of the tokens is masked, or both."""
+    assert given.tokens is not None
+    keys, normalised = document_keys(options.seed, given.ids), model.normalize(latents)
+    blanks = some_blanks(given.tokens, keys, strength, model.corruption.text.mask_id)
+    if what == "text":
+        tokens = infill_tokens(model, blanks, options, latents=normalised, keys=keys, progress=progress)
+        return Samples(_with_originals(given, text_records(model, tokens)), None, latents)
+    tokens, made = vary(
+        model, normalised, options, strength=strength, tokens=blanks if what == "both" else None,
+        lengths=lengths, keys=keys, progress=progress,
+    )  # fmt: skip
+    return Samples(_with_originals(given, text_records(model, tokens)), None, model.denormalize(made))
+
+
+def some_blanks(tokens: list[np.ndarray], keys: np.ndarray, share: float, mask_id: int) -> list[np.ndarray]:
+    """Texts with about this share of their tokens masked, at least one."""
+    result = []
+    for text, key in zip(tokens, keys, strict=True):
+        chance = randomness.uniform(key, randomness.TEXT_MASK, np.arange(len(text)))
+        result.append(np.where((chance < share) | (chance == chance.min()), mask_id, text))
+    return result
+
+
+def text_records(model: LoadedModel, tokens: list[np.ndarray]) -> list[dict[str, Any]]:
+    """Text and token ids of each document."""
+    return [
         {"text": text, "tokens": ids.tolist()}
         for text, ids in zip(texts_of(model, tokens), tokens, strict=True)
     ]
-    if given.texts is not None:
-        records = [{"original": text, **record} for text, record in zip(given.texts, records, strict=True)]
-    return Samples(records, None)
+
+
+def _with_originals(given: Given, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if given.texts is None:
+        return records
+    return [{"original": text, **record} for text, record in zip(given.texts, records, strict=True)]
 
 
 def sample_latents(
@@ -61,7 +164,7 @@ def sample_latents(
         {"text": text, "cosine": value, "latent": latent.tolist()}
         for text, value, latent in zip(given.texts, cosines, made, strict=True)
     ]
-    return Samples(records, made)
+    return Samples(records, made, made)
 
 
 def sample_pairs(
@@ -75,14 +178,7 @@ def sample_pairs(
         {"text": text, "tokens": ids.tolist(), "latent": latent.tolist()}
         for text, ids, latent in zip(texts_of(model, tokens), tokens, made, strict=True)
     ]
-    return Samples(records, made)
-
-
-def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(n,) cosine between latents (n, S, C), all slots together."""
-    product = (first * second).sum((1, 2), dtype=np.float64)
-    size = np.sqrt((first**2).sum((1, 2), dtype=np.float64) * (second**2).sum((1, 2), dtype=np.float64))
-    return product / np.maximum(size, 1e-30)
+    return Samples(records, made, made)
 
 
 def write_samples(path: Path, samples: Samples) -> None:

@@ -1,0 +1,46 @@
+"""Texts with blanks, as people write them: "the ____ of the ____{3}".
+
+A run of four or more underscores, or the tokenizer's own mask word such as [MASK], stands for one token; with a
+number in braces behind it, for so many.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
+
+MAX_BLANK = 10_000
+"""Tokens of one blank; more are a slip of the finger."""
+
+
+def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
+    """Token ids of a text, with the mask's id in its blanks.
+
+    A space before a blank belongs to what is filled in, as tokenizers of the GPT kind see it.
+    """
+    tokens: list[int] = []
+    end = 0
+    for blank in _pattern(tokenizer).finditer(text):
+        count = int(blank["count"] or 1)
+        if not 1 <= count <= MAX_BLANK:
+            raise UserError(f"--infill {text!r}: a blank of {count} tokens; allowed are 1 to {MAX_BLANK}")
+        tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
+        end = blank.end()
+    if end == 0:
+        raise UserError(f"--infill {text!r}: holds no blank; write ____ for a token, ____{{3}} for three")
+    return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
+
+
+def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    words = [re.escape(token.content) for token in added if token.special and "mask" in token.content.lower()]
+    marks = "|".join(["_{4,}", *words])
+    return re.compile(rf"(?:{marks})(?:\{{(?P<count>\d{{1,9}})\}})?")
+
+
+def _ids(tokenizer: Tokenizer, piece: str) -> list[int]:
+    return tokenizer.encode_batch([piece])[0] if piece.strip() else []

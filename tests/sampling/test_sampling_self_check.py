@@ -1,0 +1,122 @@
+"""Decoding that checks itself: it never gets worse, finds what hurts, and says what it cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sampling_oracles import random_model, spy
+
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.sampling import self_check
+from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.self_check import cosine, decode_checked, probed_places, with_blanks
+
+OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
+LENGTHS = np.array([5, 9, 2, 1, 12, 7])
+LATENTS = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+KEYS = document_keys(4, 6)
+
+
+def check(model: LoadedModel, **settings: object) -> self_check.Checked:
+    return decode_checked(model, LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, **settings)  # type: ignore[arg-type]
+
+
+def test_one_candidate_is_plain_decoding() -> None:
+    model = random_model()
+    plain = decode_latents(model, LATENTS, OPTIONS, lengths=LENGTHS, keys=KEYS)
+    found = check(model)
+    assert all(map(np.array_equal, plain, found.tokens))
+    own = encode_tokens(model, plain, OPTIONS, keys=KEYS)
+    assert found.cosine == pytest.approx(cosine(own, LATENTS), abs=1e-5)
+
+
+def test_candidates_and_rounds_only_help() -> None:
+    model = random_model()
+    one, four = check(model), check(model, num_candidates=4)
+    both = check(model, num_candidates=4, num_rounds=3)
+    assert (four.cosine >= one.cosine).all()
+    assert (four.cosine > one.cosine).any()
+    assert (both.cosine >= four.cosine).all()
+    assert (both.cosine > four.cosine).any()
+    assert (both.first_cosine == one.cosine).all()
+    assert ((both.cosine > four.cosine) == (both.num_accepted > 0)).all()
+    assert [len(text) for text in both.tokens] == LENGTHS.tolist()
+    assert max(text.max() for text in both.tokens) < 50
+    again = cosine(encode_tokens(model, both.tokens, OPTIONS, keys=KEYS), LATENTS)
+    assert both.cosine == pytest.approx(again, abs=1e-4)  # the text is the one that the cosine speaks of
+
+
+def test_cost_is_what_the_network_was_asked() -> None:
+    model = random_model()
+    record = spy(model)
+    found = check(model, num_candidates=2, num_rounds=2)
+    assert found.passes.sum() == sum(call.layout.num_documents for call in record)
+    # 2 candidates, and in 2 rounds each text once without each token (a single token has none to spare) and once anew
+    probes = np.where(LENGTHS > 1, LENGTHS, 0)
+    assert found.num_encoded.tolist() == (2 + 2 * (probes + 1)).tolist()
+
+
+def test_sample_does_not_depend_on_its_batch() -> None:
+    model = random_model()
+    together = check(model, num_candidates=3, num_rounds=2)
+    for i in range(6):
+        part = slice(i, i + 1)
+        alone = decode_checked(
+            model,
+            LATENTS[part],
+            OPTIONS,
+            keys=KEYS[part],
+            lengths=LENGTHS[part],
+            num_candidates=3,
+            num_rounds=2,
+        )
+        assert np.array_equal(alone.tokens[0], together.tokens[i])
+        assert alone.passes[0] == together.passes[i]
+
+
+def test_the_encoder_may_be_the_judge() -> None:
+    """A judge that counts a token: candidates and rounds drive it out, since it is found by leaving it out."""
+    model = random_model()
+    unwanted = np.arange(25)
+
+    def encode(texts: list[np.ndarray]) -> np.ndarray:
+        bad = np.array([np.isin(text, unwanted).mean() for text in texts])
+        return (LATENTS[:1] * 0 + 1.0) * np.stack([1 - bad, bad, bad], 1)[:, None, :].astype(np.float32)
+
+    target = np.zeros((6, 2, 3), np.float32)
+    target[:, :, 0] = 1.0
+    record = spy(model)
+    found = decode_checked(
+        model, target, OPTIONS, keys=KEYS, lengths=LENGTHS, num_candidates=2, num_rounds=6, encode=encode
+    )
+    share = [float(np.isin(text, unwanted).mean()) for text in found.tokens]
+    first = [float(np.isin(text, unwanted).mean()) for text in decode_latents(
+        model, target, OPTIONS, lengths=LENGTHS, keys=KEYS
+    )]  # fmt: skip
+    assert np.mean(share) < 0.5 * np.mean(first)
+    assert all((call.latent_time == 0).all() for call in record)  # the model's own t2l side was never asked
+
+
+def test_what_hurts_most_is_masked() -> None:
+    text = np.array([4, 5, 6, 7, 8, 9, 10, 11])
+    harm = np.array([0.1, 0.9, -np.inf, 0.2, 0.95, 0.3, 0.4, 0.5])
+    assert with_blanks(text, harm, 50).tolist() == [4, 50, 6, 7, 50, 9, 10, 11]
+
+
+def test_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "MAX_PROBED", 4)
+    owner, place = probed_places([np.arange(9), np.arange(1), np.arange(3)], document_keys(0, 3))
+    assert owner.tolist() == [0, 0, 0, 0, 2, 2, 2]
+    assert len(set(place[:4])) == 4
+    assert place[4:].tolist() == [0, 1, 2]
+    other, _ = probed_places([np.arange(9)], document_keys(0, 1))
+    assert other.tolist() == [0] * 4
+
+
+def test_progress_reaches_its_end() -> None:
+    seen: list[tuple[int, int]] = []
+    check(random_model(), num_candidates=2, num_rounds=1, progress=lambda *pair: seen.append(pair))
+    shares = [done / total for done, total in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
