@@ -371,7 +371,8 @@ class SamplingConfig:
     """Steps of the latent in joint sampling."""
     num_encode_steps: int | None = _number(None, 1)
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
-    latent. null: 1, but 16 where the prediction is noise, which says little about the latent at the first step."""
+    latent. null: 1, but 16 where the first step says little about the latent: with a prediction of noise, and with
+    min_snr, which does not train it."""
     temperature: float = _number(1.0, 0)
     """0: the most probable token always."""
     top_p: float = _number(1.0, 0, 1, above=True)

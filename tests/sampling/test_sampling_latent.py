@@ -10,8 +10,11 @@ import torch
 from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.config import CorruptionConfig
+from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import document_keys, encode_tokens
+from mmldlm.sampling.joint import encode_steps
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import latent_noise
 
@@ -128,3 +131,10 @@ def test_a_sick_model_is_refused() -> None:
         model.denoiser.latent_embed.bias[0] = torch.nan
     with pytest.raises(UserError, match="NaN or infinity"):
         encode_tokens(model, [np.array([1, 2])], SamplingOptions(), keys=document_keys(0, 1))
+
+
+def test_t2l_takes_more_steps_where_training_gives_the_first_one_no_weight():
+    corruption = Corruption(CorruptionConfig(), 0, 5)
+    assert len(encode_steps(SamplingOptions(), corruption)) == 1
+    assert len(encode_steps(SamplingOptions(), corruption, "min_snr")) == 16
+    assert len(encode_steps(SamplingOptions(num_encode_steps=3), corruption, "min_snr")) == 3

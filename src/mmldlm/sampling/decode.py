@@ -81,7 +81,8 @@ def encode_tokens(
     require_trained(model, latent=True)
     run = _Sampling(model, options, keys, progress, passes)
     lengths = check_tokens(model, tokens)
-    return run.sample(_Start(lengths, tokens=tokens), encode_steps(options, model.corruption)).latents
+    steps = encode_steps(options, model.corruption, model.config.objective.latent_weighting)
+    return run.sample(_Start(lengths, tokens=tokens), steps).latents
 
 
 def generate(

@@ -16,7 +16,7 @@ from mmldlm.sampling.predictor import Predictor
 from mmldlm.sampling.steps import Step, interleave, make_steps
 from mmldlm.sampling.text import TEXT_STEPS
 
-NOISE_ENCODE_STEPS = 16
+UNSURE_ENCODE_STEPS = 16
 
 
 def text_steps(options: SamplingOptions) -> list[Step]:
@@ -29,10 +29,13 @@ def latent_steps(num_steps: int, corruption: Corruption) -> list[Step]:
     return make_steps("latent", num_steps, corruption.latent.latest_time)
 
 
-def encode_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
-    """One step to the mean of what the network believes, unless more are asked for or one cannot tell."""
-    unsure = corruption.config.prediction_type == "noise"
-    return latent_steps(options.num_encode_steps or (NOISE_ENCODE_STEPS if unsure else 1), corruption)
+def encode_steps(
+    options: SamplingOptions, corruption: Corruption, latent_weighting: str = "uniform"
+) -> list[Step]:
+    """One step to the mean of what the network believes, unless more are asked for or one cannot tell: a prediction of
+    noise says little about the latent at time 1, and min_snr gives errors there no weight in training."""
+    unsure = corruption.config.prediction_type == "noise" or latent_weighting == "min_snr"
+    return latent_steps(options.num_encode_steps or (UNSURE_ENCODE_STEPS if unsure else 1), corruption)
 
 
 def joint_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
