@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook, Change
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.detectors.gradients import Gradients, SkippedUpdates
 from mmldlm.diagnostics.monitor.detectors.learning_rate import LearningRate
@@ -44,6 +45,7 @@ class Panel:
         self.book = AlertBook(self.settings)
         detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
         self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
+        self._absorb = [item.__self__.absorb for item in self._line]
         self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
         self._stall = next(item for item in detectors if isinstance(item, Stall))
         self._main_rank: int | None = None
@@ -62,6 +64,20 @@ class Panel:
         self.book.advance(record.step, record.time, counts="loss" in record.values)
         for see in self._line:
             see(record)
+
+    def observe_block(self, block: Block) -> None:
+        """Feed many lines of a log without ranks. Detectors that stay silent never touch the book, so the others may
+        see the lines one by one afterwards and say what they would have said."""
+        counts = "loss" in block.values
+        loud = [see for see, absorb in zip(self._line, self._absorb, strict=True) if not absorb(block)]
+        if not loud and not self.book.open():
+            self.book.pass_over(len(block) if counts else 0, block.steps[-1], block.times[-1] if block.times else None)
+            return
+        for idx in range(len(block)):
+            record = block.record(idx)
+            self.book.advance(record.step, record.time, counts=counts)
+            for see in loud:
+                see(record)
 
     def _observe_event(self, record: Record) -> None:
         if record.time is not None:
