@@ -1,7 +1,7 @@
 """Many plain lines at once: columns of numbers, so that a long and healthy log costs little per line.
 
-A block says exactly what its records would say one by one. It only holds lines that are alike and finite and whose steps
-do not go back; whatever is different is read as single records.
+A block says exactly what its records would say one by one. It only holds lines that are alike and finite and whose
+steps do not go back; whatever is different is read as single records.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def rolling_medians(start: list[float], values: list[float]) -> list[float]:
     return found
 
 
-def block_of(
-    steps: list[int], times: list[float] | None, values: dict[str, list[float]]
-) -> Block | None:
+def block_of(steps: list[int], times: list[float] | None, values: dict[str, list[float]]) -> Block | None:
     """A block of these columns, or nothing if they are not as plain as that."""
     if len(steps) < FEWEST_LINES or not values or not _is_rising(steps) or abs(steps[-1]) > 2**53:
         return None

@@ -57,7 +57,7 @@ class LineParser:
         self._has_losses = False
         self._templates = Templates()
         self._plain: tuple[list[Pair], tuple[int, int]] | None = None
-        """Of the line in hand, if it is nothing but numbers with names: where they stand, and which digits must stay."""
+        """Of the line in hand, if it is only numbers with names: where they stand, and which digits must stay."""
 
     def parse_many(self, lines: list[str]) -> Iterator[Record | Block]:
         """What the lines say, in order: as blocks where many are alike, else one by one."""
@@ -106,7 +106,9 @@ class LineParser:
         self, template: Template | None, rows: list[tuple[str, ...]], lines: list[str]
     ) -> Iterator[Record | Block]:
         """Lines that followed one pattern."""
-        block = template.block(rows, self._stamp_seconds) if template is not None and self.rank is None else None
+        block = (
+            template.block(rows, self._stamp_seconds) if template is not None and self.rank is None else None
+        )
         if block is not None:
             self.last_step = block.steps[-1]
             yield block

@@ -29,7 +29,9 @@ class LogReader:
         """New records with a time to sort them by; lines that are read again after a cut are left out."""
         for lines in self.follower.batches():
             plain = not self.file.only_messages and not self.follower.restarts
-            for item in self.parser.parse_many(lines) if plain else filter(None, map(self.parser.parse, lines)):
+            for item in (
+                self.parser.parse_many(lines) if plain else filter(None, map(self.parser.parse, lines))
+            ):
                 if isinstance(item, Block):
                     yield self._dated(item, now)
                 elif self._is_new(item, now):

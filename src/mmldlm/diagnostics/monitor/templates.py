@@ -1,8 +1,9 @@
 """Lines of text that differ in their digits only: their numbers without looking for names again.
 
-Most logs say the same sentence a million times. Where a line was read whose words hold no message, no rank and no bar, a
-pattern is made of it: the words as they are, the digits free. Whether a pair of a name and a number is one, and which,
-depends on the words and on where there are digits, not on which or how many; so the pattern finds what the long way would.
+Most logs say the same sentence a million times. Where a line was read whose words hold no message, no rank and no bar,
+a pattern is made of it: the words as they are, the digits free. Whether a pair of a name and a number is one, and
+which, depends on the words and on where there are digits, not on which or how many; so the pattern finds what the long
+way would.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Templates:
                 return template, found.groups()
         return None
 
-    def learn(self, line: str, pairs: list[Pair], stamp: re.Match[str] | None, fixed: tuple[int, int]) -> None:
+    def learn(
+        self, line: str, pairs: list[Pair], stamp: re.Match[str] | None, fixed: tuple[int, int]
+    ) -> None:
         """Make a pattern of a line, if one like it was seen before; the digits in `fixed` must stay as they are."""
         words = _DIGITS.sub("0", line)
         if words not in self._seen:

@@ -71,7 +71,9 @@ class Panel:
         counts = "loss" in block.values
         loud = [see for see, absorb in zip(self._line, self._absorb, strict=True) if not absorb(block)]
         if not loud and not self.book.open():
-            self.book.pass_over(len(block) if counts else 0, block.steps[-1], block.times[-1] if block.times else None)
+            self.book.pass_over(
+                len(block) if counts else 0, block.steps[-1], block.times[-1] if block.times else None
+            )
             return
         for idx in range(len(block)):
             record = block.record(idx)

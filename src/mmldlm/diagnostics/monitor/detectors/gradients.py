@@ -48,7 +48,9 @@ class Gradients(Detector):
                 return False
             usuals = block.medians("grad_norm", self.history)[:-1]
             usual_norm, limit = max(self.usual_norm, *usuals), self.settings.explosion_ratio
-            if min(norms) < max(self.settings.vanishing_ratio * usual_norm, 1e-12) or self.book.is_open("M203"):
+            if min(norms) < max(self.settings.vanishing_ratio * usual_norm, 1e-12) or self.book.is_open(
+                "M203"
+            ):
                 return False
             if max(norms) > 0.99 * limit * max(min(usuals), 1e-30):
                 return False

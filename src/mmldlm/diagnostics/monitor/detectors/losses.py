@@ -53,7 +53,7 @@ class _Baseline:
         return excess
 
     def take(self, block: Block, name: str) -> bool:
-        """Judge many values at once; False, and nothing changed, if one of them is a spike or there is little history."""
+        """Judge many values at once; False, and nothing changed, if one is a spike or there is little history."""
         if not self.history.is_full() or len(self.history) < max(5, self.settings.warmup_lines):
             return False
         values, usuals = block.values[name], block.medians(name, self.history)

@@ -178,7 +178,9 @@ class Checkpoints(Detector):
         period = self._period()
         if period is not None:
             newest = max(self.saved[-1] if self.saved else first_step, self.facts.saved_step or 0)
-            if block.steps[-1] - newest > self.settings.checkpoint_factor * period or self.book.is_open("M701"):
+            if block.steps[-1] - newest > self.settings.checkpoint_factor * period or self.book.is_open(
+                "M701"
+            ):
                 return False
         self.first_step = first_step
         return True
