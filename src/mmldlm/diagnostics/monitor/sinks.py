@@ -108,6 +108,8 @@ class Background:
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=TIMEOUT_SECONDS)
         self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            logger.warning("%s: did not answer in time, the last alerts may not have been sent", self._name)
 
 
 class CommandError(Exception):
