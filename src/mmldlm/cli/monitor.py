@@ -102,7 +102,7 @@ def monitor(
             )
     sinks = _sinks(alerts, command, webhook or os.environ.get(WEBHOOK_VARIABLE), webhook_format)
     session = Session(sources, chosen, sinks=sinks, notify=notify)
-    with contextlib.closing(session), _stoppable():
+    with contextlib.closing(session), _stoppable(), _closed_pipe():
         if once:
             session.look(live=False)
         elif serve is not None:
@@ -165,6 +165,17 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _closed_pipe() -> Iterator[None]:
+    """A reader that has seen enough (`| head`) ends the watching, but changes nothing about what was found."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _follow(session: Session, interval: float, as_json: bool, color: bool | None) -> None:

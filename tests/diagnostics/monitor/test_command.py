@@ -1,5 +1,6 @@
 """The command as users and scripts meet it: exit codes, JSON, mistakes, real run folders."""
 
+import http.client
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmldlm.cli.main import app
+from mmldlm.diagnostics.monitor.sinks import describe, webhook_sink
 from mmldlm.errors import UserError
 
 
@@ -165,3 +167,27 @@ def test_watching_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [["--once", "--json"], ["--once"], ["--interval", "0.1"]])
+def test_a_closed_pipe_is_no_error(tmp_path, options):
+    log = tmp_path / "a.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "loss": 2.5}}\n' for step in range(1, 30)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-c", "from mmldlm.cli.main import main; main()", "monitor", str(log), *options]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://[::1/SECRET", "http://host:99999/SECRET", "http://me:SECRET@host/", "http://host/SEC RET"],
+)
+def test_a_wrong_webhook_is_told_without_its_secret(address):
+    with pytest.raises(UserError) as caught:
+        webhook_sink(address, "auto")
+    assert "--webhook" in str(caught.value)
+    assert "SEC" not in str(caught.value)
+    assert describe(http.client.InvalidURL("/SECRET")) == "InvalidURL"

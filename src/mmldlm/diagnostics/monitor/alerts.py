@@ -82,6 +82,11 @@ class AlertBook:
                 if BY_CODE[alert.code].passing and quiet >= self.settings.resolve_lines:
                     self._resolve(alert)
 
+    def pass_over(self, num_lines: int, step: int, time: float | None) -> None:
+        """Many lines were read while nothing was open and nothing was found."""
+        self.num_lines += num_lines
+        self.step, self.time = step, time if time is not None else self.time
+
     def fire(
         self,
         code: str,

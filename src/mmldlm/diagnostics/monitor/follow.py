@@ -30,11 +30,18 @@ class FileFollower:
 
     def lines(self) -> Iterator[str]:
         """New whole lines; a carriage return ends one too, as progress bars do."""
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[str]]:
+        """The same lines, as many at a time as one piece of the file holds."""
         for chunk in self._chunks():
-            *whole, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
-            if self._skipping and whole:
-                whole, self._skipping = whole[1:], False
-            yield from (line.decode("utf-8", "replace") for line in whole if 0 < len(line) < LONGEST_LINE)
+            whole, end, rest = (self._rest + chunk).replace(b"\r", b"\n").rpartition(b"\n")
+            self._rest = rest
+            if end:
+                lines = whole.decode("utf-8", "replace").split("\n")
+                yield [line for line in lines[self._skipping :] if 0 < len(line) < LONGEST_LINE]
+                self._skipping = False
             if len(self._rest) > LONGEST_LINE:
                 self._rest, self._skipping = b"", True
 

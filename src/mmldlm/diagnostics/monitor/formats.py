@@ -10,13 +10,20 @@ import datetime
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
-from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of
-from mmldlm.diagnostics.monitor.pairs import contains_any, read_pairs
-from mmldlm.diagnostics.monitor.records import CANONICAL, Record, put_value
+from mmldlm.diagnostics.monitor.blocks import Block
+from mmldlm.diagnostics.monitor.json_rows import decode_rows, row_blocks
+from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of, may_hold_message
+from mmldlm.diagnostics.monitor.pairs import Pair, contains_any, find_pairs, read_pairs, values_of
+from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, Record, put_value
+from mmldlm.diagnostics.monitor.templates import Template, Templates
 
 _MOST_FIELDS = 200
+_MOST_LINES = 512
+"""Lines of a block at most."""
 _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -48,6 +55,65 @@ class LineParser:
         self._base = ("", 0.0)
         self._pseudo_step = 0
         self._has_losses = False
+        self._templates = Templates()
+        self._plain: tuple[list[Pair], tuple[int, int]] | None = None
+        """Of the line in hand, if it is only numbers with names: where they stand, and which digits must stay."""
+
+    def parse_many(self, lines: list[str]) -> Iterator[Record | Block]:
+        """What the lines say, in order: as blocks where many are alike, else one by one."""
+        for is_json, group in groupby(lines, key=_looks_like_json):
+            if is_json and self.rank is None:
+                alike = list(group)
+                for start in range(0, len(alike), _MOST_LINES):
+                    yield from self._json_lines(alike[start : start + _MOST_LINES])
+            else:
+                yield from self._text_lines(group)
+
+    def _json_lines(self, lines: list[str]) -> Iterator[Record | Block]:
+        rows, at = decode_rows(lines), 0
+        for count, block in row_blocks(rows, self._name_of) if rows is not None else [(len(lines), None)]:
+            if block is not None:
+                self.last_step = block.steps[-1]
+                yield block
+            else:
+                yield from filter(None, map(self.parse, lines[at : at + count]))
+            at += count
+
+    def _text_lines(self, lines: Iterable[str]) -> Iterator[Record | Block]:
+        template: Template | None = None
+        kept: list[str] = []
+        rows: list[tuple[str, ...]] = []
+        for line in lines:
+            found = self._match(line)
+            if rows and (found is None or found[0] is not template or len(rows) == _MOST_LINES):
+                yield from self._alike(template, rows, kept)
+                kept, rows = [], []
+            if found is not None:
+                template, numbers = found
+                rows.append(numbers)
+                kept.append(line)
+            elif (record := self.parse(line)) is not None:
+                yield record
+        if rows:
+            yield from self._alike(template, rows, kept)
+
+    def _match(self, line: str) -> tuple[Template, tuple[str, ...]] | None:
+        if not self._templates.known or not self.messages.is_idle or self.rank is not None:
+            return None
+        return self._templates.match(_ANSI.sub("", line) if "\x1b" in line else line)
+
+    def _alike(
+        self, template: Template | None, rows: list[tuple[str, ...]], lines: list[str]
+    ) -> Iterator[Record | Block]:
+        """Lines that followed one pattern."""
+        block = (
+            template.block(rows, self._stamp_seconds) if template is not None and self.rank is None else None
+        )
+        if block is not None:
+            self.last_step = block.steps[-1]
+            yield block
+        else:
+            yield from filter(None, map(self.parse, lines))
 
     def parse(self, line: str) -> Record | None:
         """What the line says, or None; never raises, whatever the line is."""
@@ -60,7 +126,7 @@ class LineParser:
         return record
 
     def _parse(self, line: str) -> Record | None:
-        if line.startswith('{"'):
+        if _looks_like_json(line):
             record = self._json(line)
             if record is not None:
                 return record
@@ -86,7 +152,7 @@ class LineParser:
                 content[name] = math.nan
         for key, value in content.items():
             kind = type(value)
-            if kind is float or kind is int:
+            if kind is float or (kind is int and -LARGEST < value < LARGEST):
                 record.values[names.get(key) or self._name(key)] = value
             elif value is not None:
                 self._other(record, key, value)
@@ -100,6 +166,9 @@ class LineParser:
         record.rank = int(values.pop("rank")) if "rank" in values else None
         step = values.pop("step", values.pop("_step", None))
         return self._with_step(record, step)
+
+    def _name_of(self, key: str) -> str:
+        return self._names.get(key) or self._name(key)
 
     def _name(self, key: str) -> str:
         name = CANONICAL.get(key) or CANONICAL.get(key.lower(), key)
@@ -132,16 +201,25 @@ class LineParser:
             line = _ANSI.sub("", line)
         if not line or line.isspace():
             return None
-        rank = _RANK.match(line)
+        rank, self._plain = _RANK.match(line), None
         message = self.messages.read(line[:_MESSAGE_LETTERS])
         record = message or self._numbers(line)
         if record is None:
             return None
         if rank and record.rank is None:
             record.rank = int(rank[1])
-        if "-" in line[:80] and (stamp := _STAMP.search(line, 0, 80)):
+        stamp = _STAMP.search(line, 0, 80) if "-" in line[:80] else None
+        if stamp:
             record.time = self._seconds(stamp)
+        if self._plain is not None and rank is None and not may_hold_message(line):
+            self._templates.learn(line, self._plain[0], stamp, self._plain[1])
         return record
+
+    def _stamp_seconds(self, text: str) -> float:
+        stamp = _STAMP.fullmatch(text)
+        if stamp is None:
+            raise ValueError(text)
+        return self._seconds(stamp)
 
     def _seconds(self, stamp: re.Match[str]) -> float:
         minute, second, zone = stamp[1], stamp[2].replace(",", "."), stamp[3] or ""
@@ -156,10 +234,11 @@ class LineParser:
             return self._bar(line, bar)
         if not contains_any(line, _HINTS):
             return None
-        values = read_pairs(line)
+        pairs = find_pairs(line)
+        values, of = values_of(line, pairs), _OF.search(line)
         if not _WORTH & values.keys():
             return None
-        of = _OF.search(line)
+        self._plain = _plain_pairs(line, pairs, of)
         if of:
             values["step"], self.total = float(of[1]), int(of[2])
         if "validate" in line and "loss" in values:
@@ -200,6 +279,23 @@ class LineParser:
             found.pop("step", None)
             record.values |= found
         return record
+
+
+def _looks_like_json(line: str) -> bool:
+    return line.startswith('{"')
+
+
+def _plain_pairs(
+    line: str, pairs: list[Pair], of: re.Match[str] | None
+) -> tuple[list[Pair], tuple[int, int]] | None:
+    """The pairs of a line that holds a step and is about training, and the digits that tell the last step, if any."""
+    names = {pair.name: pair for pair in pairs}
+    if "valid_loss" in names or "validate" in line or "it [" in line or "step" not in names:
+        return None
+    if of is None:
+        return pairs, (0, 0)
+    step = names["step"]
+    return (pairs, of.span(2)) if (step.start, step.end) == of.span(1) else None
 
 
 def _event(content: dict[str, Any]) -> Record:

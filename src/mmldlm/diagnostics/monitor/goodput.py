@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
-from mmldlm.diagnostics.monitor.history import Window
+from mmldlm.diagnostics.monitor.blocks import Block
+from mmldlm.diagnostics.monitor.history import Recent, Window
 from mmldlm.diagnostics.monitor.records import Record
 
 CAUSES = ("useful", "data", "start", "compile", "evaluation", "checkpoint", "recovery", "other")
@@ -25,7 +28,7 @@ class TimeLedger:
         self._cause = "start"
         self._before: Record | None = None
         self._start_step = 0
-        self._usual, self._pace = Window(64), Window(64)
+        self._usual, self._pace = Window(64), Recent(64)
         self._hung = False
 
     def event(self, record: Record) -> None:
@@ -69,6 +72,31 @@ class TimeLedger:
         self.seconds["data"] += waited
         self._spend(self._cause, record.time, less=busy)
         self._before, self._cause = record, "other"
+
+    def block(self, block: Block) -> None:
+        """Many lines at once, to the same effect."""
+        if block.times is None:
+            return
+        needed = _needed(block) if "loss" in block.values else None
+        self.line(block.record(0))
+        if needed is None or self.last is None or self._cause != "other" or self._hung:
+            for idx in range(1, len(block)):
+                self.line(block.record(idx))
+        else:
+            self._add_up(block, needed, list(accumulate(block.times[1:], max, initial=self.last)))
+
+    def _add_up(self, block: Block, needed: list[float], clock: list[float]) -> None:
+        """All lines but the first of a block in which nothing happens; the clock never goes back."""
+        elapsed = [after - before for before, after in pairwise(clock)]
+        busy = [least if least < whole else whole for whole, least in zip(elapsed, needed[1:], strict=True)]
+        waits = block.values.get("data_wait")
+        waited = sum(map(mul, busy, (min(max(share, 0.0), 1.0) for share in waits[1:]))) if waits else 0.0
+        self.seconds["useful"] += sum(busy) - waited
+        self.seconds["data"] += waited
+        self.seconds["other"] += sum(elapsed) - sum(busy)
+        steps = [after - before for before, after in pairwise(block.steps)]
+        self._pace.extend(spent / count for spent, count in zip(busy, steps, strict=True) if count)
+        self.last, self._before = clock[-1], block.record(len(block) - 1)
 
     def _busy(self, record: Record, elapsed: float) -> float:
         """Seconds of this interval that its own steps took."""
@@ -119,3 +147,26 @@ class TimeLedger:
             "seconds": {cause: round(seconds, 1) for cause, seconds in self.seconds.items()},
             "shares": shares,
         }
+
+
+def _needed(block: Block) -> list[float] | None:
+    """Seconds that the steps of every line took by its rate, as `TimeLedger` counts them; nothing if that is not plain.
+
+    A line at the same step as the one before has no rate of its own and takes all its time.
+    """
+    steps, values = block.steps, block.values
+    if steps[0] <= 0:
+        return None
+    done = [after - before or math.inf for before, after in zip([steps[0], *steps], steps, strict=False)]
+    for total, rate in (("tokens", "tokens_per_second"), ("documents", "documents_per_second")):
+        if total in values and rate in values:
+            if not all(values[total]) or not all(values[rate]):
+                return None
+            rows = zip(values[total], done, steps, values[rate], strict=True)
+            return [amount * (count / step) / speed for amount, count, step, speed in rows]
+    if "step_seconds" in values and min(values["step_seconds"]) > 0:
+        return [count * seconds for count, seconds in zip(done, values["step_seconds"], strict=True)]
+    speeds = values.get("steps_per_second")
+    if "step_seconds" not in values and speeds is not None and min(speeds) > 0:
+        return [count * (1 / speed) for count, speed in zip(done, speeds, strict=True)]
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, insort
 from collections import deque
@@ -30,6 +31,14 @@ class Window:
         recent.append(value)
         insort(ordered, value)
 
+    def extend(self, values: list[float]) -> None:
+        """Take many in at once."""
+        recent = [*self.recent, *values][-self.size :]
+        self.recent, self._sorted = deque(recent), sorted(recent)
+
+    def is_full(self) -> bool:
+        return len(self.recent) == self.size
+
     def clear(self) -> None:
         self.recent.clear()
         self._sorted.clear()
@@ -49,6 +58,23 @@ class Window:
         center = self.median()
         spread = TO_DEVIATION * _middle(sorted(abs(value - center) for value in self._sorted))
         return max(spread, 1e-3 * abs(center), 1e-12)
+
+
+class Recent:
+    """The last values, sorted only when somebody asks: for what is asked about rarely."""
+
+    def __init__(self, size: int) -> None:
+        self.values: deque[float] = deque(maxlen=size)
+        self.add, self.extend = self.values.append, self.values.extend
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def median(self) -> float:
+        return _middle(sorted(self.values))
+
+    def quantile(self, share: float) -> float:
+        return sorted(self.values)[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
 def _middle(ordered: list[float]) -> float:
@@ -100,6 +126,25 @@ class Curve:
             self._count, self._sum = 0, 0.0
             if len(self.steps) > self.most:
                 self._halve()
+
+    def extend(self, steps: list[int], values: list[float]) -> None:
+        """Append many finite points whose steps do not go back."""
+        if steps[0] < self._step:
+            self._cut(steps[0])
+        at = 0
+        while at < len(steps):
+            until = min(at + self._stride - self._count, len(steps))
+            self._sum = sum(values[at : until - 1], self._sum)
+            self._count += until - 1 - at
+            self._step = steps[until - 1]
+            self.add(self._step, values[until - 1])
+            at = until
+
+    def copy(self) -> Curve:
+        """One that may go its own way."""
+        twin = copy.copy(self)
+        twin.steps, twin.values = list(self.steps), list(self.values)
+        return twin
 
     def _mean(self) -> float:
         mean = self._sum / self._count

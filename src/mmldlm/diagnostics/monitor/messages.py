@@ -65,6 +65,11 @@ _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|War
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
 
 
+def may_hold_message(line: str) -> bool:
+    """Whether it is worth looking for one."""
+    return contains_any(line, _HINTS)
+
+
 @dataclass
 class MessageReader:
     """Finds messages in the lines of one file; tracebacks and torchrun's report span several lines."""
@@ -73,13 +78,18 @@ class MessageReader:
     _root_cause: dict[str, str] | None = None
     _root_lines: int = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next line is not a part of something that began before."""
+        return self._root_cause is None and not self._in_traceback
+
     def read(self, line: str) -> Record | None:
         """The message in a line, if there is one."""
         if self._root_cause is not None:
             return self._read_root_cause(line)
         if self._in_traceback:
             return self._read_traceback(line)
-        if not contains_any(line, _HINTS):
+        if not may_hold_message(line):
             return None
         if "Traceback (most recent" in line:
             self._in_traceback = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from mmldlm.diagnostics.monitor.records import CANONICAL, NAMES
 
@@ -36,11 +37,21 @@ def contains_any(text: str, words: tuple[str, ...]) -> bool:
     return False
 
 
-def read_pairs(text: str) -> dict[str, float]:
-    """Numbers under our own names; a name that is none of ours is passed over."""
-    values: dict[str, float] = {}
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where the number of one of our names stands in a line, and what its unit makes of it."""
+
+    name: str
+    start: int
+    end: int
+    factor: float
+
+
+def find_pairs(text: str) -> list[Pair]:
+    """Numbers under our own names, each name once; a name that is none of ours is passed over."""
+    pairs: dict[str, Pair] = {}
     for found in _PAIR.finditer(text):
-        name, between, number, unit = found.groups()
+        name, between, _, unit = found.groups()
         key = name.lower()
         if key in _TWO_WORDS:
             before = text[: found.start()].rstrip().rsplit(None, 1)
@@ -50,10 +61,18 @@ def read_pairs(text: str) -> dict[str, float]:
                 else key
             )
         canonical = CANONICAL.get(key)
-        if canonical is None or (key in _NEED_COLON and between.isspace() and not unit):
+        if canonical is None or canonical in pairs or (key in _NEED_COLON and between.isspace() and not unit):
             continue
-        value = float(number.replace(",", ""))
-        if unit and canonical not in ("lr", "step"):
-            value *= _UNITS[unit.lower()]
-        values.setdefault(canonical, value)
-    return values
+        factor = _UNITS[unit.lower()] if unit and canonical not in ("lr", "step") else 1.0
+        pairs[canonical] = Pair(canonical, *found.span(3), factor)
+    return list(pairs.values())
+
+
+def values_of(text: str, pairs: list[Pair]) -> dict[str, float]:
+    """The numbers themselves."""
+    return {pair.name: float(text[pair.start : pair.end].replace(",", "")) * pair.factor for pair in pairs}
+
+
+def read_pairs(text: str) -> dict[str, float]:
+    """Numbers under our own names."""
+    return values_of(text, find_pairs(text))

@@ -18,6 +18,8 @@ LOSSES = (
 )
 RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 """What may serve as throughput, best first."""
+LARGEST = 2**63
+"""A larger whole number is rubbish, and many things cannot be done with it."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
 
 SHOWN = (
@@ -107,7 +109,7 @@ def put_value(record: Record, name: str, value: Any) -> None:
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
-        if isinstance(value, int) and abs(value) > 2**63:
+        if isinstance(value, int) and abs(value) > LARGEST:
             return
         record.values[name] = value
     elif isinstance(value, list) and name in BUCKETS:

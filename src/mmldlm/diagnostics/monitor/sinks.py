@@ -6,10 +6,12 @@ address of a webhook is a secret; messages name its host only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import queue
+import re
 import subprocess
 import threading
 import time
@@ -102,8 +104,16 @@ class Background:
 
     def close(self) -> None:
         """Deliver what waits, but not forever."""
-        self._queue.put(None)
-        self._thread.join(TIMEOUT_SECONDS)
+        until = time.monotonic() + TIMEOUT_SECONDS
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=TIMEOUT_SECONDS)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            logger.warning("%s: did not answer in time, the last alerts may not have been sent", self._name)
+
+
+class CommandError(Exception):
+    """A command of the user ended with an error; what it said may be repeated."""
 
 
 def describe(error: Exception) -> str:
@@ -112,7 +122,7 @@ def describe(error: Exception) -> str:
         return f"the server answered {error.code}"
     if isinstance(error, urllib.error.URLError):
         return f"no answer ({error.reason})"
-    return type(error).__name__ if isinstance(error, ValueError | OSError) else str(error)
+    return str(error) if isinstance(error, CommandError) else type(error).__name__
 
 
 def command_sink(words: list[str]) -> Background:
@@ -127,7 +137,7 @@ def command_sink(words: list[str]) -> Background:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(
+            raise CommandError(
                 f"exit code {done.returncode}: {done.stderr[-200:].decode('utf-8', 'replace').strip()}"
             )
 
@@ -143,10 +153,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def webhook_sink(address: str, kind: str) -> Background:
     """POST each alert; Slack and Discord get a text, others the whole message as JSON."""
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError("--webhook: an address that begins with https:// or http:// is needed")
-    kind = _kind_of(parts.hostname) if kind == "auto" else kind
+    host = _host_of(address)
+    kind = _kind_of(host) if kind == "auto" else kind
     opener = urllib.request.build_opener(_NoRedirect)
 
     def deliver(message: Message) -> None:
@@ -156,7 +164,23 @@ def webhook_sink(address: str, kind: str) -> Background:
         with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read(1024)
 
-    return Background(f"webhook at {parts.hostname}", deliver)
+    return Background(f"webhook at {host}", deliver)
+
+
+def _host_of(address: str) -> str:
+    """The one part of an address that may be told; what is wrong with the rest is told without repeating it."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        raise UserError("--webhook: the host or port of the address is not valid; check it") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UserError("--webhook: an address that begins with https:// or http:// is needed")
+    if "@" in parts.netloc or not re.fullmatch(r"[!-~]+", address):
+        raise UserError(
+            "--webhook: the address may hold no user name, no spaces and only ASCII; encode it as %XX"
+        )
+    return host
 
 
 def _kind_of(host: str) -> str:

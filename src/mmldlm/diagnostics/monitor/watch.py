@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from mmldlm.diagnostics.monitor.alerts import Change
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors import Panel
 from mmldlm.diagnostics.monitor.detectors.base import RunFacts
 from mmldlm.diagnostics.monitor.follow import FileFollower
@@ -24,7 +24,7 @@ from mmldlm.diagnostics.monitor.machine import (
     read_config,
     whole,
 )
-from mmldlm.diagnostics.monitor.reader import LogReader
+from mmldlm.diagnostics.monitor.reader import LogReader, merged
 from mmldlm.diagnostics.monitor.records import BUCKETS, SHOWN, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import LogFile, RunSource, new_files
@@ -75,9 +75,11 @@ class RunWatch:
         self.files += [LogReader(file, self.facts) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
         streams = [file.records(last=not live, now=stamp) for file in self.files]
-        merged: Iterator[tuple[float, Record]] = heapq.merge(*streams, key=lambda item: item[0])
-        for _, record in merged if len(streams) > 1 else streams[0]:
-            self._see(record)
+        for item in merged(streams):
+            if isinstance(item, Block):
+                self._see_block(item)
+            else:
+                self._see(item)
         self._polls += 1
         self._read_samples()
         self._after_reading(live)
@@ -102,29 +104,51 @@ class RunWatch:
         self.num_lines += 1
         self._see_line(record)
 
+    def _see_block(self, block: Block) -> None:
+        """Many lines at once, to the same effect."""
+        self.panel.observe_block(block)
+        self.num_lines += len(block)
+        self.ledger.block(block)
+        steps, times = block.steps, block.times
+        if times is not None:
+            if self.pace and steps[0] < self.pace[-1][1]:
+                self.pace.clear()
+            self.pace.extend(zip(times[-30:], steps[-30:], strict=True))
+        if (rates := block.rates()) is not None:
+            self.curves["rate"].extend(steps, rates[1])
+        for name, curve in self.curves.items():
+            if name in block.values:
+                curve.extend(steps, block.values[name])
+        self._remember_values(block.record(len(block) - 1))
+
     def _see_line(self, record: Record) -> None:
         self.ledger.line(record)
         values, step = record.values, record.step
         if step is None:
             return
-        self.step = step
-        if "loss" in values and self.facts.ended == "finished":
-            self.facts.ended = ""
         if record.time is not None:
-            self.line_time = record.time
             if self.pace and step < self.pace[-1][1]:
                 self.pace.clear()
             self.pace.append((record.time, step))
-        for name in SHOWN:
-            if name in values:
-                self.latest[name] = values[name]
-        rate = record.rate()
-        if rate is not None:
-            self.rate_kind, self.latest["rate"] = rate
+        if (rate := record.rate()) is not None:
             self.curves["rate"].add(step, rate[1])
         for name, curve in self.curves.items():
             if name in values:
                 curve.add(step, values[name])
+        self._remember_values(record)
+
+    def _remember_values(self, record: Record) -> None:
+        """What the newest line says."""
+        values, self.step = record.values, record.step
+        if "loss" in values and self.facts.ended == "finished":
+            self.facts.ended = ""
+        if record.time is not None:
+            self.line_time = record.time
+        for name in SHOWN:
+            if name in values:
+                self.latest[name] = values[name]
+        if (rate := record.rate()) is not None:
+            self.rate_kind, self.latest["rate"] = rate
         for name in BUCKETS:
             if name in record.lists:
                 self.buckets[name] = record.lists[name]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook, Change
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.detectors.gradients import Gradients, SkippedUpdates
 from mmldlm.diagnostics.monitor.detectors.learning_rate import LearningRate
@@ -44,6 +45,7 @@ class Panel:
         self.book = AlertBook(self.settings)
         detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
         self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
+        self._absorb = [item.__self__.absorb for item in self._line]
         self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
         self._stall = next(item for item in detectors if isinstance(item, Stall))
         self._main_rank: int | None = None
@@ -73,6 +75,31 @@ class Panel:
             for detector in self._comparing:
                 type(detector).__init__(detector, self.settings, self.book, self.facts)  # type: ignore[misc]
         self._mode_stage = stage
+
+    def observe_block(self, block: Block) -> None:
+        """Feed many lines of a log without ranks. Detectors that stay silent never touch the book, so the others may
+        see the lines one by one afterwards and say what they would have said."""
+        if self._changes_stage(block):
+            for idx in range(len(block)):
+                self.observe(block.record(idx))
+            return
+        counts = "loss" in block.values
+        loud = [see for see, absorb in zip(self._line, self._absorb, strict=True) if not absorb(block)]
+        if not loud and not self.book.open():
+            self.book.pass_over(
+                len(block) if counts else 0, block.steps[-1], block.times[-1] if block.times else None
+            )
+            return
+        for idx in range(len(block)):
+            record = block.record(idx)
+            self.book.advance(record.step, record.time, counts=counts)
+            for see in loud:
+                see(record)
+
+    def _changes_stage(self, block: Block) -> bool:
+        """Whether a stage of the modes begins among these lines, or is told of for the first time."""
+        stages = {float(stage) for stage in block.values.get("mode_stage", ())}
+        return bool(stages - {self._mode_stage})
 
     def _observe_event(self, record: Record) -> None:
         if record.time is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 
@@ -36,6 +37,13 @@ class Detector:
 
     def line(self, record: Record) -> None:
         """A line of the curve, of the main rank."""
+
+    def absorb(self, block: Block) -> bool:
+        """Take all lines of a block at once, as `line` would, if there is certainly nothing to say about any of them.
+
+        Else, or when in doubt, change nothing and return False: the lines are then seen one by one.
+        """
+        return False
 
     def event(self, record: Record) -> None:
         """An event of the ledger or a message, of any rank."""

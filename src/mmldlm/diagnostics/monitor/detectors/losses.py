@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.history import Curve, Window, median, spread, sureness
 from mmldlm.diagnostics.monitor.records import LOSSES, Record
@@ -21,6 +22,9 @@ class NonfiniteLoss(Detector):
             if value is not None and not math.isfinite(value):
                 self.book.fire("M101", f"{name} is {value} at step {record.step}")
                 return
+
+    def absorb(self, block: Block) -> bool:
+        return True  # blocks are finite
 
     def event(self, record: Record) -> None:
         if record.event == "bad_loss":
@@ -47,6 +51,32 @@ class _Baseline:
                 self.tail = max(0.999 * self.tail, (value - usual) / size)
             self.history.add(value)
         return excess
+
+    def take(self, block: Block, name: str) -> bool:
+        """Judge many values at once; False, and nothing changed, if one is a spike or there is little history."""
+        if not self.history.is_full() or len(self.history) < max(5, self.settings.warmup_lines):
+            return False
+        values, usuals = block.values[name], block.medians(name, self.history)
+        least, share, tail = max(0.01 * self.largest, 1e-12), self.settings.spike_rise, self.tail
+        for idx, (value, usual) in enumerate(zip(values, usuals, strict=False)):
+            size = abs(usual)
+            size = size if size > least else least
+            rise = value - usual
+            if rise > share * size and self._is_spike(rise, size, tail, idx, values):
+                return False
+            tail = 0.999 * tail
+            if rise / size > tail:
+                tail = rise / size
+        self.outliers, self.tail = 0, tail
+        self.history.extend(values)
+        return True
+
+    def _is_spike(self, rise: float, size: float, tail: float, idx: int, values: list[float]) -> bool:
+        """Whether it is one after `idx` values of a block have passed."""
+        then = _Baseline(self.settings)
+        then.tail = tail
+        then.history.extend([*self.history.recent, *values[:idx]])
+        return then._excess(rise, size) >= 1.0
 
     def _excess(self, rise: float, size: float) -> float:
         settings, history = self.settings, self.history
@@ -79,6 +109,9 @@ class LossSpike(Detector):
             where = "" if in_buckets is None else ", in most time buckets too"
             evidence = f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}"
             self.book.fire("M102", evidence, sure=sureness(excess))
+
+    def absorb(self, block: Block) -> bool:
+        return "loss" not in block.values or self.loss.take(block, "loss")
 
     def _bucket_excess(self, record: Record) -> float | None:
         """The median bucket's excess of the worse modality; None where the buckets have no history yet."""
@@ -122,6 +155,44 @@ class Divergence(Detector):
         if (median := self.history.median()) < self.best:
             self.best, self.best_deviation = median, self.history.deviation()
         self._judge(record)
+
+    def absorb(self, block: Block) -> bool:
+        losses = block.values.get("loss")
+        if losses is None:
+            return True
+        if not self.history.is_full() or not self.recent.is_full() or self.book.is_open("M103"):
+            return False
+        if len(self.history) < self.settings.warmup_lines or self.lines <= 3:
+            return False
+        last = [*self.recent.recent, *losses]
+        if 0 < self.settings.divergence_start * self.start < max(last):
+            return False
+        best = self._best_of(block, last)
+        if best is None:
+            return False
+        self.lines += len(losses)
+        self.recent.extend(losses)
+        if best[0] < self.best:
+            upto = [*self.history.recent, *losses[: best[1]]]
+            window = Window(self.settings.history_lines)
+            window.extend(upto)
+            self.best, self.best_deviation = best[0], window.deviation()
+        self.history.extend(losses)
+        return True
+
+    def _best_of(self, block: Block, last: list[float]) -> tuple[float, int] | None:
+        """The best median in a block, or before it, and after how many of its lines; nothing if a line may diverge."""
+        size, share = self.settings.divergence_lines, self.settings.divergence_rise
+        best, at, largest = self.best, 0, max(last)
+        half, other = size // 2, (size - 1) // 2
+        for idx, middle in enumerate(block.medians("loss", self.history)[1:], start=1):
+            if middle < best:
+                best, at = middle, idx
+            if largest - best > share * abs(best):
+                ordered = sorted(last[idx : idx + size])
+                if 0.5 * (ordered[half] + ordered[other]) - best > share * abs(best):
+                    return None
+        return best, at
 
     def _worse_than_at_start(self, record: Record) -> bool:
         """A run that explodes in its first lines has no good history to be compared with."""
@@ -167,11 +238,44 @@ class Plateau(Detector):
             self.due = int(1.03 * self.lines) + 1
             self._judge(record)
 
+    def absorb(self, block: Block) -> bool:
+        rates, losses = block.values.get("lr"), block.values.get("loss")
+        if losses is not None and (block.steps[0] <= 0 or self._is_due_flat(block.steps, losses)):
+            return False
+        if rates is not None:
+            self.lr, self.peak_lr = rates[-1], max(self.peak_lr, *rates)
+        if losses is not None:
+            self.curve.extend(block.steps, losses)
+            self.lines += len(losses)
+            while self.lines >= self.due:
+                self.due = int(1.03 * self.due) + 1
+        return True
+
+    def _is_due_flat(self, steps: list[int], losses: list[float]) -> bool:
+        """Whether a judgement that falls into a block would find, or end, a plateau."""
+        curve, at, due = self.curve.copy(), 0, self.due
+        while self.lines + len(losses) >= due:
+            until = max(due - self.lines, 1)
+            curve.extend(steps[at:until], losses[at:until])
+            if self.book.is_open("M104") or self._flat_since(curve) is not None:
+                return True
+            at, due = until, int(1.03 * due) + 1
+        return False
+
     def _judge(self, record: Record) -> None:
-        steps, losses = self.curve.points()
-        third = [loss for loss in losses[-(len(losses) // 3) :] if math.isfinite(loss)]
-        if len(third) < 20:
+        if len(_last_third(self.curve)) < 20:
             return  # most of the curve was cut away by a rollback
+        found = self._flat_since(self.curve)
+        if found is not None and not self._late(record):
+            self.book.fire("M104", f"loss {found[1]:.4g} since step {found[0]:.0f}", sure=0.7)
+        else:
+            self.book.clear("M104")
+
+    def _flat_since(self, curve: Curve) -> tuple[float, float] | None:
+        """The step since which a curve is flat and its level there; nothing if it is not, or too short."""
+        third = _last_third(curve)
+        if len(third) < 20:
+            return None
         halves = third[: len(third) // 2], third[len(third) // 2 :]
         first, last = median(halves[0]), median(halves[1])
         noise = 2.5 * math.hypot(
@@ -179,13 +283,14 @@ class Plateau(Detector):
         )  # two errors of medians
         change = 2 * abs(first - last)  # the middles of the halves are half a window apart
         flat = change + 2 * noise < self.settings.plateau_gain * abs(first)
-        if flat and not self._late(record):
-            evidence = f"loss {last:.4g} since step {steps[-len(third)]:.0f}"
-            self.book.fire("M104", evidence, sure=0.7)
-        else:
-            self.book.clear("M104")
+        return (curve.points()[0][-len(third)], last) if flat else None
 
     def _late(self, record: Record) -> bool:
         total = self.facts.total_steps
         over = bool(total and record.step is not None and record.step > 0.8 * total)
         return over or self.lr < self.settings.plateau_lr * self.peak_lr
+
+
+def _last_third(curve: Curve) -> list[float]:
+    losses = curve.points()[1]
+    return [loss for loss in losses[-(len(losses) // 3) :] if math.isfinite(loss)]

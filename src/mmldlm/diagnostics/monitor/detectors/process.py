@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
-from mmldlm.diagnostics.monitor.history import Window, sureness
+from mmldlm.diagnostics.monitor.history import Recent, sureness
 from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.words import duration
@@ -20,7 +22,7 @@ class Stall(Detector):
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.intervals = Window(settings.history_lines)
+        self.intervals = Recent(settings.history_lines)
         self.last_at: float | None = None
         self.started_at: float | None = None
 
@@ -31,6 +33,17 @@ class Stall(Detector):
             self.intervals.add(record.time - self.last_at)
         self.last_at = record.time
         self.book.clear("M501")
+
+    def absorb(self, block: Block) -> bool:
+        if block.times is None:
+            return True
+        if self.book.is_open("M501"):
+            return False
+        before = block.times[0] if self.last_at is None else self.last_at
+        intervals = [now - last for last, now in pairwise([before, *block.times]) if now >= last]
+        self.intervals.extend(intervals[self.last_at is None :])
+        self.last_at = block.times[-1]
+        return True
 
     def event(self, record: Record) -> None:
         if record.event in ("started", "resumed"):
@@ -152,6 +165,9 @@ class Crash(Detector):
             if died_at is None or record.step > died_at:
                 self._over()
 
+    def absorb(self, block: Block) -> bool:
+        return not self.failures
+
     def _over(self) -> None:
         self.failures.clear()
         self.named, self.facts.ended = False, ""
@@ -178,6 +194,9 @@ class Restarts(Detector):
                 self.book.fire(
                     "M503", evidence, sure=sureness(self.starts[record.step] / 2), step=record.step
                 )
+
+    def absorb(self, block: Block) -> bool:
+        return not self.book.is_open("M503")
 
     def line(self, record: Record) -> None:
         if self.book.is_open("M503") and record.step is not None:

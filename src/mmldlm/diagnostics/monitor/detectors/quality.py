@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
-from mmldlm.diagnostics.monitor.history import Window, sureness
+from mmldlm.diagnostics.monitor.history import Recent, Window, sureness
 from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 
@@ -21,7 +22,7 @@ class ValidationDrift(Detector):
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.losses = Window(20)
+        self.losses = Recent(20)
         self.best, self.loss_at_best, self.streak = math.inf, math.inf, 0
 
     def line(self, record: Record) -> None:
@@ -30,6 +31,15 @@ class ValidationDrift(Detector):
             self.losses.add(loss)
         if valid is None or not math.isfinite(valid):
             return
+        self._judge(valid, record)
+
+    def absorb(self, block: Block) -> bool:
+        if "valid_loss" in block.values:
+            return False
+        self.losses.extend(block.values.get("loss", ()))
+        return True
+
+    def _judge(self, valid: float, record: Record) -> None:
         now = self.losses.median()
         if valid < self.best:
             self.best, self.loss_at_best, self.streak = valid, now, 0
@@ -61,6 +71,9 @@ class LatentCollapse(Detector):
             if size is not None and math.isfinite(size):
                 self._judge(name, size, record)
 
+    def absorb(self, block: Block) -> bool:
+        return not any(name in block.values for name in _SIZES)
+
     def _judge(self, name: str, size: float, record: Record) -> None:
         window = self.windows.setdefault(name, Window(9))
         window.add(size)
@@ -91,6 +104,12 @@ class LatentIgnored(Detector):
             return
         if (record.step or 0) < self.settings.ignored_start * (self.facts.total_steps or 0):
             return
+        self._judge(right, shuffled)
+
+    def absorb(self, block: Block) -> bool:
+        return "valid_text_loss_shuffled" not in block.values
+
+    def _judge(self, right: float, shuffled: float) -> None:
         gain = (shuffled - right) / max(abs(right), 1e-12)
         self.streak = self.streak + 1 if gain < self.settings.ignored_gain else 0
         if self.streak >= self.settings.ignored_count:

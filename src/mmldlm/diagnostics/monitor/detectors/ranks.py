@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
-from mmldlm.diagnostics.monitor.history import Window, median
+from mmldlm.diagnostics.monitor.history import Recent, median
 from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 
@@ -24,6 +25,9 @@ class Communication(Detector):
             where = f"rank {record.rank}: " if record.rank is not None else ""
             self.book.fire(code, where + record.text, sure=0.95)
 
+    def absorb(self, block: Block) -> bool:
+        return not any(map(self.book.is_open, ("M602", "M603")))
+
     def line(self, record: Record) -> None:
         for code in ("M602", "M603"):
             if self.book.is_open(code):
@@ -39,11 +43,11 @@ class Stragglers(Detector):
         super().__init__(settings, book, facts)
         self.arrivals: OrderedDict[int, dict[int, float]] = OrderedDict()
         self.last_step: dict[int, int] = {}
-        self.rates: dict[int, Window] = {}
+        self.rates: dict[int, Recent] = {}
         self.late: dict[int, deque[bool]] = {}
         self.judged_step, self.num_judged = -1, 0
         self.before: float | None = None
-        self.spacing = Window(_JUDGED)
+        self.spacing = Recent(_JUDGED)
 
     def rank_line(self, record: Record) -> None:
         rank, step = record.rank, record.step
@@ -54,7 +58,7 @@ class Stragglers(Detector):
         self.last_step[rank] = step
         rate = record.rate()
         if rate is not None:
-            self.rates.setdefault(rank, Window(_JUDGED)).add(rate[1])
+            self.rates.setdefault(rank, Recent(_JUDGED)).add(rate[1])
         if record.time is not None and step > self.judged_step:
             self.arrivals.setdefault(step, {})[rank] = record.time
             if len(self.arrivals) > _STEPS_KEPT:

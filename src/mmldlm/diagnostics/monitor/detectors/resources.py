@@ -7,6 +7,7 @@ import math
 from collections import deque
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.history import Window, median, sureness
 from mmldlm.diagnostics.monitor.records import Record
@@ -62,13 +63,44 @@ class Batch(Detector):
         self.last = size
         if self.streak > 10 and not self.book.is_open("M402"):
             return  # nothing changes, as in most runs
+        self._judge(size, record)
+
+    def absorb(self, block: Block) -> bool:
+        name = "micro_tokens" if "micro_tokens" in block.values else "batch_size"
+        sizes = block.values.get(name)
+        if sizes is None:
+            return True
+        if name != self.name or len(self.recent) < 5 or self.book.is_open("M402"):
+            return False
+        if min(sizes) == max(sizes) == self.last and self.streak > 10:
+            self.streak += len(sizes)
+            return True
+        return self._take(sizes)
+
+    def _take(self, sizes: list[float]) -> bool:
+        recent, last, streak, largest = list(self.recent.recent), self.last, self.streak, self.largest
+        for size in sizes:
+            streak = streak + 1 if size == last else 0
+            last = size
+            if streak > 10:
+                continue
+            recent = [*recent[1:], size]
+            now = sorted(recent)[2]
+            largest = max(largest, now)
+            if now < self.settings.shrink_ratio * largest:
+                return False
+        self.recent.extend(recent)
+        self.last, self.streak, self.largest = last, streak, largest
+        return True
+
+    def _judge(self, size: float, record: Record) -> None:
         self.recent.add(size)
         if len(self.recent) < 5:
             return
         now = self.recent.median()
         self.largest = max(self.largest, now)
         if now < self.settings.shrink_ratio * self.largest:
-            evidence = f"{name} {now:.0f} at step {record.step}, was {self.largest:.0f}"
+            evidence = f"{self.name} {now:.0f} at step {record.step}, was {self.largest:.0f}"
             self.book.fire(
                 "M402", evidence, sure=sureness(self.settings.shrink_ratio * self.largest / max(now, 1e-9))
             )
@@ -140,6 +172,18 @@ class Checkpoints(Detector):
             self.book.fire("M701", evidence, sure=sureness(since / limit))
         else:
             self.book.clear("M701")
+
+    def absorb(self, block: Block) -> bool:
+        first_step = block.steps[0] if self.first_step is None else self.first_step
+        period = self._period()
+        if period is not None:
+            newest = max(self.saved[-1] if self.saved else first_step, self.facts.saved_step or 0)
+            if block.steps[-1] - newest > self.settings.checkpoint_factor * period or self.book.is_open(
+                "M701"
+            ):
+                return False
+        self.first_step = first_step
+        return True
 
     def _period(self) -> float | None:
         if self.facts.checkpoint_every:

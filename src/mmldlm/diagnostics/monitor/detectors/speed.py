@@ -6,6 +6,7 @@ import math
 from collections import deque
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
+from mmldlm.diagnostics.monitor.blocks import Block, rolling_medians
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.history import Window, sureness
 from mmldlm.diagnostics.monitor.records import Record
@@ -35,6 +36,39 @@ class Throughput(Detector):
             for window in (self.history, self.recent, self.changes):
                 window.clear()
         self._judge(rate, record)
+
+    def absorb(self, block: Block) -> bool:
+        """Nothing is said as long as no four of five lines may be too slow and changes are small."""
+        found = block.rates()
+        if found is None:
+            return "loss" not in block.values or block.times is None
+        kind, rates = found
+        if kind != self.kind:
+            return bool(self.kind) and kind == "steps_per_second" and min(rates) > 0
+        if min(rates) <= 0 or not math.isfinite(self.last_rate) or not self.history.is_full():
+            return False
+        if self.book.is_open("M301") or self.book.is_open("M302"):
+            return False
+        low = self.settings.drop_ratio * max(max(self.history.recent), *rates)
+        if sum(rate < low for rate in (*self.recent.recent, *rates)) >= 4:
+            return False
+        changes = [
+            (rate - before) / rate if rate > before else (before - rate) / before
+            for before, rate in zip([self.last_rate, *rates], rates, strict=False)
+        ]
+        if not self._is_steady(changes):
+            return False
+        self.recent.extend(rates)
+        self.history.extend(rates)
+        self.changes.extend(changes)
+        self.last_rate = rates[-1]
+        return True
+
+    def _is_steady(self, changes: list[float]) -> bool:
+        limit, known = self.settings.unstable_change, list(self.changes.recent)
+        if sum(change > limit for change in (*known, *changes)) < self.settings.unstable_lines // 2:
+            return True
+        return self.changes.is_full() and max(rolling_medians(known, changes)) <= limit
 
     def _from_time(self, record: Record) -> tuple[str, float] | None:
         if record.step is None or record.time is None or "loss" not in record.values:
@@ -92,6 +126,18 @@ class DataWait(Detector):
         share = record.values.get("data_wait")
         if share is None or not math.isfinite(share):
             return
+        self._judge(share, record)
+
+    def absorb(self, block: Block) -> bool:
+        shares = block.values.get("data_wait")
+        if shares is None:
+            return True
+        if max(shares) > 0.8 * self.settings.wait_share or self.book.is_open("M303"):
+            return False
+        self.recent.extend(shares)
+        return True
+
+    def _judge(self, share: float, record: Record) -> None:
         self.recent.append(share)
         limit = self.settings.wait_share
         if share <= 0.8 * limit and not self.book.is_open("M303"):
