@@ -198,16 +198,32 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
             reached = _reached_by_all(file, call)
         else:
             # A function of its own: every call of it in this file must be one of all ranks.
-            callers = [c for c, _ in file.calls if function_called(file, c) is function]
+            callers = [c for c, _ in file.calls if _reaches(file, c, function)]
+            owner = file.class_of(function)
+            wraps = owner is not None and owner in {file.class_of(place) for place in wrapped}
             reached = (
                 bool(callers)
                 and not mentions_rank(function)
-                and all(file.function_of(c) in wrapped and _reached_by_all(file, c) for c in callers)
+                and _reached_by_all(file, call)
+                and all(
+                    (wraps or file.function_of(c) in wrapped) and _reached_by_all(file, c) for c in callers
+                )
             )
         if reached:
             yield about.at(
                 file.path, file.span(call), "every rank writes this file at the same time; save on one rank"
             )
+
+
+def _reaches(file: PythonFile, call: ast.Call, function: ast.AST) -> bool:
+    """Whether a call runs a function of this file: `name()`, `self.name()`, or `x.name()` where `x = Owner(...)`."""
+    if function_called(file, call) is function:
+        return True
+    owner = file.class_of(function)
+    if owner is None or not isinstance(call.func, ast.Attribute) or not isinstance(function, ast.FunctionDef):
+        return False
+    made = file.value_of(call.func.value)
+    return call.func.attr == function.name and isinstance(made, ast.Call) and dotted(made.func) == owner.name
 
 
 def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
@@ -248,7 +264,8 @@ def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
 )
 def ddp_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for save in file.calls_of("torch.save"):
-        for call in ast.walk(save):
+        held = file.value_of(save.args[0]) if save.args else save
+        for call in ast.walk(held if isinstance(held, ast.Dict) else save):
             if (
                 not is_method(call, "state_dict")
                 or not isinstance(call, ast.Call)

@@ -30,6 +30,7 @@ from mmldlm.diagnostics.doctor.rules.blocks import (
     name_words,
 )
 from mmldlm.diagnostics.doctor.rules.edits import set_keyword
+from mmldlm.diagnostics.doctor.steps import function_called
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
@@ -56,11 +57,37 @@ def _is_training(file: PythonFile, call: ast.Call) -> bool:
         return True
     if words & EVALUATES:
         return False
-    if is_constant(argument(call, "shuffle", 2), True):
+    if is_constant(argument(call, "shuffle", 2), True) or _samples_at_random(file, call):
         return True
     function = file.function_of(call)
     named = name_words(function.name) if isinstance(function, ast.FunctionDef) else set()
     return bool(named & TRAINS) and bool(named & {"loader", "dataloader", "loaders", "dataloaders"})
+
+
+def _samples_at_random(file: PythonFile, call: ast.Call) -> bool:
+    """Whether the sampler shuffles: a random one, or a distributed one that is told to."""
+    given = argument(call, "sampler", 3)
+    made = file.value_of(given) if given is not None else None
+    if not isinstance(made, ast.Call):
+        return False
+    name = (file.resolve(made.func) or "").rsplit(".", 1)[-1]
+    told = name == "DistributedSampler" and is_constant(argument(made, "shuffle"), True)
+    return told or name in ("RandomSampler", "WeightedRandomSampler")
+
+
+def _is_single_pass(file: PythonFile) -> bool:
+    """Whether this file trains in one pass over its data, so that workers are never started again."""
+    loops = file.training_loops
+    return bool(loops) and all(file.loop_of(loop) is None and _runs_once(file, loop) for loop in loops)
+
+
+def _runs_once(file: PythonFile, loop: ast.AST) -> bool:
+    function = file.function_of(loop)
+    if not isinstance(function, ast.FunctionDef):
+        return function is file.tree
+    callers = [call for call, _ in file.calls if function_called(file, call) is function]
+    once = all(file.loop_of(call) is None for call in callers)
+    return once and (function.name == "main" or (bool(callers) and file.class_of(function) is None))
 
 
 def _workers(call: ast.Call) -> ast.expr | None:
@@ -188,6 +215,7 @@ def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
             or has_spread(call)
             or not _is_training(file, call)
             or workers is None
+            or _is_single_pass(file)
         ):
             continue
         count = number(workers)
