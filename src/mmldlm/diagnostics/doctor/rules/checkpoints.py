@@ -190,6 +190,8 @@ def _steps(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
 )
 def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
     wrapped = {file.function_of(call) for call in file.calls_of("torch.nn.parallel.DistributedDataParallel")}
+    classes = {file.class_of(place) for place in wrapped}
+    known = _callers(file) if wrapped else {}
     for call in file.calls_of("torch.save"):
         if len(call.args) < 2 or mentions_rank(call.args[1]):
             continue
@@ -198,9 +200,9 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
             reached = _reached_by_all(file, call)
         else:
             # A function of its own: every call of it in this file must be one of all ranks.
-            callers = [c for c, _ in file.calls if _reaches(file, c, function)]
+            callers = known.get(function, [])
             owner = file.class_of(function)
-            wraps = owner is not None and owner in {file.class_of(place) for place in wrapped}
+            wraps = owner is not None and owner in classes
             reached = (
                 bool(callers)
                 and not mentions_rank(function)
@@ -215,15 +217,19 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
             )
 
 
-def _reaches(file: PythonFile, call: ast.Call, function: ast.AST) -> bool:
-    """Whether a call runs a function of this file: `name()`, `self.name()`, or `x.name()` where `x = Owner(...)`."""
-    if function_called(file, call) is function:
-        return True
-    owner = file.class_of(function)
-    if owner is None or not isinstance(call.func, ast.Attribute) or not isinstance(function, ast.FunctionDef):
-        return False
-    made = file.value_of(call.func.value)
-    return call.func.attr == function.name and isinstance(made, ast.Call) and dotted(made.func) == owner.name
+def _callers(file: PythonFile) -> dict[ast.AST, list[ast.Call]]:
+    """Function of this file -> its calls: `name()`, `self.name()`, and `x.name()` where `x = Owner(...)`."""
+    classes = {node.name: node for node in file.of(ast.ClassDef)}
+    found: dict[ast.AST, list[ast.Call]] = {}
+    for call, _ in file.calls:
+        function = function_called(file, call)
+        if function is None and isinstance(call.func, ast.Attribute):
+            made = file.value_of(call.func.value)
+            owner = classes.get(dotted(made.func) or "") if isinstance(made, ast.Call) else None
+            function = file.definitions.get((owner, call.func.attr)) if owner is not None else None
+        if function is not None:
+            found.setdefault(function, []).append(call)
+    return found
 
 
 def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:

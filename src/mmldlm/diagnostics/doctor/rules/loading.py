@@ -78,16 +78,21 @@ def _samples_at_random(file: PythonFile, call: ast.Call) -> bool:
 def _is_single_pass(file: PythonFile) -> bool:
     """Whether this file trains in one pass over its data, so that workers are never started again."""
     loops = file.training_loops
-    return bool(loops) and all(file.loop_of(loop) is None and _runs_once(file, loop) for loop in loops)
+    if not loops or any(file.loop_of(loop) is not None for loop in loops):
+        return False
+    called: dict[ast.AST | None, bool] = {}
+    for call, _ in file.calls:
+        function = function_called(file, call)
+        called[function] = called.get(function, True) and file.loop_of(call) is None
+    return all(_runs_once(file, function, called) for function in {file.function_of(loop) for loop in loops})
 
 
-def _runs_once(file: PythonFile, loop: ast.AST) -> bool:
-    function = file.function_of(loop)
+def _runs_once(file: PythonFile, function: ast.AST, called: dict[ast.AST | None, bool]) -> bool:
+    """`called`: the functions that this file calls, and whether never in a loop."""
     if not isinstance(function, ast.FunctionDef):
         return function is file.tree
-    callers = [call for call, _ in file.calls if function_called(file, call) is function]
-    once = all(file.loop_of(call) is None for call in callers)
-    return once and (function.name == "main" or (bool(callers) and file.class_of(function) is None))
+    known = function.name == "main" or (function in called and file.class_of(function) is None)
+    return known and called.get(function, True)
 
 
 def _workers(call: ast.Call) -> ast.expr | None:
@@ -208,6 +213,8 @@ def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
     if isinstance(file, YamlFile):
         yield from loader_not_persistent(file, about)
         return
+    if _is_single_pass(file):
+        return
     for call in _loaders(file):
         workers = _workers(call)
         if (
@@ -215,7 +222,6 @@ def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
             or has_spread(call)
             or not _is_training(file, call)
             or workers is None
-            or _is_single_pass(file)
         ):
             continue
         count = number(workers)
@@ -369,7 +375,7 @@ def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
     pinning = any(is_constant(argument(call, "pin_memory", 7), True) for call in file.calls_of(LOADER))
     if not pinning:
         return
-    for loop in file.training_loops:
+    for loop in [*file.training_loops, *_loops_around_steps(file)]:
         names = (
             {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
             if isinstance(loop, ast.For)
@@ -393,3 +399,15 @@ def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     f"{file.text(node)} waits although the loader pins memory",
                     fix,
                 )
+
+
+def _loops_around_steps(file: PythonFile) -> list[ast.For]:
+    """Loops that give each batch to a step in a function of its own."""
+    found: dict[ast.For, None] = {}
+    for call, _ in file.calls:
+        if function_called(file, call) in file.step_functions:
+            loop = file.loop_of(call)
+            if isinstance(loop, ast.For):
+                found[loop] = None
+    training = set(file.training_loops)
+    return [loop for loop in found if loop not in training]

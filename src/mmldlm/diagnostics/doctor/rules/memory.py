@@ -101,10 +101,13 @@ def whole_backbone(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="total_loss += loss.detach()",
 )
 def graph_kept(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    around = {
+        function: _trained_in(file, function) for function in map(file.function_of, file.training_loops)
+    }
     for scope in [*file.training_loops, *file.step_functions]:
         in_loop = not isinstance(scope, ast.FunctionDef)
         trained = _trained_in(file, scope)
-        summed = trained | _trained_in(file, file.function_of(scope)) if in_loop else trained
+        summed = around[file.function_of(scope)] if in_loop else trained
         for node in file.inside(scope):
             target, value = _kept_by(node)
             # What a step function keeps in a name of its own is gone when it returns.

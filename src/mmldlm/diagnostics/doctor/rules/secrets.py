@@ -52,7 +52,9 @@ _TEMPLATES = re.compile(r"example|sample|template|dist$", re.IGNORECASE)
 
 def _has_shape(value: str) -> bool:
     match = _SHAPES.search(value)
-    return match is not None and not re.search(r"x{6,}|example|0{8,}", match[0], re.IGNORECASE)
+    return match is not None and not re.search(
+        r"x{6,}|0{8,}|your|example|placeholder|dummy|fake", match[0], re.IGNORECASE
+    )
 
 
 def _is_secret(name: str, value: str) -> bool:
