@@ -191,6 +191,29 @@ def test_import_of_the_command_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_closed_pipe_is_no_error_of_the_program(project: Path) -> None:
+    for number in range(300):
+        (project / f"m{number}.py").write_text(BAD)  # more text than a pipe holds
+    program = "from mmldlm.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "doctor", "check", str(project), "--no-external"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "m0.py" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_no_format_repeats_a_secret(project: Path) -> None:
+    secret = "5f3d2c1b0a9e8d7c6b5a4f3e2d1c0b9a8f7e6d5c"
+    (project / "run.sh").write_text(f"export WANDB_API_KEY={secret}\nwandb login {secret}\n")
+    (project / "Dockerfile").write_text(f"FROM a:1\nARG WANDB_API_KEY={secret}\n")
+    for form in ("text", "json", "sarif", "github"):
+        shown = _run("check", project, "--select", "SEC", "--output-format", form, expect=1)
+        assert shown.count("is written here") == 3
+        assert secret not in shown
+
+
 def _script(*words: object, answer: str = "") -> subprocess.CompletedProcess[str]:
     environment = dict(
         os.environ, PYTHON=sys.executable, PATH="/usr/bin:/bin", PYTHONPATH=str(REPOSITORY / "src")

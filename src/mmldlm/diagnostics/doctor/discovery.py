@@ -115,6 +115,23 @@ def discover(root: Path, exclude: tuple[str, ...] = ()) -> tuple[Path, list[Foun
     return root, sorted(found, key=lambda file: file.relative)
 
 
+def ignored_by_git(root: Path, relative: str) -> bool:
+    """Whether a .gitignore in the file's folder or above, up to the repository's top, names the file."""
+    path = (root / relative).resolve()
+    for folder in path.parents:
+        try:
+            lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
+        except OSError:
+            lines = []
+        patterns = [line.strip().removeprefix("**/").lstrip("/") for line in lines]
+        inside = path.relative_to(folder).as_posix()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (path.name, inside)):
+            return True
+        if (folder / ".git").exists():
+            return False
+    return False
+
+
 def _walk(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)

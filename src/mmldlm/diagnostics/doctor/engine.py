@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmldlm.diagnostics.doctor.discovery import Found, discover
+from mmldlm.diagnostics.doctor.discovery import Found, discover, ignored_by_git
 from mmldlm.diagnostics.doctor.facts import gather
 from mmldlm.diagnostics.doctor.ignores import Ignore, apply_ignores, find_ignores
 from mmldlm.diagnostics.doctor.line_files import DockerFile, EnvFile
@@ -44,7 +44,7 @@ _PARSERS: dict[Kind, type] = {
 
 
 TRAINING_FAMILIES = frozenset(
-    ["NCC", "DAT", "DDP", "OPT", "AMP", "CMP", "ATT", "MEM", "SYN", "LOS", "CKP", "PTH"]
+    ["NCC", "DAT", "DDP", "OPT", "AMP", "CMP", "ATT", "MEM", "SYN", "LOS", "CKP", "PTH", "SEC"]
 )
 """Silent in tests, which are slow, odd and fixed on purpose."""
 
@@ -156,6 +156,8 @@ def audit(path: Path, options: Options) -> Report:
     for result in results:
         facts.merge(result.facts)
     remember(facts, read_pins(root, below=path.is_dir()))
+    environments = [file for file in files if file.kind is Kind.ENV]
+    facts.features |= {f"gitignored:{f.relative}" for f in environments if ignored_by_git(root, f.relative)}
     found = [finding for result in results for finding in result.findings]
     for declared, check in project_checks():
         if declared.code in options.codes:

@@ -190,6 +190,8 @@ def _steps(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
 )
 def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
     wrapped = {file.function_of(call) for call in file.calls_of("torch.nn.parallel.DistributedDataParallel")}
+    classes = {file.class_of(place) for place in wrapped}
+    known = _callers(file) if wrapped else {}
     for call in file.calls_of("torch.save"):
         if len(call.args) < 2 or mentions_rank(call.args[1]):
             continue
@@ -198,16 +200,36 @@ def every_rank_saves(file: PythonFile, about: Rule) -> Iterator[Finding]:
             reached = _reached_by_all(file, call)
         else:
             # A function of its own: every call of it in this file must be one of all ranks.
-            callers = [c for c, _ in file.calls if function_called(file, c) is function]
+            callers = known.get(function, [])
+            owner = file.class_of(function)
+            wraps = owner is not None and owner in classes
             reached = (
                 bool(callers)
                 and not mentions_rank(function)
-                and all(file.function_of(c) in wrapped and _reached_by_all(file, c) for c in callers)
+                and _reached_by_all(file, call)
+                and all(
+                    (wraps or file.function_of(c) in wrapped) and _reached_by_all(file, c) for c in callers
+                )
             )
         if reached:
             yield about.at(
                 file.path, file.span(call), "every rank writes this file at the same time; save on one rank"
             )
+
+
+def _callers(file: PythonFile) -> dict[ast.AST, list[ast.Call]]:
+    """Function of this file -> its calls: `name()`, `self.name()`, and `x.name()` where `x = Owner(...)`."""
+    classes = {node.name: node for node in file.of(ast.ClassDef)}
+    found: dict[ast.AST, list[ast.Call]] = {}
+    for call, _ in file.calls:
+        function = function_called(file, call)
+        if function is None and isinstance(call.func, ast.Attribute):
+            made = file.value_of(call.func.value)
+            owner = classes.get(dotted(made.func) or "") if isinstance(made, ast.Call) else None
+            function = file.definitions.get((owner, call.func.attr)) if owner is not None else None
+        if function is not None:
+            found.setdefault(function, []).append(call)
+    return found
 
 
 def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
@@ -248,7 +270,8 @@ def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
 )
 def ddp_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for save in file.calls_of("torch.save"):
-        for call in ast.walk(save):
+        held = file.value_of(save.args[0]) if save.args else save
+        for call in ast.walk(held if isinstance(held, ast.Dict) else save):
             if (
                 not is_method(call, "state_dict")
                 or not isinstance(call, ast.Call)

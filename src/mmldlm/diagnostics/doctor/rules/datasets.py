@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from mmldlm.diagnostics.doctor.names import dotted
-from mmldlm.diagnostics.doctor.python_file import PythonFile
+from mmldlm.diagnostics.doctor.python_file import PythonFile, is_method
 from mmldlm.diagnostics.doctor.registry import Rule, rule
 from mmldlm.diagnostics.doctor.rules.loading import LOADER_DOCS
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
@@ -47,16 +47,20 @@ def shared_seed(file: PythonFile, about: Rule) -> Iterator[Finding]:
             dotted(part) for method in items for part in ast.walk(method) if isinstance(part, ast.Attribute)
         }
         for part in ast.walk(methods["__init__"]):
-            if isinstance(part, ast.Assign) and isinstance(part.value, ast.Call):
-                target = dotted(part.targets[0]) or ""
-                made = file.resolve(part.value.func)
-                seeded = bool(part.value.args or part.value.keywords) or made == "torch.Generator"
+            if isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(part.value, ast.Call):
+                target = dotted(part.targets[0] if isinstance(part, ast.Assign) else part.target) or ""
+                call = part.value
+                if is_method(call, "manual_seed") and isinstance(call.func, ast.Attribute):
+                    call = call.func.value if isinstance(call.func.value, ast.Call) else call
+                made = file.resolve(call.func)
+                seeded = bool(call.args or call.keywords) or made == "torch.Generator"
                 if target.startswith("self.") and target in used and made in _GENERATORS and seeded:
                     message = f"{target} is copied into every worker with its state: all workers draw the same numbers"
                     yield about.at(file.path, file.span(part), message)
 
 
 def _is_dataset(file: PythonFile, base: ast.expr) -> bool:
+    base = base.value if isinstance(base, ast.Subscript) else base
     return (file.resolve(base) or "") in ("torch.utils.data.Dataset", "torch.utils.data.IterableDataset")
 
 

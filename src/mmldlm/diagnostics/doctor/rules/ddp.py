@@ -318,6 +318,9 @@ _MAIN = re.compile(
 
 
 def _asks_own_rank(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        alone = {"world_size", "num_processes", "n_gpu", "num_gpus"}
+        return any(_asks_own_rank(part) for part in test.values) and not alone & words_of(test)
     if isinstance(test, ast.Name | ast.Attribute | ast.Call):
         target = test.func if isinstance(test, ast.Call) else test
         name = (

@@ -30,6 +30,7 @@ from mmldlm.diagnostics.doctor.rules.blocks import (
     name_words,
 )
 from mmldlm.diagnostics.doctor.rules.edits import set_keyword
+from mmldlm.diagnostics.doctor.steps import function_called
 from mmldlm.diagnostics.doctor.types import Finding, Kind, Severity
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
@@ -56,11 +57,42 @@ def _is_training(file: PythonFile, call: ast.Call) -> bool:
         return True
     if words & EVALUATES:
         return False
-    if is_constant(argument(call, "shuffle", 2), True):
+    if is_constant(argument(call, "shuffle", 2), True) or _samples_at_random(file, call):
         return True
     function = file.function_of(call)
     named = name_words(function.name) if isinstance(function, ast.FunctionDef) else set()
     return bool(named & TRAINS) and bool(named & {"loader", "dataloader", "loaders", "dataloaders"})
+
+
+def _samples_at_random(file: PythonFile, call: ast.Call) -> bool:
+    """Whether the sampler shuffles: a random one, or a distributed one that is told to."""
+    given = argument(call, "sampler", 3)
+    made = file.value_of(given) if given is not None else None
+    if not isinstance(made, ast.Call):
+        return False
+    name = (file.resolve(made.func) or "").rsplit(".", 1)[-1]
+    told = name == "DistributedSampler" and is_constant(argument(made, "shuffle"), True)
+    return told or name in ("RandomSampler", "WeightedRandomSampler")
+
+
+def _is_single_pass(file: PythonFile) -> bool:
+    """Whether this file trains in one pass over its data, so that workers are never started again."""
+    loops = file.training_loops
+    if not loops or any(file.loop_of(loop) is not None for loop in loops):
+        return False
+    called: dict[ast.AST | None, bool] = {}
+    for call, _ in file.calls:
+        function = function_called(file, call)
+        called[function] = called.get(function, True) and file.loop_of(call) is None
+    return all(_runs_once(file, function, called) for function in {file.function_of(loop) for loop in loops})
+
+
+def _runs_once(file: PythonFile, function: ast.AST, called: dict[ast.AST | None, bool]) -> bool:
+    """`called`: the functions that this file calls, and whether never in a loop."""
+    if not isinstance(function, ast.FunctionDef):
+        return function is file.tree
+    known = function.name == "main" or (function in called and file.class_of(function) is None)
+    return known and called.get(function, True)
 
 
 def _workers(call: ast.Call) -> ast.expr | None:
@@ -180,6 +212,8 @@ def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
 def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
     if isinstance(file, YamlFile):
         yield from loader_not_persistent(file, about)
+        return
+    if _is_single_pass(file):
         return
     for call in _loaders(file):
         workers = _workers(call)
@@ -341,7 +375,7 @@ def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
     pinning = any(is_constant(argument(call, "pin_memory", 7), True) for call in file.calls_of(LOADER))
     if not pinning:
         return
-    for loop in file.training_loops:
+    for loop in [*file.training_loops, *_loops_around_steps(file)]:
         names = (
             {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
             if isinstance(loop, ast.For)
@@ -365,3 +399,15 @@ def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     f"{file.text(node)} waits although the loader pins memory",
                     fix,
                 )
+
+
+def _loops_around_steps(file: PythonFile) -> list[ast.For]:
+    """Loops that give each batch to a step in a function of its own."""
+    found: dict[ast.For, None] = {}
+    for call, _ in file.calls:
+        if function_called(file, call) in file.step_functions:
+            loop = file.loop_of(call)
+            if isinstance(loop, ast.For):
+                found[loop] = None
+    training = set(file.training_loops)
+    return [loop for loop in found if loop not in training]

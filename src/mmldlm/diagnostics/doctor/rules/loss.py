@@ -308,10 +308,33 @@ def entropy_of_probabilities(file: PythonFile, about: Rule) -> Iterator[Finding]
             )
         if not (name in _CROSS_ENTROPY or is_module) or not call.args:
             continue
-        if _is_softmax(file, call.args[0]) or _is_softmax(file, file.value_of(call.args[0])):
+        given = _unshaped(call.args[0])
+        if _is_softmax(file, given) or _is_softmax(file, _unshaped(file.value_of(given))):
             yield about.at(
                 file.path, file.span(call), "cross_entropy takes logits; softmax is applied twice here"
             )
+
+
+_SHAPES = (
+    "transpose",
+    "permute",
+    "view",
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    "float",
+)
+
+
+def _unshaped(node: ast.expr) -> ast.expr:
+    """What a chain such as `p.transpose(1, 2).contiguous()` starts from; the numbers in it stay the same."""
+    while isinstance(node, ast.Call) and is_method(node, *_SHAPES) and isinstance(node.func, ast.Attribute):
+        if isinstance(node.func.value, ast.Name) and node.func.value.id == "torch":
+            return node
+        node = node.func.value
+    return node
 
 
 @rule(

@@ -101,34 +101,63 @@ def whole_backbone(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="total_loss += loss.detach()",
 )
 def graph_kept(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for loop in file.training_loops:
-        trained = {
-            node.func.value.id
-            for node in file.inside(loop)
-            if is_method(node, "backward")
-            and isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-        }
-        for node in file.inside(loop):
-            value: ast.expr | None = None
-            if (
-                isinstance(node, ast.AugAssign)
-                and isinstance(node.op, ast.Add)
-                and isinstance(node.value, ast.Name)
-            ):
-                value = node.value if (dotted(node.target) or "") not in trained else None
-            elif is_method(node, "append") and isinstance(node, ast.Call) and len(node.args) == 1:
-                value = node.args[0] if isinstance(node.args[0], ast.Name) else None
+    around = {
+        function: _trained_in(file, function) for function in map(file.function_of, file.training_loops)
+    }
+    for scope in [*file.training_loops, *file.step_functions]:
+        in_loop = not isinstance(scope, ast.FunctionDef)
+        trained = _trained_in(file, scope)
+        summed = around[file.function_of(scope)] if in_loop else trained
+        for node in file.inside(scope):
+            target, value = _kept_by(node)
+            # What a step function keeps in a name of its own is gone when it returns.
+            lasting = target not in summed and (in_loop or target.startswith("self."))
             if (
                 isinstance(value, ast.Name)
                 and value.id in trained
-                and not _rebound_to_number(file, loop, value.id)
+                and lasting
+                and not _rebound_to_number(file, scope, value.id)
             ):
                 fix = replace_node(file, value, f"{value.id}.detach()", "detach the loss", safe=True)
                 yield about.at(
                     file.path, file.span(node), f"keeps the graph of every `{value.id}` alive; detach it", fix
                 )
+
+
+def _kept_by(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Where a statement adds or appends something, and what: `a += x`, `a = a + x`, `a.append(x)`."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return dotted(node.target) or "", node.value
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add)
+    ):
+        target, sides = dotted(node.targets[0]), (node.value.left, node.value.right)
+        for own, other in (sides, sides[::-1]):
+            if target is not None and dotted(own) == target:
+                return target, other
+    if is_method(node, "append") and isinstance(node, ast.Call) and len(node.args) == 1:
+        assert isinstance(node.func, ast.Attribute)
+        return dotted(node.func.value) or "", node.args[0]
+    return "", None
+
+
+def _trained_in(file: PythonFile, scope: ast.AST) -> set[str]:
+    """Names of the losses that a scope trains on: `x.backward()`, `scaler.scale(x).backward()`, `engine.backward(x)`,
+    `(x / n).backward()`, and what a step of Lightning returns."""
+    found: list[ast.expr] = []
+    for node in file.inside(scope):
+        if isinstance(node, ast.Call) and is_method(node, "backward", "manual_backward"):
+            assert isinstance(node.func, ast.Attribute)
+            held = node.args[0] if node.args else node.func.value
+            if isinstance(held, ast.Call) and is_method(held, "scale") and held.args:
+                held = held.args[0]
+            found.append(held)
+        elif isinstance(node, ast.Return) and getattr(scope, "name", "") == "training_step" and node.value:
+            found.append(node.value)
+    bare = [node.left if isinstance(node, ast.BinOp) else node for node in found]
+    return {node.id for node in bare if isinstance(node, ast.Name)}
 
 
 def _rebound_to_number(file: PythonFile, loop: ast.AST, name: str) -> bool:
@@ -186,6 +215,9 @@ def evaluates_with_gradients(file: PythonFile, about: Rule) -> Iterator[Finding]
         "torch"
     ):
         return
+    for forward in _evaluated_between(file):
+        message = "the model is evaluated without torch.no_grad(): graphs are built for nothing"
+        yield about.at(file.path, file.span(forward), message)
     for node in file.of(ast.FunctionDef):
         if not node.name.lower().startswith(("eval", "valid", "test_model")):
             continue
@@ -212,6 +244,31 @@ def evaluates_with_gradients(file: PythonFile, about: Rule) -> Iterator[Finding]
         ):
             message = f"{node.name} runs the model without torch.no_grad(): graphs are built for nothing"
             yield about.at(file.path, file.span(forwards[0]), message)
+
+
+def _evaluated_between(file: PythonFile) -> Iterator[ast.Call]:
+    """Forwards of `model.eval(); for x in data: model(x); model.train()` in the middle of training."""
+    for call, _ in file.calls:
+        statement = file.parents.get(call)
+        if not is_method(call, "eval") or call.args or not isinstance(statement, ast.Expr):
+            continue
+        assert isinstance(call.func, ast.Attribute)
+        held = dotted(call.func.value)
+        block = getattr(file.parents[statement], "body", [])
+        if held is None or statement not in block:
+            continue
+        rest = block[block.index(statement) + 1 :]
+        back = next((i for i, later in enumerate(rest) if _calls_method(later, held, "train")), None)
+        for loop in rest[:back] if back is not None else []:
+            inside = list(file.inside(loop)) if isinstance(loop, ast.For) else []
+            if any(is_method(n, "backward", "requires_grad_", "attack") for n in inside):
+                continue
+            yield from [n for n in inside if isinstance(n, ast.Call) and dotted(n.func) == held][:1]
+
+
+def _calls_method(statement: ast.stmt, held: str, name: str) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and dotted(call.func) == f"{held}.{name}"
 
 
 @rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from mmldlm.diagnostics.doctor.choices import ANY, names_called
 from mmldlm.diagnostics.doctor.effective_calls import is_marker, is_open
 from mmldlm.diagnostics.doctor.names import dotted
 from mmldlm.diagnostics.doctor.python_file import (
@@ -65,6 +66,44 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
         message = f"{file.text(call.func)} without fused=True starts many small kernels per step"
         fix = None if sparse else set_keyword(file, call, "fused", "True", safe=not is_open(call))
         yield about.at(file.path, file.span(call), message, fix)
+    for call, names in picked_optimizers(file):
+        if (
+            has_spread(call)
+            or not call.args
+            or {k.arg for k in call.keywords} & _CHOOSES
+            or _is_small(file, call)
+        ):
+            continue
+        fusable = names & set(FUSABLE)
+        if fusable or ANY in {name.rsplit(".", 1)[-1] for name in names}:
+            message = "the class that is picked here never gets fused=True: many small kernels per step"
+            certain = fusable == names
+            fix = set_keyword(file, call, "fused", "True", safe=False) if certain and not sparse else None
+            severity = None if certain else Severity.INFO
+            yield about.at(file.path, file.span(call), message, fix, severity=severity)
+
+
+def picked_optimizers(file: PythonFile) -> Iterator[tuple[ast.Call, frozenset[str]]]:
+    """Calls of an optimizer that is chosen from a dictionary or by its name, with all that it may be."""
+    if "optim" not in file.identifiers and not file.uses("torch.optim"):
+        return
+    for call, name in file.calls:
+        if name is not None or not call.args or isinstance(call.func, ast.Lambda):
+            continue
+        names = names_called(file, call)
+        if any(_is_optimizer(picked) for picked in names):
+            yield call, names
+
+
+def _is_optimizer(name: str) -> bool:
+    """`torch.optim.AdamW`, `torch.optim.?`; no scheduler, no function of the module."""
+    return name.startswith("torch.optim.") and name.count(".") == 2 and name != "torch.optim.lr_scheduler"
+
+
+def _makes_optimizer(file: PythonFile, made: ast.AST) -> bool:
+    """Whether an expression makes an optimizer of torch, however it is chosen."""
+    names = names_called(file, made) if isinstance(made, ast.Call) else frozenset()
+    return any(_is_optimizer(name) for name in names)
 
 
 def _is_small(file: PythonFile, call: ast.Call) -> bool:
@@ -99,7 +138,10 @@ def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
     good='AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-4, weight_decay=0.1)',
 )
 def decays_everything(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.optim.AdamW", "torch.optim.Adam"):
+    picked = [
+        call for call, names in picked_optimizers(file) if names & {"torch.optim.AdamW", "torch.optim.Adam"}
+    ]
+    for call in [*file.calls_of("torch.optim.AdamW", "torch.optim.Adam"), *picked]:
         decay = argument(call, "weight_decay", 4)
         if decay is None or number(decay) == 0 or not call.args or has_spread(call):
             continue
@@ -167,8 +209,7 @@ def never_cleared(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 made = file.value_of(node.func.value)
                 if isinstance(made, ast.Call) and file.loop_of(made) is loop:
                     continue  # a new optimizer in every round
-                origin = (file.resolve(made.func) or "") if isinstance(made, ast.Call) else ""
-                if origin.startswith("torch.optim.") and ".lr_scheduler" not in origin:
+                if _makes_optimizer(file, made):
                     message = "nothing in this file clears the gradients: they add up for ever"
                     yield about.at(file.path, file.span(node), message)
 
@@ -203,26 +244,28 @@ def scheduler_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
         seen: list[tuple[ast.Call, str]] = []
         for statement in getattr(scope, "body", []):
             call = statement.value if isinstance(statement, ast.Expr) else None
-            if (
-                isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Attribute)
-                and call.func.attr in ("step", "backward")
-            ):
-                made = file.value_of(call.func.value)
-                origin = (file.resolve(made.func) or "") if isinstance(made, ast.Call) else ""
-                seen.append((call, "backward" if call.func.attr == "backward" else origin))
-        kinds = [origin for _, origin in seen]
-        schedule = next(
-            (i for i, kind in enumerate(kinds) if kind.startswith("torch.optim.lr_scheduler.")), None
-        )
-        update = next(
-            (i for i, k in enumerate(kinds) if k.startswith("torch.optim.") and ".lr_scheduler." not in k),
-            None,
-        )
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                seen.append((call, _step_kind(file, call, call.func)))
+        kinds = [kind for _, kind in seen]
+        schedule = kinds.index("schedule") if "schedule" in kinds else None
+        update = kinds.index("update") if "update" in kinds else None
         if schedule is not None and update is not None and schedule < update:
             yield about.at(
                 file.path, file.span(seen[schedule][0]), "the scheduler steps before the optimizer; swap them"
             )
+
+
+def _step_kind(file: PythonFile, call: ast.Call, function: ast.Attribute) -> str:
+    """Whether a call updates the weights (also `scaler.step(opt)`, `xm.optimizer_step(opt)`) or the schedule."""
+    if function.attr not in ("step", "optimizer_step"):
+        return ""
+    made = file.value_of(function.value)
+    if isinstance(made, ast.Call):
+        origin = file.resolve(made.func) or ""
+        if origin.startswith("torch.optim.lr_scheduler."):
+            return "schedule"
+    given = file.value_of(call.args[0]) if call.args else None
+    return "update" if any(_makes_optimizer(file, n) for n in (made, given) if n is not None) else ""
 
 
 @rule(
@@ -245,7 +288,8 @@ def coupled_decay(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]
     if isinstance(file, YamlFile):
         yield from coupled_decay_block(file, about)
         return
-    for call in file.calls_of("torch.optim.Adam"):
+    picked = [call for call, names in picked_optimizers(file) if names == {"torch.optim.Adam"}]
+    for call in [*file.calls_of("torch.optim.Adam"), *picked]:
         decay = number(argument(call, "weight_decay", 4))
         if decay and not has_spread(call) and argument(call, "decoupled_weight_decay") is None:
             yield about.at(

@@ -16,6 +16,7 @@ from mmldlm.diagnostics.doctor.python_file import (
 )
 from mmldlm.diagnostics.doctor.registry import Rule, rule
 from mmldlm.diagnostics.doctor.rules.blocks import PURE_HALF, half_weights_asked_for
+from mmldlm.diagnostics.doctor.rules.optimizer import picked_optimizers
 from mmldlm.diagnostics.doctor.types import Finding, Fix, Kind, NodeEdit, Severity
 from mmldlm.diagnostics.doctor.yaml_file import YamlFile
 
@@ -172,14 +173,24 @@ def scaler_with_bf16(file: PythonFile, about: Rule) -> Iterator[Finding]:
 def fp16_without_scaler(file: PythonFile, about: Rule) -> Iterator[Finding]:
     if not file.training_loops or any("scaler" in name.lower() for name in file.identifiers):
         return
-    for call in _autocasts(file):
-        if (
-            _autocast_dtype(file, call) in ("torch.float16", "torch.half")
-            and file.loop_of(call) in file.training_loops
-        ):
+    plain = [c for calls in file.backward_calls.values() for c in calls if not c.args]
+    for call in _autocasts(file) if plain else []:
+        if _is_float16(file, call) and file.loop_of(call) in file.training_loops:
             yield about.at(
                 file.path, file.span(call), "float16 gradients underflow without a gradient scaler"
             )
+
+
+def _is_float16(file: PythonFile, call: ast.Call) -> bool:
+    """Whether autocast runs in float16, which is also what it does on a GPU when nobody says otherwise."""
+    name = file.resolve(call.func)
+    if argument(call, "dtype", 1 if name in ("torch.autocast", "torch.amp.autocast") else None) is not None:
+        return _autocast_dtype(file, call) in ("torch.float16", "torch.half")
+    if has_spread(call) or is_constant(argument(call, "enabled"), False):
+        return False
+    if {"set_autocast_gpu_dtype", "set_autocast_dtype"} & file.identifiers:
+        return False
+    return name == "torch.cuda.amp.autocast" or is_constant(argument(call, "device_type", 0), "cuda")
 
 
 @rule(
@@ -320,7 +331,9 @@ def _names_in(node: ast.AST) -> set[str]:
 
 
 def _optimized_names(file: PythonFile) -> set[str]:
-    return {name for call in file.calls_of(*_ADAMS) for value in call.args[:1] for name in _names_in(value)}
+    picked = [call for call, names in picked_optimizers(file) if names & set(_ADAMS)]
+    calls = [*file.calls_of(*_ADAMS), *picked]
+    return {name for call in calls for value in call.args[:1] for name in _names_in(value)}
 
 
 def _trained_names(file: PythonFile) -> set[str]:

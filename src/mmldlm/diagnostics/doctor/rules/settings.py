@@ -250,12 +250,25 @@ def unknown_section(facts: Facts, about: Rule) -> Iterator[Finding]:
         return
     known = {setting.key.split(".", 1)[0] for setting in facts.settings}
     known |= {part for setting in facts.settings for part in PurePosixPath(setting.path).parts[:-1]}
+    # Hydra without a ConfigStore knows its YAML files only; elsewhere a name in the code may be a section.
+    only_files = "hydra" in facts.words and "ConfigStore" not in facts.words
     for override in facts.overrides:
         section = override.key.split(".", 1)[0]
-        near = difflib.get_close_matches(section, known, 1, cutoff=0.8)
-        if section not in known and section not in facts.words and near:
+        near = difflib.get_close_matches(section, known, 1, cutoff=0.8) or _shortened(section, known)
+        if (
+            section not in known
+            and section != "hydra"
+            and (only_files or section not in facts.words)
+            and near
+        ):
             message = f"no settings file has a section {section!r}; did you mean {near[0]!r}?"
             yield about.at(override.path, override.span, message)
+
+
+def _shortened(section: str, known: set[str]) -> list[str]:
+    """Names that begin like this one: `optim` for `optimizer`."""
+    pairs = [(name, *sorted((name, section), key=len)) for name in sorted(known)]
+    return [name for name, short, long in pairs if len(short) >= 4 and long.startswith(short)]
 
 
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "width", "dim")
