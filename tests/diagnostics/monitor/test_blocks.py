@@ -29,6 +29,8 @@ def rows(seed, count=1500):
         row |= {"tokens_per_second": 9e4 / slow * noise.uniform(0.7, 1.3), "tokens": 9e4 * max(step, 1)}
         row |= {"data_wait": 0.4 if 1100 <= idx < 1150 else 0.01, "batch_size": noise.choice((60, 64, 70))}
         row |= {"skipped_steps": int(idx == 800)}
+        if seed == 2:  # another stage of the modes, with other losses
+            row |= {"mode_stage": int(idx >= 630), "loss": row["loss"] + 5 * (idx >= 630)}
         yield row | ({"loss": math.nan} if idx == 1300 else {})
 
 
