@@ -5,6 +5,7 @@ Shapes: N documents, T tokens, S slots, M rows of a stream (T or N*S), H heads, 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -71,7 +72,7 @@ class TimeEmbedding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.rate: Tensor
-        rate = torch.exp(torch.linspace(0.0, 1.0, width // 4) * torch.log(torch.tensor(1000.0)))
+        rate = torch.exp(torch.linspace(0.0, 1.0, width // 4) * math.log(1000.0))
         self.register_buffer("rate", rate, persistent=False)
         self.hidden = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
