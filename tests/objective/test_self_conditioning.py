@@ -133,7 +133,8 @@ def test_loss_and_gradients_do_not_depend_on_how_documents_are_laid_out(parts: l
     denoiser.zero_grad()
     losses = [OBJECTIVE(denoiser, part, COUNTS).loss for part in parts]
     sum(losses).backward()  # type: ignore[union-attr]
-    assert float(sum(losses)) == pytest.approx(float(whole), rel=1e-5)
+    total = sum(loss.item() for loss in losses)
+    assert total == pytest.approx(whole.item(), rel=1e-5)
     for name, gradient in gradients(denoiser).items():
         assert torch.allclose(gradient, expected[name], rtol=1e-3, atol=1e-5), name
 
