@@ -70,13 +70,13 @@ def _ask(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
     if pack.tally is not None:
         pack.tally.add()
     inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time)
-    previous = pack.recall.last() if pack.recall is not None else None
+    previous = pack.answers.last() if pack.answers is not None else None
     predict = predictor.predict if previous is None else partial(predictor.predict, previous=previous)
     found = predict(*inputs, pack.layout, rows=rows)
-    if pack.recall is not None and found.said is not None:
-        pack.recall.keep(found.said)
+    if pack.answers is not None and found.said is not None:
+        pack.answers.keep(found.said)
     return found
 
 
 def _remembered_as(pack: Pack, view: str) -> Pack:
-    return pack if pack.recall is None else replace(pack, recall=pack.recall.seen_as(view))
+    return pack if pack.answers is None else replace(pack, answers=pack.answers.seen_as(view))

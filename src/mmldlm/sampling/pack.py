@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.layout import Layout, packed_layout
-from mmldlm.sampling.recall import Recall
+from mmldlm.sampling.answers import LastAnswers
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Pack:
     against: Tensor | None = None
     """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
     memory: LatentMemory | None = None
-    recall: Recall | None = None
+    answers: LastAnswers | None = None
     """What a self-conditioning network is told of its last pass; None: nothing."""
     tally: Tally | None = None
     places: Places | None = None
@@ -137,7 +137,7 @@ class Pack:
             fixed=None if self.fixed is None else self.fixed[tokens],
             against=None if self.against is None else self.against[kept],
             memory=None if self.memory is None else LatentMemory(self.memory.clean[kept], self.memory.time),
-            recall=None if self.recall is None else self.recall.select(documents, tokens),
+            answers=None if self.answers is None else self.answers.select(documents, tokens),
             tally=None if self.tally is None else Tally(self.tally.passes, self.tally.index[documents]),
         )
 

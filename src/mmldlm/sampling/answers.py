@@ -17,7 +17,7 @@ from mmldlm.types import Previous
 
 
 @dataclass(frozen=True, eq=False)
-class Recall:
+class LastAnswers:
     """The part of a chain's memory that belongs to some of its documents; all parts write into one memory."""
 
     num_documents: int
@@ -35,15 +35,15 @@ class Recall:
     """View -> the last answer about all documents of the chain."""
 
     @classmethod
-    def of(cls, num_documents: int, num_tokens: int) -> Recall:
+    def of(cls, num_documents: int, num_tokens: int) -> LastAnswers:
         """At the start of a chain nothing has been said."""
         return cls(num_documents, num_tokens, np.arange(num_documents), np.arange(num_tokens))
 
-    def select(self, documents: np.ndarray, tokens: np.ndarray) -> Recall:
+    def select(self, documents: np.ndarray, tokens: np.ndarray) -> LastAnswers:
         """That of some documents (N,) bool with their tokens (T,) bool."""
         return replace(self, documents=self.documents[documents], tokens=self.tokens[tokens])
 
-    def seen_as(self, view: str) -> Recall:
+    def seen_as(self, view: str) -> LastAnswers:
         """That of the same documents in another view."""
         return replace(self, view=view)
 

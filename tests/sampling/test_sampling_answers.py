@@ -15,9 +15,9 @@ from mmldlm.config import ModeWeights
 from mmldlm.data.store import Documents
 from mmldlm.evaluation.latent_bound import latent_errors
 from mmldlm.evaluation.likelihood import text_bound
+from mmldlm.sampling.answers import LastAnswers
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.recall import Recall
 from mmldlm.types import Previous
 
 LENGTHS = np.array([5, 12, 3, 9, 1, 7])
@@ -47,9 +47,10 @@ def recorded(model: LoadedModel) -> list[tuple[tuple, Previous | None, object]]:
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
-@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
+@pytest.mark.parametrize("sampler", [*MASK_SAMPLERS, "hybrid"])
 def test_texts_do_not_depend_on_packs(sampler: str, guidance: float) -> None:
-    model = random_model(self_conditioning=True)
+    noise = "hybrid" if sampler == "hybrid" else "mask"
+    model = random_model(self_conditioning=True, text_noise=noise)
     options = SamplingOptions(text_sampler=sampler, num_sampling_steps=6, guidance=guidance, remask_share=0.3)
     found = []
     for batch_tokens in (1, 20, 1000):
@@ -119,7 +120,7 @@ def test_in_one_step_nothing_is_known_before() -> None:
 def test_parts_of_a_chain_write_into_one_memory() -> None:
     lengths = np.array([2, 1, 3])
     document = np.repeat(np.arange(3), lengths)
-    chain = Recall.of(3, 6)
+    chain = LastAnswers.of(3, 6)
     assert chain.last() is None
     chosen = np.array([True, False, True])
     part = chain.select(chosen, chosen[document])
