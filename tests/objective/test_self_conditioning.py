@@ -176,6 +176,6 @@ def test_validation_takes_both_passes_and_looks_at_the_second() -> None:
     assert loss_of(noisy_batch([0, 1, 2]), noisy_batch([3, 4, 5])) == pytest.approx(whole, rel=1e-5)
     noisy = noisy_batch()
     said = denoise(denoiser, noisy, CORRUPTION.latent).latent_prediction[noisy.latent_target > 0]
-    assert whole["valid_latent_prediction_std"] == pytest.approx(float(said.std(0).mean()), rel=1e-5)
+    assert whole["valid_latent_prediction_std"] == pytest.approx(said.std(0).mean().item(), rel=1e-5)
     untold = loss_of(with_coins(noisy, [False] * 6))
     assert untold["valid_text_loss"] != pytest.approx(whole["valid_text_loss"], rel=1e-3)
