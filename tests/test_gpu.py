@@ -126,10 +126,14 @@ BALANCES = {
 }
 
 
-@pytest.mark.parametrize("balance", list(BALANCES))
+SELF_CONDITIONING = ["model.self_conditioning=true"]
+OBJECTIVES = BALANCES | {"self_conditioning": SELF_CONDITIONING}
+
+
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
 @pytest.mark.parametrize("graphs", ["false", "true"])
-def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs, balance):
-    trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}", *BALANCES[balance])
+def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs, objective):
+    trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}", *OBJECTIVES[objective])
     for batch in run_steps(trainer, 8):
         trainer._one_step(batch, 0.0)
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -174,6 +178,16 @@ def plain_losses(store, tmp_path_factory):
 def test_every_fast_path_has_the_loss_of_the_plain_one(store, tmp_path, words, plain_losses):
     found = losses(make_trainer(tmp_path, store, *WIDE, *words), 10)
     np.testing.assert_allclose(found, plain_losses, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["speed.cuda_graphs=true"], ["speed.activation_checkpointing=block"], ["speed.precision=fp16"]],
+)
+def test_both_passes_of_self_conditioning_have_the_loss_of_the_plain_path(store, tmp_path, words):
+    plain = make_trainer(tmp_path / "plain", store, *WIDE, *PLAIN, *SELF_CONDITIONING)
+    fast = make_trainer(tmp_path / "fast", store, *WIDE, *words, *SELF_CONDITIONING)
+    np.testing.assert_allclose(losses(fast, 10), losses(plain, 10), rtol=0.01)
 
 
 @pytest.mark.parametrize("balance", ["uncertainty", "gradient_norm"])

@@ -106,6 +106,8 @@ class ModelConfig:
     """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
     unigram_init: bool = True
     """Start the output bias at the log frequency of each token in the training split."""
+    self_conditioning: bool = False
+    """The denoiser is also told what it said in an earlier pass; training takes one more forward pass a step."""
 
 
 @dataclass
@@ -455,6 +457,7 @@ class ModelShape:
     qk_norm: bool
     rope_base: float
     length: str
+    self_conditioning: bool
 
 
 def resolve_model(model: ModelConfig) -> ModelShape:

@@ -11,6 +11,7 @@ import numpy as np
 # What a stream of numbers is for. Part of every hash: changing one changes all results.
 ORDER, TEXT_MASK, LATENT_NOISE, CONDITION, TOKEN_CHOICE, UNMASK, LENGTH, TIME_SHIFT, SHUFFLE = range(1, 10)
 TEXT_REPLACEMENT, MODE = 10, 11
+SELF_CONDITIONING = 12
 
 Words = int | np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -87,6 +87,8 @@ class NoisyBatch:
     text is a target, then repeats of row 0."""
     scored_weight: Tensor
     """(R,) float32 weight of each in the loss, 0 for the repeats."""
+    self_conditioned: Tensor
+    """(N,) bool, documents of which a self-conditioning denoiser is told what it said in a first pass."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,16 @@ class DenoiserOutput:
     """(N, S, C)"""
     length_logits: Tensor | None
     """(N, longest length), where the length is modelled; index i means length i + 1."""
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What the denoiser said in an earlier pass about the same documents; zeros where it has not been asked yet."""
+
+    token_hidden: Tensor
+    """(T, D) last hidden state of the text stream."""
+    clean_latents: Tensor
+    """(N, S, C) float32"""
 
 
 def map_tensors(value: Moved, change: Callable[[Tensor], Tensor]) -> Moved:

@@ -88,6 +88,7 @@ def noisy_batch(model, text: np.ndarray, time: float, kind: int) -> NoisyBatch:
         length_target=torch.ones(count),
         scored=rows,
         scored_weight=weight.expand(len(rows)),
+        self_conditioned=torch.ones(count, dtype=torch.bool),
     )
 
 

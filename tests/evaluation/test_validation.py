@@ -54,9 +54,12 @@ def test_wrong_latents_are_those_of_another_document_under_the_same_noise() -> N
 
 
 def test_collapsed_predictions_have_no_spread() -> None:
-    spread = Spread(torch.tensor([True, True, False, True]))
-    spread.add(torch.ones(4, 1, 3) * 7)
+    spread, chosen = Spread(), torch.tensor([True, True, False, True])
+    spread.see(torch.ones(4, 1, 3) * 7)
+    spread.keep(chosen)
     assert spread.deviation() == 0
-    spread.add(torch.tensor([1.0, 3.0, 100.0, 1.0])[:, None, None].expand(4, 1, 3))
+    spread.see(torch.zeros(4, 1, 3))  # a first pass, which does not count
+    spread.see(torch.tensor([1.0, 3.0, 100.0, 1.0])[:, None, None].expand(4, 1, 3))
+    spread.keep(chosen)
     expected = torch.tensor([7.0, 7.0, 7.0, 1.0, 3.0, 1.0]).std()
     assert spread.deviation() == pytest.approx(expected.item())

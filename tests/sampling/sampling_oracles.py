@@ -137,7 +137,11 @@ def oracle_model(
 
 
 def random_model(
-    *, length: str = "modelled", modes: ModeWeights | None = None, **settings: Any
+    *,
+    length: str = "modelled",
+    modes: ModeWeights | None = None,
+    self_conditioning: bool = False,
+    **settings: Any,
 ) -> LoadedModel:
     """A small network with random weights, all of them at work; 50 words, 2 slots of 3 channels."""
     corruption_config = CorruptionConfig(mode_weights=modes or ModeWeights(), **settings)
@@ -150,6 +154,7 @@ def random_model(
         mlp_ratio=2.0,
         time_width=16,
         length=length,
+        self_conditioning=self_conditioning,
     )
     config = Config(model=shape, corruption=corruption_config)
     denoiser = Denoiser(shape, DataShape(50, 2, 3, 12))

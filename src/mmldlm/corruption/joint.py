@@ -77,6 +77,7 @@ class Corruption:
             length_target=text_target.float(),
             scored=scored,
             scored_weight=weight,
+            self_conditioned=torch.from_numpy(_coins(batch.keys)),
         )
 
     def count(self, lengths: np.ndarray, times: Times, num_slots: int) -> Counts:
@@ -108,3 +109,8 @@ class Corruption:
             return schedule.bound_weight(time)
         # the same for every scored token, and on average one in all for every token
         return torch.full_like(time, 1.0 if self.text.hybrid else 1.0 / schedule.mean_probability)
+
+
+def _coins(keys: np.ndarray) -> np.ndarray:
+    """(N,) bool, true for half of the documents."""
+    return randomness.uniform(keys, randomness.SELF_CONDITIONING, np.zeros_like(keys)) < 0.5

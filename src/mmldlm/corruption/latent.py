@@ -79,6 +79,18 @@ class LatentProcess:
         of_noise, _ = self.velocity_factors(time)
         return of_noise * noisy - sigma * prediction
 
+    def clean_of_output(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """The clean latent that the network's output stands for, without a division, so finite at all times.
+
+        Where noise is predicted, `prediction` makes the output a velocity. At time 0 there is nothing to estimate:
+        it is the latent itself, whatever the output.
+        """
+        _, sigma = self.levels(time)
+        if self.prediction_type == "clean":
+            return torch.where(sigma > 0, output, noisy)
+        of_noise, _ = self.velocity_factors(time)
+        return of_noise * noisy - sigma * output
+
     def to_noise(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """The noise that a prediction stands for; where a clean one is predicted at time 0 there is none, so zero."""
         signal, sigma = self.levels(time)

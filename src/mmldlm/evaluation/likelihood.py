@@ -6,6 +6,9 @@ This is the continuous-time bound of masked diffusion (MDLM); p(t) is the share 
 scored given its length; what the length costs is told apart. Masking and weights are those of training.
 With hybrid noise it is the bound of that process, over all tokens (see `objective/hybrid.py`).
 
+A self-conditioning network is asked twice: a first pass without, then one that is told of it, for every document. Both
+see the same noisy text and nothing else of it, so P is still a function of that text, which is all the bound asks for.
+
 Shapes: n documents, K draws per document, N documents of a pack, R scored rows, D width, V vocabulary.
 """
 
@@ -22,6 +25,7 @@ import torch.nn.functional as F
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.text import TextProcess
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
@@ -31,6 +35,7 @@ from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estima
 from mmldlm.layout import packed_layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.hybrid import HybridRows, posterior_logits, row_costs
+from mmldlm.objective.self_conditioning import first_answer
 from mmldlm.sampling.checks import trained_parts
 from mmldlm.types import Batch, NoisyBatch, Times, to_device
 
@@ -122,10 +127,11 @@ def text_bound(
     by_time, answers = Curve.empty(NUM_BUCKETS), Answers()
     corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
     plan = _Plan(model, documents, latent, num_draws, seed)
+    twice = corruption.latent if model.config.model.self_conditioning else None
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
-            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text)
+            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text, twice)
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
@@ -155,13 +161,20 @@ def perplexity(nats_per_token: float) -> float:
 
 
 @torch.inference_mode()
-def score(denoiser: Denoiser, batch: NoisyBatch, text: TextProcess | None = None) -> Scores:
+def score(
+    denoiser: Denoiser,
+    batch: NoisyBatch,
+    text: TextProcess | None = None,
+    twice: LatentProcess | None = None,
+) -> Scores:
     """Run the denoiser on a noisy pack and score its noisy tokens, a chunk of rows at a time.
 
-    `text` is the rule of their noise; None: masks only.
+    `text` is the rule of their noise; None: masks only. `twice`, the rule of the latents', has the denoiser asked a
+    second time and told what it said.
     """
+    told = [] if twice is None else [first_answer(denoiser, batch, twice)]
     output = denoiser(
-        batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
+        batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout, *told
     )
     rows = batch.scored[batch.scored_weight > 0]
     size = _CHUNK_ROWS.get(rows.device.type, 1024)

@@ -32,15 +32,14 @@ def validation_loss(
     shuffled: LossTerms | None = None
     spread = Spread()
     watching = denoiser.register_forward_hook(
-        lambda module, inputs, output: spread.add(output.latent_prediction)
+        lambda module, inputs, output: spread.see(output.latent_prediction)
     )
     try:
         with torch.no_grad(), autocast():
             for batch in noisy:
                 moved = to_device(batch, device)
-                spread.chosen = moved.latent_target > 0
                 total = add_terms(total, objective(denoiser, moved, counts))
-            spread.chosen = None
+                spread.keep(moved.latent_target > 0)
             for batch in with_wrong_latents(noisy, corruption) if objective.active.text else []:
                 shuffled = add_terms(shuffled, objective(denoiser, to_device(batch, device), counts))
     finally:
@@ -80,14 +79,17 @@ def with_wrong_latents(batches: list[NoisyBatch], corruption: Corruption) -> lis
 class Spread:
     """How much the predicted latents differ from document to document; near zero when they have collapsed."""
 
-    chosen: Tensor | None = None
-    """(N,) documents whose latent is predicted; None: look away."""
+    _seen: Tensor | None = None
     _found: list[Tensor] = field(default_factory=list)
 
-    def add(self, prediction: Tensor) -> None:
-        """(N, S, C)"""
-        if self.chosen is not None:
-            self._found.append(prediction[self.chosen].float())
+    def see(self, prediction: Tensor) -> None:
+        """(N, S, C) of a pass; the last one of a batch counts, which with self-conditioning is the second."""
+        self._seen = prediction
+
+    def keep(self, chosen: Tensor) -> None:
+        """Count what was seen last of these documents (N,), whose latent is predicted."""
+        assert self._seen is not None, "a pass comes first"
+        self._found.append(self._seen[chosen].float())
 
     def deviation(self) -> Tensor | None:
         """Mean over slots and channels of the deviation over documents; None for fewer than two."""

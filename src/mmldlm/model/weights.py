@@ -52,6 +52,9 @@ def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None 
         denoiser.token_head.bias[: len(rate)] = rate.log().float()
     if denoiser.length_head is not None:
         denoiser.length_head.output.weight.zero_()
+    for recall in (denoiser.token_recall, denoiser.latent_recall):
+        if recall is not None:
+            recall.weight.zero_()
 
 
 def _init_stream(stream: Stream, depth: int) -> None:

@@ -20,6 +20,7 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
 from mmldlm.objective.hybrid import HybridRows, hybrid_loss, hybrid_loss_of_all
 from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
+from mmldlm.objective.self_conditioning import denoise
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
 from mmldlm.objective.weighting import LossBalance, sum_by_bucket
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
@@ -99,9 +100,7 @@ class Objective:
         plain = batch
         if balance is not None:
             batch = balance.weigh(batch)
-        output: DenoiserOutput = denoiser(
-            batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
-        )
+        output = denoise(denoiser, batch, self.latent)
         zero = batch.text_time.new_zeros(())
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
         text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from mmldlm.corruption.joint import Corruption
+from mmldlm.sampling.answers import LastAnswers
 from mmldlm.sampling.hybrid import require_fitting_sampler
 from mmldlm.sampling.latent import LATENT_STEPS
 from mmldlm.sampling.options import SamplingOptions
@@ -64,7 +65,7 @@ def run_chain(
     if any(step.modality == "text" for step in steps):
         require_fitting_sampler(options.text_sampler, corruption.text)
     text_step, latent_step = TEXT_STEPS[options.text_sampler], LATENT_STEPS[options.latent_sampler]
-    pack = start
+    pack = replace(start, answers=LastAnswers.of(len(start.lengths), len(start.noisy_tokens)))
     for step in steps:
         if step.modality == "text":
             pack = _with_given(text_step(predictor, pack, corruption.text, step, options), start)
