@@ -1,6 +1,7 @@
 """Tests run beside each other on few cores: one thread each, and nothing is fetched from anywhere."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+MEMORY, ROOM = "/dev/shm", 4 * 2**30
+"""Where temporary folders are, if there is room for them."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary folders in memory: runs flush all they write, and on a busy disk the suite would mostly wait for that.
+
+    pytest removes the folders of tests that passed (`tmp_path_retention_policy`); --basetemp puts them elsewhere.
+    """
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 @pytest.fixture

@@ -402,6 +402,20 @@ class EvaluationConfig:
     spread."""
     num_generated: int = _number(64, 0)
     """Pairs generated from nothing; 0: none."""
+    candidates: list[int] = field(default_factory=list)
+    """Numbers of texts decoded for each latent, of which the one nearest to the latent is kept, such as [1, 4, 16]; []:
+    not measured."""
+    refine: int = _number(0, 0)
+    """Rounds that improve the best candidate, measured beside none; 0: none."""
+    candidate_temperature: float = _number(1.0, 0, above=True)
+    """Of all candidates but the first, which takes the most probable tokens, and of the rounds."""
+    check: str = _choice("auto", "auto", "model", "encoder")
+    """What turns candidates back into latents: the model's own t2l side or the encoder; auto: the model, or the encoder
+    where a run has no t2l side."""
+    text_samplers: list[str] = field(default_factory=list)
+    """Text samplers beside each other; []: the run's own."""
+    guidances: list[float] = field(default_factory=list)
+    """Strengths of guidance beside each other; []: the run's own."""
     batch_tokens: int = _number(8192, 1)
 
 
@@ -532,6 +546,7 @@ def _joint_problems(config: Config) -> list[str]:
             f"train.keep_best={config.train.keep_best}: train.valid_every={valid} must be a multiple of "
             f"train.checkpoint_every={every}, so that there is a checkpoint at each validation"
         )
+    found += _decoding_problems(config)
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
         found.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
@@ -540,6 +555,28 @@ def _joint_problems(config: Config) -> list[str]:
         found.append(
             f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
         )
+    return found
+
+
+def _decoding_problems(config: Config) -> list[str]:
+    """What is wrong with the ways to decode that an evaluation compares."""
+    found, evaluation, noise = [], config.evaluation, config.corruption.text_noise
+    if evaluation.candidates and min(evaluation.candidates) < 1:
+        found.append(
+            f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
+        )
+    if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
+        found.append(
+            f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
+        )
+    known = next(item for item in fields(SamplingConfig) if item.name == "text_sampler").metadata["allowed"]
+    fitting = [name for name in known if (name == "hybrid") == (noise == "hybrid")]
+    found += [
+        f"evaluation.text_samplers: {name!r} does not fit corruption.text_noise={noise}; allowed are "
+        f"{', '.join(fitting)}"
+        for name in evaluation.text_samplers
+        if name not in fitting
+    ]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -34,8 +34,8 @@ def config_from_dict(values: dict[str, Any]) -> Config:
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
-    """Plain nested values."""
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
+    """Plain nested values; a checkpoint takes them while the run waits, so not by way of OmegaConf."""
+    return asdict(config)
 
 
 def config_to_yaml(config: Config) -> str:

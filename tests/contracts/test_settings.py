@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def stages(text: str) -> list[str]:
     return [f"corruption.mode_schedule=[{text}]"]
 
 
+@cache
 def attributes_read() -> set[str]:
     """Names of attributes that are read, and strings given to getattr, outside the settings themselves."""
     found: set[str] = set()

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mmldlm.cli.evaluate import evaluate
 from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModelConfig, ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
+from mmldlm.evaluation.compare import compare, load_evaluated
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.model.denoiser import DataShape, Denoiser
@@ -97,30 +99,27 @@ def encode(texts: list[str]) -> np.ndarray:
 TOOLS = Tools(decode_text=as_words, encode=encode)
 
 
-def test_the_same_arguments_give_the_same_numbers(model: LoadedModel, store: PairStore) -> None:
+@pytest.fixture(scope="module")
+def result(model: LoadedModel, store: PairStore) -> dict[str, Any]:
+    """The whole evaluation, for tests that only look at it."""
+    return evaluate_model(model, store, "validation", SMALL, TOOLS)
+
+
+def test_the_same_arguments_give_the_same_numbers(
+    model: LoadedModel, store: PairStore, result: dict[str, Any]
+) -> None:
     seen: list[tuple[str, int, int]] = []
-    runs = [
-        evaluate_model(
-            model,
-            store,
-            "validation",
-            SMALL,
-            TOOLS,
-            progress=progress,
-        )
-        for progress in (lambda *event: seen.append(event), None)
-    ]
-    for result in runs:
-        del result["seconds"]
-    assert runs[0] == runs[1]
+    again = evaluate_model(
+        model, store, "validation", SMALL, TOOLS, progress=lambda *event: seen.append(event)
+    )
+    assert again | {"seconds": None} == result | {"seconds": None}
     parts = {part for part, _, _ in seen}
     # three text bounds, three latent bounds, two ways to decode, text to latent, two round trips, three of generation
     assert len(parts) == 14
     assert all((part, total, total) in seen for part, _, total in seen)
 
 
-def test_the_result_is_complete_plain_json(model: LoadedModel, store: PairStore) -> None:
-    result = evaluate_model(model, store, "validation", SMALL, TOOLS)
+def test_the_result_is_complete_plain_json(store: PairStore, result: dict[str, Any]) -> None:
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["data"]["num_documents"] == 12
     assert result["inversion"]["num_documents"] == len(result["examples"]) == 5
@@ -171,18 +170,19 @@ def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairSto
     assert result["round_trips"]["text_latent_text"]["right_length"]["value"] == 1.0
 
 
-def test_generated_pairs_are_measured_beside_real_ones(model: LoadedModel, store: PairStore) -> None:
-    made = evaluate_model(model, store, "validation", SMALL, TOOLS)["generation"]
+def test_generated_pairs_are_measured_beside_real_ones(
+    model: LoadedModel, store: PairStore, result: dict[str, Any]
+) -> None:
+    made = result["generation"]
     assert made["num_documents"] == made["num_real"] == len(made["examples"]) == 6
     assert made["memorised"]["num_searched"] == 30
     assert made["distance"]["latent_frechet"]["real_low"] <= made["distance"]["latent_frechet"]["real"]
     assert -1 <= made["agreement"]["encoder"]["value"] <= 1
-    on_train = evaluate_model(model, store, "train", SMALL, TOOLS)["generation"]
+    small = replace(SMALL, num_documents=6, num_decoded=2, num_draws=1, step_counts=[1])
+    on_train = evaluate_model(model, store, "train", small, TOOLS)["generation"]
     assert on_train["memorised"]["whole"]["real"]["value"] == 1.0  # here the real ones are the training data
-    assert (
-        evaluate_model(model, store, "validation", replace(SMALL, num_generated=0), TOOLS)["generation"]
-        is None
-    )
+    small = replace(small, num_generated=0)
+    assert evaluate_model(model, store, "validation", small, TOOLS)["generation"] is None
 
 
 def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
@@ -262,11 +262,38 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
 
 
 def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: Path) -> None:
-    text = call(run, "--out", tmp_path / "here", "-n", 6, "--steps", "3", "--no-encoder", "--split", "train")
+    ways = ["--candidates", "1,2", "--refine", 1, "--text-samplers", "confidence,remask"]
+    ways += ["--guidances", "1,2"]
+    words = ("-n", 6, "--steps", "3", "--no-encoder", "--split", "train", "--num-generated", 0, *ways)
+    text = call(run, "--out", tmp_path / "here", *words)
     for word in ("Text bound", "Latent bound", "shuffled", "retrieval@10", "Round trips", "report:"):
         assert word in text
-    assert (tmp_path / "here" / "report.html").is_file()
-    assert json.loads((tmp_path / "here" / "result.json").read_text())["data"]["split"] == "train"
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert result["data"]["split"] == "train"
+    rows = result["self_check"]["rows"]
+    found = [(row["text_sampler"], row["guidance"], row["num_candidates"], row["num_rounds"]) for row in rows]
+    each = [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert found == [
+        (name, scale, *way) for name in ("confidence", "remask") for scale in (1, 2) for way in each
+    ]
+    plain = result["inversion"]["length_given"][-1]
+    assert all(rows[0][key] == plain[key] for key in ("token_accuracy", "exact_match"))
+    same = [value for value in rows[0]["difference"].values() if value is not None]
+    assert {(value["value"], value["low"], value["high"]) for value in same} == {(0.0, 0.0, 0.0)}
+    html, markdown = ((tmp_path / "here" / f"report.{kind}").read_text() for kind in ("html", "md"))
+    for page in (text, html, markdown):
+        assert "Ways to decode, against the plain one" in page
+    assert f"| remask | 2 | 2 | 1 | {100 * rows[-1]['token_accuracy']['value']:.1f} % |" in markdown
+    assert "What more work in decoding buys" in html
+    one = load_evaluated(tmp_path / "here")
+    names = {row["name"] for row in compare([one, one])["comparisons"][0]["rows"]}
+    assert {
+        f"checked/3/remask/2/2/1/{score}" for score in ("token_accuracy", "exact_match", "passes")
+    } <= names
+    one.result["self_check"]["judge"], other = "encoder", load_evaluated(tmp_path / "here")
+    comparison = compare([one, other])
+    assert not any(row["name"].startswith("checked/") for row in comparison["comparisons"][0]["rows"])
+    assert any("self_check.judge is encoder" in note for note in comparison["notes"])
 
 
 def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
@@ -278,6 +305,20 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ((run, "--split", "tset"), "no split 'tset'"),
         ((run, "--steps", "1,two"), "--steps 1,two"),
         ((run, "--steps", "0"), "--steps 0"),
+        ((run, "--candidates", "1,some"), "--candidates 1,some: numbers"),
+        ((run, "--candidates", "0"), r"evaluation.candidates=\[0\]: numbers of texts from 1"),
+        (
+            (run, "--text-samplers", "fast"),
+            "'fast' does not fit corruption.text_noise=mask; allowed are confidence",
+        ),
+        ((run, "--text-samplers", "hybrid"), "'hybrid' does not fit corruption.text_noise=mask"),
+        ((run, "--guidances", "nan"), "evaluation.guidances"),
+        (
+            (run, "--candidate-temperature", "0"),
+            "evaluation.candidate_temperature=0.0: allowed is more than 0",
+        ),
+        ((run, "--check", "me", "--no-encoder"), "evaluation.check=me: allowed are auto, model, encoder"),
+        ((run, "--candidates", "2", "--check", "encoder", "--no-encoder"), "needs the encoder and tokenizer"),
         ((run, "--device", "tpu"), "allowed are auto, cpu and cuda"),
         ((run, run), "one run at a time"),
         ((run, "--sts", tmp_path / "no.tsv"), "no.tsv: cannot be read"),
@@ -305,6 +346,7 @@ def test_a_hostile_text_cannot_break_the_page(
         Tools(decode_text=lambda lists: ["<script>alert(1)</script> & "] * len(lists)),
     )
     result["text_bound"]["right"]["perplexity"] = float("inf")
+    result |= dict.fromkeys(("latent_bound", "retrieval", "round_trips"))  # pictures without any text
     (tmp_path / "mine.png").write_bytes(b"not ours")
     html = write_report(tmp_path, result, training_log=None).read_text()
     assert "<script" not in html

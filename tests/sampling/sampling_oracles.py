@@ -39,6 +39,23 @@ def toy_distribution(num_kinds: int, seed: int = 0) -> np.ndarray:
     return weight / weight.sum()
 
 
+PLACES = (NUM_LETTERS + 1) ** torch.arange(TEXT_LENGTH - 1, -1, -1)
+"""A partly masked text is a number in base four, its state: three letters and the mask."""
+
+
+def text_tables(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """For each state: (256, K) the probability of kind and fitting texts, (256, K, 4, V) that of letters given both.
+
+    Whatever the latent, text and kind enter the posterior through these alone, so they are summed once.
+    """
+    states = torch.from_numpy(np.array(list(itertools.product(range(NUM_LETTERS + 1), repeat=TEXT_LENGTH))))
+    texts = torch.from_numpy(TEXTS)
+    fits = ((states[:, None] == NUM_LETTERS) | (states[:, None] == texts)).all(-1).double()
+    of_state = fits @ joint.T
+    letters = torch.nn.functional.one_hot(texts, NUM_LETTERS).double()
+    return of_state, torch.einsum("sq,kq,qlv->sklv", fits, joint, letters) / of_state[:, :, None, None]
+
+
 class OracleDenoiser:
     """The exact posterior of (kind, text) given any noisy pair; latents of a kind are Gaussian, or a point."""
 
@@ -52,7 +69,7 @@ class OracleDenoiser:
     ) -> None:
         self.corruption, self.spread = corruption, spread
         self.joint, self.centres = torch.from_numpy(joint), torch.from_numpy(centres).double()
-        self.texts = torch.from_numpy(TEXTS)
+        self.of_state, self.letters = text_tables(self.joint)
         self.shape = DataShape(NUM_LETTERS, 1, centres.shape[1], 16)
         logits = np.zeros(16) if length_logits is None else length_logits
         self.length_head = lambda latents, time: torch.from_numpy(logits).float().expand(len(latents), -1)
@@ -75,12 +92,10 @@ class OracleDenoiser:
             }
         )
         signal, sigma = (level[:, 0].double() for level in self.corruption.latent.levels(latent_time))
-        weight = self.posterior(
-            noisy_tokens.view(-1, TEXT_LENGTH), noisy_latents[:, 0].double(), signal, sigma
-        )
-        letters = torch.nn.functional.one_hot(self.texts, NUM_LETTERS).double()
-        marginals = torch.einsum("nkq,qlv->nlv", weight, letters)
-        clean = self.clean_given(weight.sum(2), noisy_latents[:, 0].double(), signal, sigma)
+        state = (noisy_tokens.view(-1, TEXT_LENGTH) * PLACES).sum(1)
+        kind = self.kinds(state, noisy_latents[:, 0].double(), signal, sigma)
+        marginals = (kind[:, :, None, None] * self.letters[state]).sum(1)
+        clean = self.clean_given(kind, noisy_latents[:, 0].double(), signal, sigma)
         return DenoiserOutput(
             token_hidden=marginals.log().view(-1, NUM_LETTERS).float(),
             latent_prediction=self.in_type(clean[:, None], noisy_latents.double(), latent_time).float(),
@@ -90,17 +105,12 @@ class OracleDenoiser:
     def token_logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def posterior(self, noisy: Tensor, latents: Tensor, signal: Tensor, sigma: Tensor) -> Tensor:
-        """(N, K, Q)"""
-        mask_id = self.corruption.vocab_size
-        fits = ((noisy[:, None] == mask_id) | (noisy[:, None] == self.texts[None])).all(-1)
+    def kinds(self, state: Tensor, latents: Tensor, signal: Tensor, sigma: Tensor) -> Tensor:
+        """(N, K) how probable each kind is, given both."""
         variance = ((signal * self.spread) ** 2 + sigma**2).clamp(min=1e-8)[:, None]
         distance = (latents[:, None] - signal[:, None] * self.centres[None]) ** 2
         log_latent = (-0.5 * distance / variance).sum(-1)
-        log_weight = (
-            log_latent[:, :, None] + self.joint.log()[None] + torch.where(fits, 0.0, -torch.inf)[:, None]
-        )
-        return log_weight.flatten(1).softmax(-1).view(log_weight.shape)
+        return (log_latent + self.of_state[state].log()).softmax(-1)
 
     def clean_given(self, kind: Tensor, latents: Tensor, signal: Tensor, sigma: Tensor) -> Tensor:
         """(N, C) mean of the latent: of each kind's Gaussian, weighted by the kinds' probabilities."""

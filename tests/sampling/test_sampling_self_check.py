@@ -10,7 +10,7 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.sampling import self_check
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.self_check import cosine, decode_checked, probed_places, with_blanks
+from mmldlm.sampling.self_check import checked_stages, cosine, decode_checked, probed_places, with_blanks
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
 LENGTHS = np.array([5, 9, 2, 1, 12, 7])
@@ -120,3 +120,30 @@ def test_progress_reaches_its_end() -> None:
     shares = [done / total for done, total in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+def test_stages_are_what_each_number_of_candidates_gives_alone() -> None:
+    model, counts = random_model(), [3, 1]
+    greedy = SamplingOptions(num_sampling_steps=3, batch_tokens=60, temperature=0.0)
+    stages = list(
+        checked_stages(model, LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, counts=counts, num_rounds=1)
+    )
+    assert [(stage.num_candidates, stage.num_rounds) for stage in stages] == [(1, 0), (1, 1), (3, 0), (3, 1)]
+    for stage in stages:
+        alone = check(model, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
+        assert all(map(np.array_equal, alone.tokens, stage.found.tokens))
+        assert alone.passes.tolist() == stage.found.passes.tolist()
+        assert alone.cosine.tolist() == stage.found.cosine.tolist()
+    first, *_ = checked_stages(
+        model, LATENTS, greedy, keys=KEYS, lengths=LENGTHS, counts=[1, 2], drawn=OPTIONS
+    )
+    plain = decode_latents(model, LATENTS, greedy, lengths=LENGTHS, keys=KEYS)
+    assert all(map(np.array_equal, plain, first.found.tokens))
+
+
+def test_the_judge_reads_a_text_as_it_stands_whatever_the_guidance() -> None:
+    model = random_model()
+    guided = SamplingOptions(num_sampling_steps=3, batch_tokens=60, guidance=2.0)
+    found = decode_checked(model, LATENTS, guided, keys=KEYS, lengths=LENGTHS)
+    own = encode_tokens(model, found.tokens, OPTIONS, keys=KEYS)
+    assert found.cosine == pytest.approx(cosine(own, LATENTS), abs=1e-5)

@@ -87,10 +87,10 @@ def inner_steps(num_steps: int) -> list[Step]:
 
 
 def test_order_of_convergence_inside() -> None:
-    reference, _ = solve("heun", Straight(), 0, 100, inner_steps(800))
+    reference, _ = solve("heun", Straight(), 0, 100, inner_steps(200))
     order = {}
     for sampler in LATENT_STEPS:
-        found = [solve(sampler, Straight(), 0, 100, inner_steps(n))[0] for n in (80, 160)]
+        found = [solve(sampler, Straight(), 0, 100, inner_steps(n))[0] for n in (20, 40)]
         coarse, fine = (float((each - reference).norm(dim=-1).mean()) for each in found)
         order[sampler] = np.log2(coarse / fine)
     assert order["ddim"] == pytest.approx(1.0, abs=0.15)
@@ -101,16 +101,16 @@ def test_order_of_convergence_inside() -> None:
 @pytest.mark.parametrize("schedule", [CosineLatent(), Straight()], ids=["cosine", "straight"])
 def test_order_of_convergence_from_end_to_end(schedule: LatentSchedule) -> None:
     """In equal steps of time, the log ratio has long steps at both ends, which costs dpmpp_2m a part of its order."""
-    reference, _ = solve("heun", schedule, 800, 100)
+    reference, _ = solve("heun", schedule, 400, 100)
     errors = {}
     for sampler in LATENT_STEPS:
-        found = [solve(sampler, schedule, n, 100)[0] for n in (10, 160)]
+        found = [solve(sampler, schedule, n, 100)[0] for n in (10, 80)]
         errors[sampler] = [float((each - reference).norm(dim=-1).mean()) for each in found]
-    order = {name: np.log2(coarse / fine) / 4 for name, (coarse, fine) in errors.items()}
+    order = {name: np.log2(coarse / fine) / 3 for name, (coarse, fine) in errors.items()}
     assert order["ddim"] == pytest.approx(1.0, abs=0.1)
     assert order["heun"] == pytest.approx(2.0, abs=0.15)
     assert order["dpmpp_2m"] > 1.5
-    assert errors["dpmpp_2m"][1] < 0.1 * errors["ddim"][1]
+    assert errors["dpmpp_2m"][1] < 0.15 * errors["ddim"][1]
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,26 @@ def positions(trainer):
     return [(where.start, where.end) for where, _ in zip(steps, range(12), strict=False)]
 
 
-def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(store, tmp_path):
-    trainer = make_trainer(tmp_path, store, *SETTINGS, "train.rollback_lr_factor=0.5")
-    planned = positions(trainer)
-    bad = range(planned[6][0], planned[9][1])  # steps 7 to 10, four in a row
-    poison(trainer, lambda where: where.start in bad)
+@pytest.fixture(scope="module")
+def halved(store, tmp_path_factory):
+    """A run that went back once, with half the learning rate, and was not disturbed otherwise."""
+    trainer = make_trainer(
+        tmp_path_factory.mktemp("halved"), store, *SETTINGS, "train.rollback_lr_factor=0.5"
+    )
+    poison_stretch(trainer)
     trainer.fit()
+    return trainer
+
+
+def poison_stretch(trainer):
+    """Steps 7 to 10, four in a row."""
+    planned = positions(trainer)
+    poison(trainer, lambda where: planned[6][0] <= where.start < planned[9][1])
+
+
+def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(halved):
+    trainer, planned = halved, positions(halved)
+    bad = range(planned[6][0], planned[9][1])
     assert trainer.step == 24
     (rollback,) = events(trainer, "rolled_back")
     # noticed at the line of step 10; the checkpoint of step 9 was saved amid skipped updates, that of step 6 was not
@@ -72,7 +86,7 @@ def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store,
     """An oracle: the same settings, started by hand from the good checkpoint at the later position."""
     trainer = make_trainer(tmp_path / "faulty", store, *SETTINGS, *words)
     planned = positions(trainer)
-    poison(trainer, lambda where: planned[6][0] <= where.start < planned[9][1])
+    poison_stretch(trainer)
     trainer.fit()
     assert [event["step"] for event in events(trainer, "modes")] == ([8, 8] if words else [])
     clean = make_trainer(tmp_path / "clean", store, *SETTINGS, *words)
@@ -128,27 +142,19 @@ def die_after_its_save(trainer, at):
 @pytest.mark.parametrize(
     ("die", "at"), [(die_at_step, 6), (die_at_step, 13), (die_before_its_save, 0), (die_after_its_save, 0)]
 )
-def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, die, at):
+def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, halved, die, at):
     words = (*SETTINGS, "train.rollback_lr_factor=0.5")
-    whole = make_trainer(tmp_path / "whole", store, *words)
-    planned = positions(whole)
-
-    def is_bad(where):
-        return planned[6][0] <= where.start < planned[9][1]
-
-    poison(whole, is_bad)
-    whole.fit()
     first = make_trainer(tmp_path / "first", store, *words)
-    poison(first, is_bad)
+    poison_stretch(first)
     die(first, at)
     with pytest.raises(RuntimeError, match="the machine died"):
         first.fit()
     second = make_trainer(tmp_path / "first", store, *words)
-    poison(second, is_bad)
+    poison_stretch(second)
     second.fit()
-    assert second.faults.rollbacks.state() == whole.faults.rollbacks.state()
-    assert same(weights(second), weights(whole))
-    assert curve(second) == curve(whole)
+    assert second.faults.rollbacks.state() == halved.faults.rollbacks.state()
+    assert same(weights(second), weights(halved))
+    assert curve(second) == curve(halved)
 
 
 def test_where_the_newest_checkpoint_does_not_help_an_older_one_is_taken_until_the_budget_ends(

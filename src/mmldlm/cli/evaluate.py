@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mmldlm.checkpoint.loaded import LoadedModel
-    from mmldlm.config import EvaluationConfig
+    from mmldlm.config import Config, EvaluationConfig
     from mmldlm.data.store import PairStore
     from mmldlm.evaluation.run import Tools
     from mmldlm.evaluation.tables import Table
@@ -51,6 +51,25 @@ def evaluate(
         str | None,
         typer.Option(help="Numbers of sampling steps at which decoding is measured, as 1,2,4,8,16."),
     ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(help="Numbers of texts for each latent, of which the best is kept, as 1,4,16."),
+    ] = None,
+    refine: Annotated[
+        int | None, typer.Option(min=0, help="Rounds that improve the best candidate, measured beside none.")
+    ] = None,
+    candidate_temperature: Annotated[
+        float | None, typer.Option(help="Of all candidates but the first, and of the rounds.")
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(help="What turns candidates back into latents: auto, model or encoder.")
+    ] = None,
+    text_samplers: Annotated[
+        str | None, typer.Option(help="Text samplers beside each other, as confidence,remask.")
+    ] = None,
+    guidances: Annotated[
+        str | None, typer.Option(help="Strengths of guidance beside each other, as 1,1.5,2.")
+    ] = None,
     sts: Annotated[
         Path | None,
         typer.Option(help="Pairs of texts with scores (.tsv, .csv, .jsonl) to correlate similarities with."),
@@ -83,6 +102,12 @@ def evaluate(
         "num_decoded": num_decoded,
         "num_generated": num_generated,
         "steps": steps,
+        "candidates": candidates,
+        "refine": refine,
+        "candidate_temperature": candidate_temperature,
+        "check": check,
+        "text_samplers": text_samplers,
+        "guidances": guidances,
         "sts": sts,
         "reference_lm": reference_lm,
         "no_encoder": None if encoder else True,
@@ -116,7 +141,7 @@ def _evaluate(
     from mmldlm.run_folder import RunFolder
 
     model = load_model(run, device_of(device))
-    config = _configure(model.config.evaluation, options)
+    config = _configure(model.config, options)
     split_name = split or model.config.data.valid_split
     store = _open_store(model, options["data"])
     result = _measure(model, store, split_name, config, options, seed) | {"command": command}
@@ -130,15 +155,38 @@ def _evaluate(
     show(about, make_tables(result), result["notes"], report)
 
 
-def _configure(config: EvaluationConfig, options: dict[str, Any]) -> EvaluationConfig:
+def _configure(config: Config, options: dict[str, Any]) -> EvaluationConfig:
     """The run's settings, with those of the command line."""
     from dataclasses import replace
 
-    names = ("num_documents", "num_decoded", "num_generated")
+    from mmldlm.config import find_problems
+    from mmldlm.errors import UserError
+
+    names = ("num_documents", "num_decoded", "num_generated", "refine", "candidate_temperature", "check")
     told = {name: options[name] for name in names if options[name] is not None}
     if options["steps"] is not None:
         told["step_counts"] = _step_counts(options["steps"])
-    return replace(config, **told)
+    kinds = {"candidates": int, "guidances": float, "text_samplers": str}
+    told |= {
+        name: _words(name, options[name], kind) for name, kind in kinds.items() if options[name] is not None
+    }
+    chosen = replace(config.evaluation, **told)
+    found = find_problems(replace(config, evaluation=chosen))
+    if problems := [problem for problem in found if problem.startswith("evaluation.")]:
+        raise UserError("; ".join(problems))
+    return chosen
+
+
+def _words(name: str, given: str, kind: type) -> list[Any]:
+    """A list from the command line."""
+    from mmldlm.errors import UserError
+
+    try:
+        return [kind(word.strip()) for word in given.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--{name.replace('_', '-')} {given}: numbers with commas between them are needed, such as 1,4,16"
+        ) from None
 
 
 def _measure(

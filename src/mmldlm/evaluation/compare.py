@@ -163,6 +163,9 @@ def _comparable(name: str, first: Evaluated, other: Evaluated, notes: list[str])
         return False
     if name.startswith("latent_gain/"):
         return same("what the text buys is left out", "latent_bound", "snr")
+    if name.startswith("checked/"):
+        why = "what the self-check buys is left out"
+        return same(why, "self_check", "judge") and same(why, "self_check", "candidate_temperature")
     if name.startswith("t2l/retrieval"):
         return same("retrieval is left out", "retrieval", "num_candidates")
     if name == "generated/self_bleu":

@@ -89,15 +89,31 @@ def invert(
     progress: SamplingProgress | None = None,
 ) -> Decoded:
     """Decode raw latents (n, S, C) of these documents; the length is given, or the likeliest by the length head."""
-    keys = document_keys(int(make_key(seed, DECODE) >> np.uint64(2)), truth.ids)
+    keys = decode_keys(seed, truth.ids)
     lengths = np.array([len(tokens) for tokens in truth.tokens]) if length_given else None
     found = decode_latents(
         model, model.normalize(latents), options, lengths=lengths, keys=keys, progress=progress
     )
+    return score_texts(truth, found, options.num_sampling_steps, decode_text, encode)
+
+
+def decode_keys(seed: int, ids: np.ndarray) -> np.ndarray:
+    """(n,) the documents' sources of randomness in decoding."""
+    return document_keys(int(make_key(seed, DECODE) >> np.uint64(2)), ids)
+
+
+def score_texts(
+    truth: Truth,
+    found: list[np.ndarray],
+    num_sampling_steps: int,
+    decode_text: DecodeText | None,
+    encode: EncodeText | None,
+) -> Decoded:
+    """What was decoded, compared with the truth."""
     texts = decode_text(found) if decode_text else None
     pairs = list(zip(truth.tokens, found, strict=True))
     return Decoded(
-        num_sampling_steps=options.num_sampling_steps,
+        num_sampling_steps=num_sampling_steps,
         tokens=found,
         texts=texts,
         accuracy=np.array([token_accuracy(*pair) for pair in pairs]),

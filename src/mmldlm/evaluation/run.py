@@ -14,6 +14,7 @@ from mmldlm.config import MODES, EvaluationConfig
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
 from mmldlm.evaluation.bounds import measure_latent_bound, measure_text_bound
+from mmldlm.evaluation.checked import measure_self_check, require_possible
 from mmldlm.evaluation.context import Context, DecodeText, EncodeText, Tokenize
 from mmldlm.evaluation.examples import collect_examples
 from mmldlm.evaluation.generation import measure_generation
@@ -65,6 +66,7 @@ def evaluate_model(
     """
     selection = select_documents(model, store, split, config.num_documents, seed)
     context = Context(model, config, selection, seed, progress or _silent, tools.decode_text, tools.encode)
+    require_possible(context)
     if selection.num_too_long:
         context.notes.append(
             f"{selection.num_too_long} documents of the split are left out: they have more tokens "
@@ -97,6 +99,7 @@ def _measure(context: Context, tools: Tools, train: Split | None, clock: _Clock)
         "text_bound": clock.timed("text_bound", lambda: measure_text_bound(context)),
         "latent_bound": clock.timed("latent_bound", lambda: measure_latent_bound(context)),
         "inversion": None,
+        "self_check": None,
         "round_trips": None,
         "examples": [],
     }
@@ -104,6 +107,9 @@ def _measure(context: Context, tools: Tools, train: Split | None, clock: _Clock)
         chosen = take_first(context.selection.documents, context.config.num_decoded)
         truth = Truth.of(chosen, context.decode_text)
         found["inversion"], decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
+        found["self_check"] = clock.timed(
+            "self_check", lambda: measure_self_check(context, truth, decoded.given[-1])
+        )
         found["examples"] = collect_examples(truth, decoded.given, decoded.modelled)
         if context.active.latent:
             found["round_trips"] = clock.timed("round_trips", lambda: measure_round_trips(context, decoded))

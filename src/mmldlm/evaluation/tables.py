@@ -29,6 +29,8 @@ def make_tables(result: dict[str, Any]) -> list[Table]:
         ("latent_bound", _latent_bound),
         ("inversion", _inversion),
         ("inversion", _inversion_by_length),
+        ("self_check", _self_check),
+        ("self_check", _self_check_gain),
         ("retrieval", _retrieval),
         ("similarity", _similarity),
         ("round_trips", _round_trips),
@@ -138,6 +140,64 @@ def _inversion_cells(point: dict[str, Any]) -> list[str]:
         _value(point["bleu"], "{:.1f}".format),
         _value(point["reencoded_cosine"]),
     ]
+
+
+_GAINS = {
+    "token_accuracy": ("tokens right", lambda value: signed(100 * value, 1)),
+    "exact_match": ("exact", lambda value: signed(100 * value, 1)),
+    "bleu": ("BLEU", lambda value: signed(value, 1)),
+    "reencoded_cosine": ("re-encoded cosine", lambda value: signed(value)),
+}
+"""Name of each score of decoding, and how a difference of it is shown."""
+_WAY_HEAD = ["sampler", "guidance", "candidates", "rounds"]
+
+
+def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
+    rows = [
+        [
+            *_way(row),
+            *_inversion_cells(row),
+            *(_value(row[key], "{:,.1f}".format) for key in ("passes", "num_encoded")),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in check["rows"]
+    ]
+    judges = {"model": "the model's own t2l side", "encoder": "the encoder"}
+    how = (
+        f"The first candidate takes the most probable tokens, the others and the rounds are drawn at temperature "
+        f"{check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
+        if check["judge"]
+        else ""
+    )
+    about = (
+        f"{check['num_documents']:,} documents, {check['num_sampling_steps']} steps, true length given. {how}"
+        "Passes of the network and texts turned back are means per document; seconds are for all."
+    )
+    head = [*_WAY_HEAD, *_INVERSION_HEAD, "passes", "turned back", "seconds"]
+    return Table("Ways to decode", about, head, rows)
+
+
+def _self_check_gain(check: dict[str, Any], result: dict[str, Any]) -> Table:
+    plain = [check["plain"][key] for key in ("text_sampler", "guidance", "num_candidates", "num_rounds")]
+    rows = []
+    for row in check["rows"]:
+        way = [row[key] for key in ("text_sampler", "guidance", "num_candidates", "num_rounds")]
+        found = [(row["difference"][key], show) for key, (_, show) in _GAINS.items()]
+        if way != plain:
+            cells = [
+                f"{_value(value, show)} ({_span(value, show)})" if value else "" for value, show in found
+            ]
+            rows.append([*_way(row), *cells])
+    about = (
+        f"Against one text of most probable tokens by {plain[0]}, guidance {plain[1]:g}, on the same documents; in "
+        f"brackets the {INTERVAL} of the paired difference. Shares differ in points of 100."
+    )
+    head = [*_WAY_HEAD, *(name for name, _ in _GAINS.values())]
+    return Table("Ways to decode, against the plain one", about, head, rows)
+
+
+def _way(row: dict[str, Any]) -> list[str]:
+    return [row["text_sampler"], f"{row['guidance']:g}", str(row["num_candidates"]), str(row["num_rounds"])]
 
 
 def _retrieval(retrieval: dict[str, Any], result: dict[str, Any]) -> Table:

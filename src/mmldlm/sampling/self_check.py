@@ -8,8 +8,8 @@ Shapes: n documents, S latent slots, C latent channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,15 @@ class Checked:
     """(n,) int64, rounds that made the text better."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The best texts after so many candidates and rounds."""
+
+    num_candidates: int
+    num_rounds: int
+    found: Checked
+
+
 def decode_checked(
     model: LoadedModel,
     latents: np.ndarray,
@@ -63,19 +72,52 @@ def decode_checked(
 
     The first candidate is what `decode_latents` gives. Without `encode` the model's own t2l side turns texts back.
     """
-    work = _Check(model, latents, options, keys, encode, against)
-    num_calls = num_candidates + num_rounds
+    stages = checked_stages(
+        model, latents, options, keys=keys, lengths=lengths, counts=[num_candidates], num_rounds=num_rounds,
+        encode=encode, against=against, progress=progress,
+    )  # fmt: skip
+    return list(stages)[-1].found
+
+
+def checked_stages(
+    model: LoadedModel,
+    latents: np.ndarray,
+    options: SamplingOptions,
+    *,
+    keys: np.ndarray,
+    lengths: np.ndarray | None = None,
+    counts: Sequence[int],
+    num_rounds: int = 0,
+    drawn: SamplingOptions | None = None,
+    encode: Encode | None = None,
+    against: np.ndarray | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Stage]:
+    """The same for several numbers of candidates, few to many: for each the best so far, then that after the rounds.
+
+    More candidates hold those of fewer, so all numbers together cost what the largest does, and the rounds of each.
+    `drawn` are the options of all candidates but the first, and of rounds; None: the same.
+    """
+    work = _Check(model, latents, options, drawn or options, keys, encode, against)
+    wanted = sorted(set(counts))
+    num_calls = wanted[-1] + num_rounds * len(wanted)
+    num_done = 0
     best: Checked | None = None
-    for number in range(num_candidates):
-        own = keys if number == 0 else randomness.make_key(keys, CANDIDATE, number)
-        found = work.decode(own, lengths, _part_of(progress, number, num_calls))
+    for number in range(wanted[-1]):
+        found = work.decode(number, lengths, _part_of(progress, num_done, num_calls))
         best = found if best is None else _better(best, found)
-    assert best is not None, "at least one candidate"
-    for number in range(num_rounds):
-        best = work.improve(best, number)
-        if progress is not None:
-            progress(num_candidates + number + 1, num_calls)
-    return best
+        num_done += 1
+        if number + 1 not in wanted:
+            continue
+        yield Stage(number + 1, 0, best)
+        improved = best
+        for number_of_round in range(num_rounds):
+            improved = work.improve(improved, number_of_round)
+            num_done += 1
+            if progress is not None:
+                progress(num_done, num_calls)
+        if num_rounds:
+            yield Stage(number + 1, num_rounds, improved)
 
 
 class _Check:
@@ -86,20 +128,24 @@ class _Check:
         model: LoadedModel,
         latents: np.ndarray,
         options: SamplingOptions,
+        drawn: SamplingOptions,
         keys: np.ndarray,
         encode: Encode | None,
         against: np.ndarray | None,
     ) -> None:
-        self.model, self.latents, self.options, self.keys = model, latents, options, keys
+        self.model, self.latents, self.options, self.drawn, self.keys = model, latents, options, drawn, keys
         self.encode, self.against = encode, against
         self.raw = model.denormalize(latents)
+        self.judge = replace(options, guidance=1.0)  # a text is read as it stands, however it was decoded
 
-    def decode(self, keys: np.ndarray, lengths: np.ndarray | None, progress: Progress | None) -> Checked:
+    def decode(self, number: int, lengths: np.ndarray | None, progress: Progress | None) -> Checked:
         """One candidate for each latent."""
-        num = len(keys)
+        num = len(self.keys)
+        keys = self.keys if number == 0 else randomness.make_key(self.keys, CANDIDATE, number)
+        options = self.options if number == 0 else self.drawn
         passes, encoded = np.zeros(num, np.int64), np.zeros(num, np.int64)
         tokens = decode_latents(
-            self.model, self.latents, self.options, lengths=lengths, keys=keys, progress=progress,
+            self.model, self.latents, options, lengths=lengths, keys=keys, progress=progress,
             against=self.against, passes=passes,
         )  # fmt: skip
         found = self.cosine(tokens, np.arange(num), passes, encoded)
@@ -113,7 +159,7 @@ class _Check:
         if self.encode is not None:
             return cosine(self.encode(texts), self.raw[owner])
         spent = np.zeros(len(texts), np.int64)
-        made = encode_tokens(self.model, texts, self.options, keys=self.keys[owner], passes=spent)
+        made = encode_tokens(self.model, texts, self.judge, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
         return cosine(self.model.denormalize(made), self.raw[owner])
 
@@ -125,7 +171,7 @@ class _Check:
         blank = self.model.corruption.text.mask_id
         asked = [with_blanks(text, each, blank) for text, each in zip(best.tokens, harm, strict=True)]
         tokens = infill_tokens(
-            self.model, asked, self.options, latents=self.latents, keys=round_keys, against=self.against,
+            self.model, asked, self.drawn, latents=self.latents, keys=round_keys, against=self.against,
             passes=passes,
         )  # fmt: skip
         found = self.cosine(tokens, np.arange(len(tokens)), passes, encoded)

@@ -1,0 +1,187 @@
+"""Ways to decode in a world where it is known how often each of them is right, and at what cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.config import CorruptionConfig, EvaluationConfig, ModeWeights
+from mmldlm.corruption.joint import Corruption
+from mmldlm.data.store import Documents
+from mmldlm.errors import UserError
+from mmldlm.evaluation.checked import measure_self_check, require_possible
+from mmldlm.evaluation.context import Context
+from mmldlm.evaluation.inversion import Truth, inversion_options, invert
+from mmldlm.evaluation.selection import Selection
+from mmldlm.layout import Layout
+from mmldlm.model.denoiser import DataShape
+from mmldlm.types import DenoiserOutput
+from tests.evaluation.toys import LENGTH, MAX_LENGTH, TEXTS, VOCAB, joint_distribution, oracle_model
+
+COUNT, NUM_CHANNELS = 300, 8
+CODES = torch.from_numpy(np.random.default_rng(0).normal(size=(len(TEXTS), NUM_CHANNELS)).astype(np.float32))
+"""(Q, C) the latent of every text."""
+RIGHT = 0.4
+"""How much the toy believes in the right text; the rest goes to one that is wrong at every position."""
+
+
+class Misled:
+    """Believes in a wrong text more than in the right one, but knows the latent of every text.
+
+    Without a latent all tokens are equally likely to it.
+    """
+
+    length_head = None
+    shape = DataShape(VOCAB, 1, NUM_CHANNELS, MAX_LENGTH)
+
+    def __call__(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+    ) -> DenoiserOutput:
+        seen = noisy_tokens.view(-1, LENGTH)
+        texts = torch.from_numpy(TEXTS)
+        right = texts[torch.cdist(noisy_latents[:, 0], CODES).argmin(1)]
+        chance = torch.full((*seen.shape, VOCAB), 1e-12, dtype=torch.float64)
+        for text, belief in ((right, RIGHT), ((right + 1) % VOCAB, 1 - RIGHT)):
+            fits = ((seen == text) | (seen == VOCAB)).all(1).double() * belief
+            chance = chance + torch.nn.functional.one_hot(text, VOCAB) * fits[:, None, None]
+        chance = torch.where((latent_time == 1)[:, None, None], 1.0, chance)
+        logits = (chance / chance.sum(-1, keepdim=True)).log()
+        known = CODES[(seen.clamp(max=VOCAB - 1) @ torch.tensor([9, 3, 1])).long()]
+        return DenoiserOutput(logits.reshape(-1, VOCAB), known[:, None], None)
+
+    @staticmethod
+    def token_logits(hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def misled_model(modes: ModeWeights | None = None, dropout: float = 0.1) -> LoadedModel:
+    config = CorruptionConfig(
+        prediction_type="clean", mode_weights=modes or ModeWeights(), condition_dropout=dropout
+    )
+    model = oracle_model(joint_distribution())
+    model.corruption, model.denoiser = Corruption(config, 0, VOCAB, "uniform", 8), cast(Any, Misled())
+    model.mean, model.scale = np.zeros(NUM_CHANNELS, np.float32), np.ones(NUM_CHANNELS, np.float32)
+    model.config = replace(model.config, corruption=config)
+    return model
+
+
+def as_words(lists: Any) -> list[str]:
+    return [" ".join(map(str, row)) for row in lists]
+
+
+def encode(texts: list[str]) -> np.ndarray:
+    """The encoder of the toy world."""
+    ids = [int("".join(text.split()), VOCAB) for text in texts]
+    return CODES[ids].numpy()[:, None]
+
+
+def context_of(model: LoadedModel, tools: tuple[Any, Any] = (None, None), **settings: Any) -> Context:
+    chosen = np.random.default_rng(1).integers(0, len(TEXTS), COUNT)
+    documents = Documents(
+        TEXTS[chosen].reshape(-1), np.full(COUNT, LENGTH), CODES[chosen].numpy()[:, None], np.arange(COUNT)
+    )
+    selection = Selection(cast(Any, None), np.arange(COUNT), documents, 0)
+    config = EvaluationConfig(step_counts=[LENGTH], **settings)
+    return Context(model, config, selection, 0, lambda *event: None, *tools)
+
+
+def measure(context: Context) -> dict[str, Any]:
+    truth = Truth.of(context.selection.documents, context.decode_text)
+    plain = invert(
+        context.model, truth, truth.latents, inversion_options(context.model, LENGTH, 512), length_given=True,
+        decode_text=context.decode_text, encode=context.encode, seed=context.seed,
+    )  # fmt: skip
+    require_possible(context)
+    found = measure_self_check(context, truth, plain)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "first_hitting"])
+def test_the_check_finds_the_right_text_as_often_as_it_is_among_the_candidates(sampler: str) -> None:
+    """The first is wrong, each other right with the toy's belief; guidance g makes that RIGHT^g / (both^g)."""
+    context = context_of(
+        misled_model(), candidates=[5, 1, 2], text_samplers=[sampler], guidances=[1.0, 2.0]
+    )  # fmt: skip
+    found = measure(context)
+    assert found["judge"] == "model"
+    assert [row["num_candidates"] for row in found["rows"]] == [1, 2, 5] * 2
+    for row in found["rows"]:
+        guidance, count = row["guidance"], row["num_candidates"]
+        right = RIGHT**guidance / (RIGHT**guidance + (1 - RIGHT) ** guidance)
+        expected = 1 - (1 - right) ** (count - 1)
+        spread = np.sqrt(expected * (1 - expected) / COUNT)
+        assert abs(row["exact_match"]["value"] - expected) <= 4 * spread
+        assert row["exact_match"]["low"] <= row["exact_match"]["value"] <= row["exact_match"]["high"]
+        assert row["token_accuracy"]["value"] == pytest.approx(row["exact_match"]["value"])  # all or nothing
+        assert row["difference"]["exact_match"] == row["exact_match"]  # for the plain decode has none right
+        steps = LENGTH * (1 if guidance == 1 else 2)  # guidance asks twice; the judge reads each text once
+        passes, read = (steps, 0) if count == 1 else (count * (steps + 1), count)
+        assert (row["passes"]["value"], row["num_encoded"]["value"]) == (passes, read)
+        assert row["seconds"] > 0
+    recorded = context.quantities["held_out"]
+    assert recorded[f"checked/{LENGTH}/{sampler}/2/5/0/exact_match"].better == "more"
+    assert recorded[f"checked/{LENGTH}/{sampler}/2/5/0/passes"].better == "less"
+
+
+def test_a_hot_candidate_is_right_by_chance_alone() -> None:
+    """At a very high temperature each of the 27 texts is drawn equally often."""
+    found = measure(context_of(misled_model(), candidates=[28], candidate_temperature=1e6))
+    expected = 1 - (1 - 1 / len(TEXTS)) ** 27
+    spread = np.sqrt(expected * (1 - expected) / COUNT)
+    assert abs(found["rows"][-1]["exact_match"]["value"] - expected) <= 4 * spread
+    assert (
+        found["rows"][0]["exact_match"]["value"] == 0.0
+    )  # the first takes the most probable tokens all the same
+
+
+def test_the_encoder_judges_where_the_model_has_no_way_back() -> None:
+    tools = (as_words, encode)
+    alone = context_of(misled_model(ModeWeights(1, 0, 0)), tools, candidates=[5])
+    found = measure(alone)
+    assert found["judge"] == "encoder"
+    assert any("the encoder chose" in note for note in alone.notes)
+    own = measure(context_of(misled_model(), tools, candidates=[5]))
+    assert own["judge"] == "model"
+    for mine, theirs in zip(own["rows"], found["rows"], strict=True):  # both judges know everything
+        assert mine["exact_match"] == theirs["exact_match"]
+        assert mine["reencoded_cosine"] == theirs["reencoded_cosine"]
+        assert mine["difference"]["bleu"] == theirs["difference"]["bleu"]
+    assert found["rows"][1]["passes"]["value"] == 5 * LENGTH  # those of the encoder are not the network's
+    forced = measure(context_of(misled_model(), tools, candidates=[5], check="encoder"))
+    assert forced["judge"] == "encoder"
+
+
+def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
+    only_text, only_latent = ModeWeights(1, 0, 0), ModeWeights(0, 1, 0)
+    for context, told in (
+        (context_of(misled_model(only_text), candidates=[4]), "no loss on latents (t2l) and the encoder is not used"),
+        (context_of(misled_model(only_text), refine=1), "candidates=[], refine=1"),
+        (context_of(misled_model(only_text), (as_words, encode), candidates=[4], check="model"), "check=encoder"),
+        (context_of(misled_model(), candidates=[4], check="encoder"), "use evaluation.check=model"),
+        (context_of(misled_model(only_latent), candidates=[4]), "no loss on text"),
+        (context_of(misled_model(only_text, dropout=0.0), guidances=[1.0, 2.0]), "guidances=[1.0, 2.0]"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as caught:
+            require_possible(context)
+        assert told in str(caught.value)
+        assert "\n" not in str(caught.value)
+    for settings in ({}, {"candidates": [1]}, {"text_samplers": ["margin"]}, {"guidances": [1.0]}):
+        require_possible(context_of(misled_model(only_text, dropout=0.0), **settings))
+
+
+def test_nothing_is_measured_unless_asked() -> None:
+    context = context_of(misled_model())
+    truth = Truth.of(context.selection.documents, None)
+    assert measure_self_check(context, truth, cast(Any, None)) is None
