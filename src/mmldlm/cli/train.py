@@ -254,7 +254,8 @@ class TrainProgress:
 
         if time.monotonic() >= self._plain_after or step == self._total:
             self._plain_after = time.monotonic() + 10.0
-            self.console.print(f"train: step {step} of {self._total}, {status}", highlight=False)
+            line = f"train: step {step} of {self._total}, {status}"
+            self.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _check_plot(plot: Path, dry_run: bool) -> None:
