@@ -89,6 +89,8 @@ def main() -> None:
         if isinstance(leaving.__context__, BrokenPipeError):
             _leave_closed_pipe()
         raise
+    except MemoryError:
+        _fail("the memory of this machine is not enough for what was asked; ask for less at a time", 2)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" while writing {error.filename}" if error.filename else ""

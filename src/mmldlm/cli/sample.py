@@ -231,7 +231,9 @@ def sample(
         changes["num_encode_steps"] = num_latent_steps
     fields = {"texts" if name == "text" else name: value for name, value in wanted.items() if name != "in"}
     given = {name: value for name, value in fields.items() if value not in (None, [])}
-    request = Request(mode=mode, count=DEFAULT_COUNT if num is None else num, **given)
+    request = Request(
+        mode=mode, count=DEFAULT_COUNT if num is None else num, counted=num is not None, **given
+    )
     model = load_model(run, device_of(device))
     options = SamplingOptions.from_config(model.config.sampling, **changes, seed=seed)
     work = Work(model, request, options)

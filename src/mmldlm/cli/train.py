@@ -93,9 +93,8 @@ def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
         raise UserError(
             f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
         )
-    progress.console.print(
-        f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
-    )
+    told = f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
+    progress.console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
@@ -283,7 +282,7 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
     setup = set_up(config, start_runtime(config))
     plan = describe(setup)
     console = Console()
-    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False)
+    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False, soft_wrap=True)
     table = Table("what", "value", title="this run")
     for part, count in plan.pop("parameters").items():
         table.add_row(f"parameters in {part}", f"{count:,}")
