@@ -199,14 +199,24 @@ def _decoding(setup: Setup) -> Any:
     return decode
 
 
+def _lasting_console() -> Any:
+    """A console on stderr whose reader may go, as of `... | tee log`: the run goes on, train.log has it all."""
+    from rich.console import Console
+
+    class LastingConsole(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return LastingConsole(stderr=True)
+
+
 class TrainProgress:
     """A progress bar with loss, rate and time left; plain lines where there is no terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = Console(stderr=True)
+        self.console = _lasting_console()
         self._bar = Progress(
             TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal,

@@ -150,8 +150,9 @@ def _comparable(name: str, first: Evaluated, other: Evaluated, notes: list[str])
                 value = (value or {}).get(key)
             values.append(value)
         if values[0] != values[1]:
+            shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
             notes.append(
-                f"{why}: {'.'.join(keys)} is {values[0]} in {first.label}, {values[1]} in {other.label}"
+                f"{why}: {'.'.join(keys)} is {shown[0]} in {first.label}, {shown[1]} in {other.label}"
             )
         return values[0] == values[1]
 
