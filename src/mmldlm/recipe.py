@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import Field, asdict, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -76,7 +76,8 @@ def _build(values: dict[str, Any], overrides: list[str], *, source: str) -> Conf
         if not equals:
             problems.append(f"{word!r}: settings are written section.key=value")
             continue
-        problems += _set(config, key, _parse(value), "command line")
+        for name, part in _spread(key, _parse(value)):
+            problems += _set(config, name, part, "command line")
     built = cast(Config, OmegaConf.to_object(config))
     problems += find_problems(built)
     if not problems:
@@ -101,6 +102,16 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+def _spread(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The settings of one word: several where a section is given as a mapping, as a recipe does."""
+    is_section = any(name.startswith(f"{key}.") for name in setting_names())
+    if not (is_section and isinstance(value, dict) and value):
+        return [(key, value)]
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return _leaves(_complete_modes(value))
+
+
 def _parse(value: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))["x"]  # type: ignore[index,call-overload]
@@ -116,19 +127,37 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
     try:
         OmegaConf.update(config, key, value)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
-        reason = str(error).splitlines()[0]
+        reason = _kind_needed(key) or str(error).splitlines()[0]
         return [f"{source}: {key}={value}: {reason}"]
     return []
 
 
 def _choices(key: str) -> tuple[str, ...]:
     """The words that a setting allows, if it is a choice."""
+    return tuple(_field(key).metadata.get("allowed", ()))
+
+
+def _kind_needed(key: str) -> str | None:
+    """Which kind of value a setting takes; None where a list of sections makes that a longer story."""
+    kind, _, optional = str(_field(key).type).partition(" | ")
+    words = {
+        "int": "a whole number is needed",
+        "float": "a number is needed",
+        "bool": "true or false is needed",
+        "str": "a word is needed",
+        "list[int]": "a list of whole numbers is needed, such as [1, 2]",
+        "list[str]": "a list of words is needed, such as [one, two]",
+    }
+    return words[kind] + (", or null" if optional else "") if kind in words else None
+
+
+def _field(key: str) -> Field[Any]:
     section: Any = Config()
     *sections, name = key.split(".")
     for part in sections:
         section = getattr(section, part)
     (item,) = (item for item in fields(section) if item.name == name)
-    return tuple(item.metadata.get("allowed", ()))
+    return item
 
 
 def _unknown(key: str) -> str:

@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from mmldlm.checkpoint.export import read_export
+from mmldlm.cli.export import export
+from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -160,6 +163,19 @@ def test_a_whole_run_leaves_what_the_docs_say(place):
     code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
     assert code == 0, err
     assert [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()] == lines
+
+
+def test_a_run_outlives_the_reader_of_its_output_and_is_exported_from_a_store_that_moved(tmp_path):
+    write_store(tmp_path / "store", num_train=60)
+    write_recipe(tmp_path, tmp_path / "store")
+    process = start(tmp_path, "--run", "unheard", "train.steps=3", "train.valid_samples=0")
+    process.stderr.close()  # as `2>&1 | head -1` does
+    assert process.wait(120) == 0
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="say where with --data STORE"):
+        export(tmp_path / "unheard", tmp_path / "export")
+    export(tmp_path / "unheard", tmp_path / "export", tmp_path / "elsewhere")
+    assert read_export(tmp_path / "export").config["data"]["store"] == str(tmp_path / "elsewhere")
 
 
 def test_a_second_run_on_the_same_folder_is_refused(place):

@@ -308,6 +308,7 @@ def test_bad_files_are_told_with_their_line(run: Path, tmp_path: Path, content: 
         ("--mode l2t --in a.txt --out a.jsonl --json", "--in: does not go with --json"),
         ("--mode l2t --infill ____ --length 3", "--infill: does not go with --length"),
         ("--mode l2t --infill w1", "holds no blank"),
+        ("--mode l2t --infill ____{99999999999}", "a blank of 99999999999 tokens; allowed are 1 to 10000"),
         ("--mode t2l --text w1 --infill ____", "--infill: has no effect with --mode t2l"),
         ("--mode joint --candidates 2", "--candidates: has no effect with --mode joint"),
         ("--mode l2t --text w1 --strength 0.5", "--strength: has an effect only with --paraphrase"),
@@ -334,5 +335,20 @@ def test_a_closed_pipe_is_no_accident(run: Path) -> None:
     assert process.stderr is not None
     process.stdout.close()  # as `| head` does, before the first line
     said = process.stderr.read().decode()
-    process.wait()
+    assert process.wait() == 141  # what a shell says of a tool that SIGPIPE ended
     assert said == ""
+
+
+def test_a_file_that_is_no_utf8_is_told_with_its_line(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"w1 w2\nw3 \xff\n")
+    found = told(run, "--mode", "l2t", "--in", path, "--out", tmp_path / "out.jsonl")
+    assert found.startswith(f"--in {path}: line 2 is no UTF-8")
+
+
+def test_a_store_that_has_moved_is_asked_for(run: Path, store: PairStore) -> None:
+    away = store.path.rename(store.path.with_name("elsewhere"))
+    try:
+        assert "say where with --data STORE" in told(run, "--mode", "l2t", "--from-split", "validation")
+    finally:
+        away.rename(store.path)

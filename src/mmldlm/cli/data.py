@@ -19,7 +19,7 @@ def _root() -> None:
     """Look into a pair store, check it, import an old one."""
 
 
-@app.command()
+@app.command(short_help="Show what a store holds.")
 def inspect(
     store: Annotated[Path, typer.Argument(help="Folder of the pair store.")],
     split: Annotated[str, typer.Option(help="Split whose lengths and examples are shown.")] = "train",
@@ -57,7 +57,7 @@ def verify(store: Annotated[Path, typer.Argument(help="Folder of the pair store.
     )
 
 
-@app.command("import")
+@app.command("import", short_help="Make a store of the research code's layout.")
 def import_(
     old: Annotated[Path, typer.Argument(help="Folder with tokens/<split>/*.npz and latents/<split>/*.npy.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new pair store.")],

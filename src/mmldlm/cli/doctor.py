@@ -65,7 +65,7 @@ def _audit(path: Path, options: Options) -> Report:
     return audit(path, options)
 
 
-@app.command()
+@app.command(short_help="Report what costs speed, memory, safety or hours.")
 def check(
     path: PathArgument = Path("."),
     select: Select = None,
@@ -147,7 +147,7 @@ def fix(
     typer.echo(f"take it back with: mmldlm doctor undo {shlex.quote(str(path))}")
 
 
-@app.command()
+@app.command(short_help="Restore the files of the last apply.")
 def undo(
     path: PathArgument = Path("."),
     transaction: Annotated[
@@ -234,7 +234,7 @@ def env() -> None:
     typer.echo(describe_environment())
 
 
-@app.command()
+@app.command(short_help="Examine a recipe or an old YAML of settings.")
 def config(
     file: Annotated[
         Path, typer.Argument(help="A recipe of ours, or a YAML settings file of the research code.")
@@ -267,7 +267,7 @@ def config(
     raise typer.Exit(1 if report.problems else 0)
 
 
-@app.command()
+@app.command(short_help="One forward and backward: what is not as it should be.")
 def probe(
     target: Annotated[
         str | None,

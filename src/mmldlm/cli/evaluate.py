@@ -278,14 +278,8 @@ def _step_counts(words: str) -> list[int]:
 
 def _open_store(model: LoadedModel, data: Path | None) -> PairStore:
     from mmldlm.data.store import PairStore
-    from mmldlm.errors import UserError
 
-    path = data or Path(model.config.data.store)
-    if data is None and not path.exists():
-        raise UserError(
-            f"{path}: the pair store that this run was trained on is not here; say where with --data STORE"
-        )
-    return PairStore.open(path)
+    return PairStore.open_of_run(model.config.data.store, data)
 
 
 def _encoder(model: LoadedModel, progress: EvaluationProgress) -> Callable[[list[str]], Any] | None:
@@ -363,7 +357,7 @@ def show(about: str, tables: Sequence[Table], notes: Sequence[str], report: Path
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    console.print(Text(about))
+    console.print(Text(about), soft_wrap=True)
     for table in tables:
         shown = RichTable(title=Text(table.title), title_justify="left")
         for idx, column in enumerate(table.head):
@@ -372,5 +366,5 @@ def show(about: str, tables: Sequence[Table], notes: Sequence[str], report: Path
             shown.add_row(*map(Text, row))
         console.print(shown)
     for note in notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {note}"), soft_wrap=True)
     console.print(Text(f"report: {report}"), soft_wrap=True)

@@ -13,6 +13,9 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="Where to; the run's own export folder unless told otherwise.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The pair store of the run, where it has moved to since.")
+    ] = None,
     ema: Annotated[
         bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last step.")
     ] = True,
@@ -36,9 +39,12 @@ def export(
     if snapshot is None:
         raise UserError(f"{run}: holds no checkpoint yet; train it first")
     config = config_from_dict(snapshot.meta["settings"])
-    store = PairStore.open(config.data.store)
+    store = PairStore.open_of_run(config.data.store, data)
     if store.content != snapshot.meta["content"]:
-        raise UserError(f"{store.path}: is not the pair store that {run} was trained on; put that one back")
+        raise UserError(
+            f"{store.path}: is not the pair store that {run} was trained on; say where that one is with --data"
+        )
+    config.data.store = str(store.path.absolute())
     weights = snapshot.tensors["ema" if ema and "ema" in snapshot.tensors else "model"]
     target = out or folder.export
     write_export(target, make_export(weights, config, store, data_shape_of(store), snapshot.step))

@@ -2,15 +2,16 @@
 
 Nothing heavy is imported here, so `mmldlm --help` answers at once. Exit codes: 0 done, 2 a mistake that the
 user can correct, 130 interrupted by Ctrl-C, 75 stopped in order by a scheduler's signal: start the same command again,
-76 a training step hung; subcommands may define more.
+76 a training step hung, 141 the reader of the output has gone; subcommands may define more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,7 +29,11 @@ from mmldlm.cli import (
     sample,
     train,
 )
+from mmldlm.cli.sections import SectionedCommand
 from mmldlm.errors import Interrupted, UserError
+
+CLOSED_PIPE = 128 + 13
+"""What a shell says of a tool that SIGPIPE ended."""
 
 app = typer.Typer(
     name="mmldlm",
@@ -36,18 +41,23 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # words in [brackets] are shown as they are, and lines keep their width in a pipe
 )
-app.command("prepare")(prepare.prepare)
+app.command("prepare", short_help="Turn text into a pair store.")(prepare.prepare)
 app.add_typer(data.app, name="data")
-app.command("train")(train.train)
-app.command("sample")(sample.sample)
-app.command("eval")(evaluate.evaluate)
-app.command("export")(export.export)
-app.add_typer(doctor.app, name="doctor")
-app.command("migrate")(migrate.migrate)
-app.command("monitor", cls=monitor.MonitorCommand)(monitor.monitor)
-app.command("benchmark")(benchmark.benchmark)
-app.command("demo")(demo.demo)
+app.command("train", short_help="Train a recipe, or go on with a run.")(train.train)
+app.command("sample", cls=SectionedCommand, short_help="Decode, encode, fill in or generate.")(sample.sample)
+app.command("eval", short_help="Measure a trained model, or compare results.")(evaluate.evaluate)
+app.command("export", short_help="Write the weights of a run for use.")(export.export)
+app.command(
+    "monitor", cls=monitor.MonitorCommand, short_help="Watch training runs: what is wrong, what to do."
+)(monitor.monitor)
+app.add_typer(doctor.app, name="doctor", short_help="Find and fix what ails training code.")
+app.command("benchmark", cls=SectionedCommand, short_help="Measure what speed-ups are worth here.")(
+    benchmark.benchmark
+)
+app.command("migrate", short_help="Bring a checkout of the research code over.")(migrate.migrate)
+app.command("demo", short_help="All of it in minutes on the built-in text.")(demo.demo)
 
 
 def _version(value: bool) -> None:
@@ -76,7 +86,11 @@ def main() -> None:
     except SystemExit as leaving:
         if leaving.code == 130:
             _fail("interrupted; run the same command to go on", 130)
+        if isinstance(leaving.__context__, BrokenPipeError):
+            _leave_closed_pipe()
         raise
+    except MemoryError:
+        _fail("the memory of this machine is not enough for what was asked; ask for less at a time", 2)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             where = f" while writing {error.filename}" if error.filename else ""
@@ -86,6 +100,15 @@ def main() -> None:
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             _fail(f"{error.filename}: {error.strerror}; choose another file or folder", 2)
         raise
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """The reader of our output has gone, as in `... | head -1`: end without a word, with the code of a SIGPIPE."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):  # what they still hold must not fail when Python ends
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(silence, stream.fileno())
+    raise SystemExit(CLOSED_PIPE)
 
 
 def _fail(message: str, code: int) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mmldlm.sampling.options import SamplingOptions
 
 DEFAULT_COUNT = 8
+_GIVEN, _HOW, _CHECK = "What is given", "How it is sampled", "Self-check"
 SOURCES = {
     "l2t": ("--text", "--latents", "--from-split", "--in", "--paraphrase", "--interpolate"),
     "t2l": ("--text", "--from-split", "--in"),
@@ -62,74 +63,135 @@ def sample(
     mode: Annotated[
         str, typer.Option(help="l2t: latent to text; t2l: text to latent; joint: both from nothing.")
     ],
-    text: Annotated[list[str] | None, typer.Option(help="A text; may be repeated.")] = None,
-    latents: Annotated[
-        Path | None, typer.Option(help="Raw latents: .npy of shape (n, slots, channels).")
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text; may be repeated.", rich_help_panel=_GIVEN)
     ] = None,
-    from_split: Annotated[str | None, typer.Option(help="Take the first pairs of this split.")] = None,
+    latents: Annotated[
+        Path | None,
+        typer.Option(help="Raw latents: .npy of shape (n, slots, channels).", rich_help_panel=_GIVEN),
+    ] = None,
+    from_split: Annotated[
+        str | None, typer.Option(help="Take the first pairs of this split.", rich_help_panel=_GIVEN)
+    ] = None,
     in_file: Annotated[
-        Path | None, typer.Option("--in", help="A file of documents, .txt, .jsonl or .npy, of any size.")
+        Path | None,
+        typer.Option(
+            "--in", help="A file of documents, .txt, .jsonl or .npy, of any size.", rich_help_panel=_GIVEN
+        ),
     ] = None,
     infill: Annotated[
-        list[str] | None, typer.Option(help="A text with blanks ____ to be filled in; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A text with blanks ____ to be filled in; may be repeated.", rich_help_panel=_GIVEN
+        ),
     ] = None,
     paraphrase: Annotated[
-        list[str] | None, typer.Option(help="A text to be varied; may be repeated.")
+        list[str] | None, typer.Option(help="A text to be varied; may be repeated.", rich_help_panel=_GIVEN)
     ] = None,
-    strength: Annotated[float | None, typer.Option(help="How much of it is noise: up to 1. [0.5]")] = None,
-    vary: Annotated[str | None, typer.Option(help="What is noised: latent, text or both. [both]")] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="How much of it is noise: up to 1. [0.5]", rich_help_panel=_GIVEN)
+    ] = None,
+    vary: Annotated[
+        str | None, typer.Option(help="What is noised: latent, text or both. [both]", rich_help_panel=_GIVEN)
+    ] = None,
     interpolate: Annotated[
-        tuple[str, str] | None, typer.Option(help="Two texts; the latents between them are decoded.")
+        tuple[str, str] | None,
+        typer.Option(help="Two texts; the latents between them are decoded.", rich_help_panel=_GIVEN),
     ] = None,
-    points: Annotated[int | None, typer.Option(help="Latents from one end to the other. [5]")] = None,
+    points: Annotated[
+        int | None, typer.Option(help="Latents from one end to the other. [5]", rich_help_panel=_GIVEN)
+    ] = None,
     num: Annotated[
-        int | None, typer.Option("-n", help="How many, with --from-split or joint; 8 if not told.")
+        int | None,
+        typer.Option(
+            "-n", help="How many, with --from-split or joint; 8 if not told.", rich_help_panel=_GIVEN
+        ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Pair store of --from-split and --neighbours; that of the run if not told."),
+        typer.Option(
+            help="Pair store of --from-split and --neighbours; that of the run if not told.",
+            rich_help_panel=_GIVEN,
+        ),
     ] = None,
     neighbours: Annotated[
         int | None, typer.Option(help="Add so many nearest training texts of each latent.")
     ] = None,
     length: Annotated[
-        str | None, typer.Option(help="Tokens of each text, or 'original'; without it the model predicts it.")
+        str | None,
+        typer.Option(
+            help="Tokens of each text, or 'original'; without it the model predicts it.", rich_help_panel=_HOW
+        ),
     ] = None,
     encode_with: Annotated[
-        str | None, typer.Option(help="What turns texts into latents: encoder or model. [encoder]")
+        str | None,
+        typer.Option(
+            help="What turns texts into latents: encoder or model. [encoder]", rich_help_panel=_GIVEN
+        ),
     ] = None,
     text_sampler: Annotated[
         str | None,
-        typer.Option(help="confidence, entropy, margin, ancestral, first_hitting, block, remask or hybrid."),
+        typer.Option(
+            help="confidence, entropy, margin, ancestral, first_hitting, block, remask or hybrid.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
-    block_length: Annotated[int | None, typer.Option(help="Tokens of a block of the sampler block.")] = None,
+    block_length: Annotated[
+        int | None, typer.Option(help="Tokens of a block of the sampler block.", rich_help_panel=_HOW)
+    ] = None,
     remask_share: Annotated[
-        float | None, typer.Option(help="Share that the sampler remask masks again at each step.")
+        float | None,
+        typer.Option(help="Share that the sampler remask masks again at each step.", rich_help_panel=_HOW),
     ] = None,
-    num_sampling_steps: Annotated[int | None, typer.Option(help="Steps of the text sampler.")] = None,
-    latent_sampler: Annotated[str | None, typer.Option(help="ddim, dpmpp_2m or heun.")] = None,
+    num_sampling_steps: Annotated[
+        int | None, typer.Option(help="Steps of the text sampler.", rich_help_panel=_HOW)
+    ] = None,
+    latent_sampler: Annotated[
+        str | None, typer.Option(help="ddim, dpmpp_2m or heun.", rich_help_panel=_HOW)
+    ] = None,
     num_latent_steps: Annotated[
-        int | None, typer.Option(help="Steps of the latent sampler. [t2l: 1]")
+        int | None, typer.Option(help="Steps of the latent sampler. [t2l: 1]", rich_help_panel=_HOW)
     ] = None,
-    joint_order: Annotated[str | None, typer.Option(help="interleaved, latent_first or text_first.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the most probable token.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens of this share.")] = None,
+    joint_order: Annotated[
+        str | None, typer.Option(help="interleaved, latent_first or text_first.", rich_help_panel=_HOW)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: always the most probable token.", rich_help_panel=_HOW)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep the most probable tokens of this share.", rich_help_panel=_HOW)
+    ] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="1: none; larger follows the condition more, below 0 flees it.")
+        float | None,
+        typer.Option(
+            help="1: none; larger follows the condition more, below 0 flees it.", rich_help_panel=_HOW
+        ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="A text or .npy of raw latents that guidance leads away from.")
+        str | None,
+        typer.Option(
+            help="A text or .npy of raw latents that guidance leads away from.", rich_help_panel=_HOW
+        ),
     ] = None,
     candidates: Annotated[
-        int | None, typer.Option(help="Decode so many and keep the one whose own latent is nearest.")
+        int | None,
+        typer.Option(
+            help="Decode so many and keep the one whose own latent is nearest.", rich_help_panel=_CHECK
+        ),
     ] = None,
     refine: Annotated[
-        int | None, typer.Option(help="Rounds in which the tokens that hurt most are decoded anew.")
+        int | None,
+        typer.Option(
+            help="Rounds in which the tokens that hurt most are decoded anew.", rich_help_panel=_CHECK
+        ),
     ] = None,
     check: Annotated[
-        str | None, typer.Option(help="What turns candidates back into latents: model or encoder. [model]")
+        str | None,
+        typer.Option(
+            help="What turns candidates back into latents: model or encoder. [model]", rich_help_panel=_CHECK
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed, another sample.", rich_help_panel=_HOW)] = 0,
     out: Annotated[Path | None, typer.Option(help="Write .npy (raw latents) or .jsonl (records).")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -169,7 +231,9 @@ def sample(
         changes["num_encode_steps"] = num_latent_steps
     fields = {"texts" if name == "text" else name: value for name, value in wanted.items() if name != "in"}
     given = {name: value for name, value in fields.items() if value not in (None, [])}
-    request = Request(mode=mode, count=DEFAULT_COUNT if num is None else num, **given)
+    request = Request(
+        mode=mode, count=DEFAULT_COUNT if num is None else num, counted=num is not None, **given
+    )
     model = load_model(run, device_of(device))
     options = SamplingOptions.from_config(model.config.sampling, **changes, seed=seed)
     work = Work(model, request, options)

@@ -31,6 +31,7 @@ from mmldlm.sampling.sources import (
     given_split,
     given_texts,
     make_ids,
+    open_store,
     texts_of,
 )
 
@@ -53,6 +54,8 @@ class Request:
     from_split: str | None = None
     data: Path | None = None
     count: int = 8
+    counted: bool = False
+    """Whether the user said how many."""
     infill: list[str] = field(default_factory=list)
     paraphrase: list[str] = field(default_factory=list)
     strength: float = 0.5
@@ -93,7 +96,9 @@ class Work:
         elif request.latents is not None:
             given = given_latents(model, request.latents)
         elif request.from_split is not None:
-            given = given_split(model, self.store, request.from_split, request.count)
+            given = given_split(model, open_store(model, request.data), request.from_split, request.count)
+            if len(given.ids) < request.count and request.counted:
+                self.note(f"-n {request.count}: the split {request.from_split} has {len(given.ids)} pairs")
         return given_infill(model, request.infill, given) if request.infill else given
 
     def run(self, given: Given | None, progress: Progress) -> Samples:
@@ -137,16 +142,9 @@ class Work:
             against=self._against(len(given.ids)), check=self._check(),
         )  # fmt: skip
 
-    @property
-    def store(self) -> Path:
-        """The pair store that was named, or that of the run."""
-        return self.request.data or Path(self.model.config.data.store)
-
     @cached_property
     def _train_split(self) -> Split:
-        from mmldlm.sampling.sources import open_store
-
-        return open_store(self.model, self.store).split(self.model.config.data.train_split)
+        return open_store(self.model, self.request.data).split(self.model.config.data.train_split)
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -93,9 +93,8 @@ def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
         raise UserError(
             f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
         )
-    progress.console.print(
-        f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
-    )
+    told = f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
+    progress.console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
@@ -200,14 +199,24 @@ def _decoding(setup: Setup) -> Any:
     return decode
 
 
+def _lasting_console() -> Any:
+    """A console on stderr whose reader may go, as of `... | tee log`: the run goes on, train.log has it all."""
+    from rich.console import Console
+
+    class LastingConsole(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return LastingConsole(stderr=True)
+
+
 class TrainProgress:
     """A progress bar with loss, rate and time left; plain lines where there is no terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = Console(stderr=True)
+        self.console = _lasting_console()
         self._bar = Progress(
             TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal,
@@ -254,7 +263,8 @@ class TrainProgress:
 
         if time.monotonic() >= self._plain_after or step == self._total:
             self._plain_after = time.monotonic() + 10.0
-            self.console.print(f"train: step {step} of {self._total}, {status}", highlight=False)
+            line = f"train: step {step} of {self._total}, {status}"
+            self.console.print(line, highlight=False, soft_wrap=True)
 
 
 def _check_plot(plot: Path, dry_run: bool) -> None:
@@ -282,7 +292,7 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
     setup = set_up(config, start_runtime(config))
     plan = describe(setup)
     console = Console()
-    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False)
+    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False, soft_wrap=True)
     table = Table("what", "value", title="this run")
     for part, count in plan.pop("parameters").items():
         table.add_row(f"parameters in {part}", f"{count:,}")

@@ -47,6 +47,15 @@ class PairStore:
         folder = Path(path)
         return cls(folder, Manifest.load(folder))
 
+    @classmethod
+    def open_of_run(cls, path: str | Path, moved_to: Path | None = None) -> PairStore:
+        """The store that a run was trained on, or the one that the user names in its place with --data."""
+        if moved_to is None and not Path(path).exists():
+            raise UserError(
+                f"{path}: the pair store that this run was trained on is not here; say where with --data STORE"
+            )
+        return cls.open(path if moved_to is None else moved_to)
+
     def split(self, name: str) -> Split:
         """One split by name."""
         if name not in self.manifest.splits:

@@ -50,21 +50,26 @@ class Evaluated:
 def load_evaluated(path: Path, split: str | None = None) -> Evaluated:
     """From a run, from the folder of a report, or from its result.json."""
     folder = _report_folder(path, split)
-    try:
-        result = json.loads((folder / RESULT).read_bytes())
-        content = (folder / DOCUMENTS).read_bytes()
-        documents = json.loads(content)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "is no JSON"
-        raise UserError(f"{folder}: its result cannot be read ({reason}); run 'mmldlm eval' again") from error
+    _, result = _read_json(folder / RESULT)
     found = result.get("format") if isinstance(result, dict) else None
     if found != RESULT_FORMAT:
         raise UserError(
             f"{folder / RESULT}: has the format {found}, needed is {RESULT_FORMAT}; run 'mmldlm eval' again"
         )
+    content, documents = _read_json(folder / DOCUMENTS)
     if result.get("documents_sha256") != hashlib.sha256(content).hexdigest():
         raise UserError(f"{folder}: {DOCUMENTS} does not belong to {RESULT}; run 'mmldlm eval' again")
     return Evaluated(str(path), folder, result, documents)
+
+
+def _read_json(path: Path) -> tuple[bytes, Any]:
+    """The bytes of a file, and what they say."""
+    try:
+        content = path.read_bytes()
+        return content, json.loads(content)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is no JSON"
+        raise UserError(f"{path}: cannot be read ({reason}); run 'mmldlm eval' again") from error
 
 
 def _report_folder(path: Path, split: str | None) -> Path:
@@ -150,8 +155,9 @@ def _comparable(name: str, first: Evaluated, other: Evaluated, notes: list[str])
                 value = (value or {}).get(key)
             values.append(value)
         if values[0] != values[1]:
+            shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
             notes.append(
-                f"{why}: {'.'.join(keys)} is {values[0]} in {first.label}, {values[1]} in {other.label}"
+                f"{why}: {'.'.join(keys)} is {shown[0]} in {first.label}, {shown[1]} in {other.label}"
             )
         return values[0] == values[1]
 

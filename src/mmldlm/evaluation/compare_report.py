@@ -155,7 +155,8 @@ def _picture(number: int, pair: dict[str, Any]) -> Picture | None:
         axes.axvline(0.0, color=GREY, linewidth=1)
         axes.set_yticks(range(len(rows)), [row["title"] for row in rows], fontsize=6.5)
         axes.invert_yaxis()
-        axes.set_xlabel("difference in standard errors (right: better)")
+        axes.set_xlabel("difference in standard errors (right: better)", fontsize=6.5, loc="right")
+        axes.tick_params(axis="x", labelsize=6.5)
 
     caption = (
         f"{pair['other']} minus {pair['first']}, turned so that right is better, with 95 % intervals. Grey: "

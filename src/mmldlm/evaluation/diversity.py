@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,7 +38,8 @@ def distinct(texts: Sequence[np.ndarray], order: int) -> Estimate:
         return jackknife_estimate(float("nan"), np.empty(0))
     rest = totals.sum() - totals
     left_out = (len(whole) - alone)[rest > 0] / rest[rest > 0]
-    return jackknife_estimate(float(len(whole) / totals.sum()), left_out)
+    found = jackknife_estimate(float(len(whole) / totals.sum()), left_out)
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))  # it is a share; nan stays nan
 
 
 def repeats(texts: Sequence[np.ndarray], order: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,10 +30,10 @@ figure svg text { font-family:inherit !important; }
 figcaption { font-size:.86rem; margin-top:.4rem; }
 .scroll { overflow-x:auto; background:var(--card); border:1px solid var(--line); border-radius:10px; }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:.92rem; }
-th, td { padding:.45rem .8rem; text-align:right; white-space:nowrap; border-bottom:1px solid var(--line); }
+th, td { padding:.45rem .6rem; text-align:right; white-space:nowrap; border-bottom:1px solid var(--line); }
 tr:last-child > * { border-bottom:0; }
 th { font-weight:500; font-size:.84rem; vertical-align:bottom; }
-th:first-child, td:first-child { text-align:left; }
+th:first-child, td:first-child { text-align:left; white-space:normal; min-width:9rem; }
 .example { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:.8rem 1rem;
   margin-bottom:.8rem; display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,215px),1fr));
   gap:.9rem 1.3rem; }

@@ -5,6 +5,7 @@ Latents in records are raw, as the encoder makes them. Shapes: n documents, S la
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm import randomness
+from mmldlm import durable, randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.sampling.decode import (
     Progress,
@@ -182,10 +183,12 @@ def sample_pairs(
 
 
 def write_samples(path: Path, samples: Samples) -> None:
-    """Latents into a .npy file, records into any other, one JSON object a line."""
+    """Latents into a .npy file, records into any other, one JSON object a line; a full disk leaves what was there."""
     if path.suffix == ".npy":
         assert samples.latents is not None
-        np.save(path, samples.latents)
+        content = io.BytesIO()
+        np.save(content, samples.latents)
+        durable.replace_file(path, content.getvalue())
         return
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in samples.records]
-    path.write_text("".join(lines), encoding="utf-8")
+    durable.replace_file(path, "".join(lines).encode())

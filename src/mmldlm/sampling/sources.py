@@ -132,11 +132,13 @@ def between(first: np.ndarray, second: np.ndarray, num_points: int) -> np.ndarra
     return points.reshape(num_points, *first.shape).astype(np.float32)
 
 
-def given_split(model: LoadedModel, store: Path, split_name: str, count: int) -> Given:
-    """The first pairs of a split of the store that the model was trained on."""
-    split = open_store(model, store).split(split_name)
+def given_split(model: LoadedModel, store: PairStore, split_name: str, count: int) -> Given:
+    """The first pairs of a split of a store that suits the model."""
+    split = store.split(split_name)
     if not len(split):
-        raise UserError(f"--from-split {split_name}: this split of {store} holds no pair; choose another one")
+        raise UserError(
+            f"--from-split {split_name}: this split of {store.path} holds no pair; choose another one"
+        )
     indices = np.arange(min(count, len(split)))
     documents = split.read(indices)
     tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
@@ -146,12 +148,12 @@ def given_split(model: LoadedModel, store: Path, split_name: str, count: int) ->
     return Given(shown, tokens, documents.latents, documents.ids.astype(np.uint64))
 
 
-def open_store(model: LoadedModel, store: Path) -> PairStore:
-    """A pair store, if it was made as that of the model."""
-    opened = PairStore.open(store)
+def open_store(model: LoadedModel, named: Path | None) -> PairStore:
+    """The pair store that is named, or else that of the run, if it was made as the model's data was."""
+    opened = PairStore.open_of_run(model.config.data.store, named)
     if opened.fingerprint != model.fingerprint:
         raise UserError(
-            f"--data {store}: was made with another tokenizer or encoder than the model's data "
+            f"--data {opened.path}: was made with another tokenizer or encoder than the model's data "
             f"({opened.fingerprint[:12]} instead of {model.fingerprint[:12]}); use a store made as the run's was"
         )
     return opened

@@ -66,10 +66,16 @@ class InputFile:
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Lines that are not empty, with their numbers from 1."""
-        with open(self.path, encoding="utf-8", errors="replace") as file:
+        with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.strip()
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"--in {self.path}: line {number} is no UTF-8; save the file in that encoding"
+                    ) from error
+                if text:
+                    yield number, text
 
     def _given_latents(self, array: np.ndarray) -> Given:
         try:

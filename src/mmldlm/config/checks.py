@@ -1,0 +1,234 @@
+"""What is wrong with the values of a run, found all at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from mmldlm.config.corruption import MODES, CorruptionConfig, ModeWeights, StageWeights
+from mmldlm.config.data import BatchConfig
+from mmldlm.config.run import Config
+from mmldlm.config.train import PARTS, OptimConfig
+from mmldlm.config.use import SamplingConfig
+
+
+def find_problems(config: Config) -> list[str]:
+    """Everything that is wrong with the values, each as `section.key=value: what is allowed`."""
+    return [*_field_problems(config, ""), *_joint_problems(config)]
+
+
+def _field_problems(section: Any, prefix: str) -> list[str]:
+    found: list[str] = []
+    for item in fields(section):
+        key, value = prefix + item.name, getattr(section, item.name)
+        if is_dataclass(value):
+            found += _field_problems(value, f"{key}.")
+        elif isinstance(value, list):
+            for number, entry in enumerate(value):
+                found += _field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
+        elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
+            found.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
+        elif value is not None and "low" in item.metadata:
+            found += _range_problem(key, value, **item.metadata)
+    return found
+
+
+def _range_problem(
+    key: str, value: float, low: float, high: float = math.inf, above: bool = False, below: bool = False
+) -> list[str]:
+    too_low = value <= low if above else value < low
+    too_high = value >= high if below else value > high
+    if not (too_low or too_high or math.isnan(value) or math.isinf(value)):
+        return []
+    limits = [f"{'more than' if above else 'at least'} {low:g}"]
+    if high < math.inf:
+        limits.append(f"{'less than' if below else 'at most'} {high:g}")
+    return [f"{key}={value}: allowed is {' and '.join(limits)}"]
+
+
+def _joint_problems(config: Config) -> list[str]:
+    """What a single field cannot tell."""
+    found: list[str] = []
+    if not config.name or "/" in config.name or config.name.startswith("."):
+        found.append(f"name={config.name!r}: a plain folder name is needed")
+    if not config.data.store:
+        found.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
+    if config.model.head_width is not None and config.model.head_width % 2:
+        found.append(
+            f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"
+        )
+    if config.model.time_width is not None and config.model.time_width % 4:
+        found.append(f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times")
+    if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
+        found.append("corruption.mode_weights: at least one mode needs a weight above 0")
+    found += _mode_problems(config)
+    if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen", "flex"):
+        found.append(
+            f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
+            f"a padded batch is attended to by rows"
+        )
+    found += _batch_problems(config.batch)
+    found += _objective_problems(config)
+    found += _optim_problems(config.optim)
+    found += _balance_problems(config)
+    every, valid = config.train.checkpoint_every, config.train.valid_every
+    if config.train.keep_best and (not valid or valid % every):
+        found.append(
+            f"train.keep_best={config.train.keep_best}: train.valid_every={valid} must be a multiple of "
+            f"train.checkpoint_every={every}, so that there is a checkpoint at each validation"
+        )
+    found += _decoding_problems(config)
+    if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
+        found.append(
+            f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
+        )
+    if config.evaluation.length_groups and min(config.evaluation.length_groups) < 1:
+        found.append(
+            f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
+        )
+    return found
+
+
+def _decoding_problems(config: Config) -> list[str]:
+    """What is wrong with the ways to decode that an evaluation compares."""
+    found, evaluation, noise = [], config.evaluation, config.corruption.text_noise
+    if evaluation.candidates and min(evaluation.candidates) < 1:
+        found.append(
+            f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
+        )
+    if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
+        found.append(
+            f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
+        )
+    known = next(item for item in fields(SamplingConfig) if item.name == "text_sampler").metadata["allowed"]
+    fitting = [name for name in known if (name == "hybrid") == (noise == "hybrid")]
+    found += [
+        f"evaluation.text_samplers: {name!r} does not fit corruption.text_noise={noise}; allowed are "
+        f"{', '.join(fitting)}"
+        for name in evaluation.text_samplers
+        if name not in fitting
+    ]
+    return found
+
+
+def _objective_problems(config: Config) -> list[str]:
+    found: list[str] = []
+    loss, kind = config.objective.latent_loss, config.corruption.prediction_type
+    if loss in ("cosine", "normalized_mse") and kind != "clean":
+        found.append(
+            f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
+            f"predicted {kind} matters, and without it no sampler's formula would hold"
+        )
+    if config.corruption.text_noise == "hybrid" and config.sampling.text_sampler != "hybrid":
+        found.append(
+            f"sampling.text_sampler={config.sampling.text_sampler}: assumes that all noise is masks; "
+            f"corruption.text_noise=hybrid needs sampling.text_sampler=hybrid"
+        )
+    return found
+
+
+def _batch_problems(batch: BatchConfig) -> list[str]:
+    found: list[str] = []
+    ends = [stage.until for stage in batch.schedule]
+    if ends != sorted(set(ends)):
+        found.append(f"batch.schedule: the stages end at {ends}; each must end after the one before it")
+    if batch.tokens_per_step is None and batch.documents_per_step is None:
+        found.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
+    return found
+
+
+def _optim_problems(optim: OptimConfig) -> list[str]:
+    if optim.schedule == "plateau" and optim.plateau_min_lr >= optim.lr:
+        return [
+            f"optim.plateau_min_lr={optim.plateau_min_lr}: less than optim.lr={optim.lr} is needed, or the rate could "
+            f"never be reduced"
+        ]
+    return []
+
+
+def _balance_problems(config: Config) -> list[str]:
+    """Whether there is something to balance."""
+    corruption, objective = config.corruption, config.objective
+    modes: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in corruption.mode_schedule]
+    if not (modes and corruption.mode_repeat):
+        modes.append(corruption.mode_weights)
+    text = any(at.l2t + at.joint > 0 for at in modes) and objective.text_weight > 0
+    latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
+    least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
+    if text + latent >= least:
+        return []
+    needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
+    return [
+        f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
+        f"objective.balance=fixed goes without"
+    ]
+
+
+def _mode_problems(config: Config) -> list[str]:
+    """Stages that cannot be, and stages in which nothing would be trained."""
+    corruption, stages = config.corruption, config.corruption.mode_schedule
+    found = _stage_end_problems(corruption)
+    for name, parts in _frozen_lists(config).items():
+        found += [
+            f"{name}: {part!r} is no part; allowed are {', '.join(PARTS)}"
+            for part in parts
+            if part not in PARTS
+        ]
+    for number, stage in enumerate(stages):
+        name, weights = f"corruption.mode_schedule[{number}]", stage.mode_weights
+        if weights.l2t + weights.t2l + weights.joint <= 0:
+            found.append(f"{name}.mode_weights: at least one mode needs a weight above 0")
+        elif not _trains(config, weights, [*stage.frozen, *config.train.frozen]):
+            found.append(
+                f"{name}: no loss of its modes reaches a part that is not frozen; nothing would be trained"
+            )
+    last = corruption.mode_weights
+    if (stages and corruption.mode_repeat) or _trains(config, last, config.train.frozen):
+        return found
+    if _trains(config, last, []):
+        return [
+            *found,
+            f"train.frozen={config.train.frozen}: no loss reaches any other part; nothing would be trained",
+        ]
+    reason = "no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
+    return [*found, f"objective: {reason}"]
+
+
+def _stage_end_problems(corruption: CorruptionConfig) -> list[str]:
+    stages = corruption.mode_schedule
+    if corruption.mode_repeat and not stages:
+        return ["corruption.mode_repeat=True: there are no stages to repeat; give corruption.mode_schedule"]
+    by_step, by_epoch = [s.until for s in stages], [s.until_epoch for s in stages]
+    whole = [ends for ends in (by_step, by_epoch) if None not in ends]
+    other = [end for ends in (by_step, by_epoch) if None in ends for end in ends if end is not None]
+    if stages and (len(whole) != 1 or other):
+        return [
+            "corruption.mode_schedule: every stage needs an end, either all 'until' (a step) or all 'until_epoch'"
+        ]
+    ends = whole[0] if stages else []
+    if ends != sorted(set(ends)):  # type: ignore[type-var]
+        return [f"corruption.mode_schedule: the stages end at {ends}; each must end after the one before it"]
+    return []
+
+
+def _frozen_lists(config: Config) -> dict[str, list[str]]:
+    """Where parts are named, and which."""
+    stages = enumerate(config.corruption.mode_schedule)
+    named = {f"corruption.mode_schedule[{number}].frozen": stage.frozen for number, stage in stages}
+    return {"train.frozen": config.train.frozen} | named
+
+
+def _trains(config: Config, modes: ModeWeights | StageWeights, frozen: list[str]) -> bool:
+    """Whether some loss of these modes reaches a part of the denoiser that is not frozen."""
+    weights = config.objective
+    text, latent = modes.l2t + modes.joint > 0, modes.t2l + modes.joint > 0
+    inner = {"text", "latent", "shared"}
+    reached: set[str] = set()
+    if text and weights.text_weight > 0:
+        reached |= inner | {"token_head"}
+    if latent and weights.latent_weight > 0:
+        reached |= inner | {"latent_head"}
+    if text and weights.length_weight > 0 and config.model.length == "modelled":
+        reached |= {"length_head"}
+    return bool(reached - set(frozen))

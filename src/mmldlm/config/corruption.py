@@ -1,0 +1,70 @@
+"""Settings of the forward process: modes, times, noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmldlm.config.fields import choice, number
+
+MODES = ("l2t", "t2l", "joint")
+
+
+@dataclass
+class ModeWeights:
+    """Share of documents in each mode; a recipe that names some modes gives the others no share."""
+
+    l2t: float = number(1.0, 0)
+    t2l: float = number(1.0, 0)
+    joint: float = number(1.0, 0)
+
+
+@dataclass
+class StageWeights:
+    """Share of documents in each mode during a stage; modes that are not named have none."""
+
+    l2t: float = number(0.0, 0)
+    t2l: float = number(0.0, 0)
+    joint: float = number(0.0, 0)
+
+
+@dataclass
+class ModeStage:
+    """The modes of a part of a run."""
+
+    until: int | None = number(None, 1)
+    """The stage covers the steps before this one that no earlier stage covers."""
+    until_epoch: float | None = number(None, 0, above=True)
+    """The same in passes over the documents; all stages are counted one way or the other."""
+    mode_weights: StageWeights = field(default_factory=StageWeights)
+    ramp: bool = False
+    """Go over to the modes of the next stage little by little, in a straight line, instead of at its end."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the denoiser that get no update meanwhile, as in train.frozen."""
+
+
+@dataclass
+class CorruptionConfig:
+    """The forward process: which modes, which times, which noise."""
+
+    mode_weights: ModeWeights = field(default_factory=ModeWeights)
+    condition_dropout: float = number(0.1, 0, 1, below=True)
+    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
+    text_schedule: str = choice("linear", "linear", "cosine")
+    text_noise: str = choice("mask", "mask", "hybrid")
+    """mask: tokens turn into masks; hybrid: some turn into random tokens first, so that the model learns to find and
+    mend wrong ones (GIDD). Sample such a model with sampling.text_sampler=hybrid."""
+    uniform_share: float = number(0.2, 0, 1, above=True, below=True)
+    """Share of random tokens among the noise at small times, with hybrid noise; it falls to 0 at time 1."""
+    latent_schedule: str = choice("cosine", "cosine", "linear", "flow")
+    """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
+    the noise, as in flow matching."""
+    latent_time_power: float = number(1.0, 0, above=True)
+    """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
+    prediction_type: str = choice("clean", "clean", "noise", "velocity")
+    """What the latent side predicts. velocity: signal * noise - sigma * clean, with the flow schedule noise - clean."""
+    mode_choice: str = choice("document", "document", "batch")
+    """Who draws a mode by these weights: each document, or each step for all of its documents."""
+    mode_schedule: list[ModeStage] = field(default_factory=list)
+    """Stages before the weights above hold, such as [{until: 1000, mode_weights: {l2t: 1}}]."""
+    mode_repeat: bool = False
+    """Begin again with the first stage after the last one, for ever: the modes take turns."""
