@@ -585,11 +585,36 @@ def _balance_problems(config: Config) -> list[str]:
     latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
     least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
     if text + latent >= least:
-        return []
+        return _measure_problems(config) if least == 2 else []
     needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
     return [
         f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
         f"objective.balance=fixed goes without"
+    ]
+
+
+def _measure_problems(config: Config) -> list[str]:
+    """Gradient norms are compared where one step has both losses and they share a part that is trained."""
+    corruption = config.corruption
+    stages: list[tuple[ModeWeights | StageWeights, list[str]]] = [
+        (stage.mode_weights, stage.frozen) for stage in corruption.mode_schedule
+    ]
+    if not (stages and corruption.mode_repeat):
+        stages.append((corruption.mode_weights, []))
+    by_step = corruption.mode_choice == "batch"
+    for number, (at, frozen) in enumerate(stages):
+        ramps = number < len(corruption.mode_schedule) and corruption.mode_schedule[number].ramp
+        after = stages[(number + 1) % len(stages)][0] if ramps else at
+        l2t, t2l, joint = (getattr(at, mode) + getattr(after, mode) > 0 for mode in MODES)
+        if (joint or (l2t and t2l and not by_step)) and {"text", "latent", "shared"} - {
+            *frozen,
+            *config.train.frozen,
+        }:
+            return []
+    return [
+        "objective.balance=gradient_norm: no step has both losses on a part that is not frozen, so their gradients can "
+        "never be compared; give a stage both l2t and t2l (unless corruption.mode_choice=batch) or joint, or use "
+        "objective.balance=uncertainty"
     ]
 
 
