@@ -522,6 +522,7 @@ def _joint_problems(config: Config) -> list[str]:
     found += _batch_problems(config.batch)
     found += _objective_problems(config)
     found += _optim_problems(config.optim)
+    found += _plateau_problems(config)
     found += _balance_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
@@ -573,6 +574,20 @@ def _optim_problems(optim: OptimConfig) -> list[str]:
             f"never be reduced"
         ]
     return []
+
+
+def _plateau_problems(config: Config) -> list[str]:
+    """A training loss whose modes change cannot be compared with an earlier one."""
+    train, corruption = config.train, config.corruption
+    num_modes = sum(getattr(corruption.mode_weights, mode) > 0 for mode in MODES)
+    changing = bool(corruption.mode_schedule) or (corruption.mode_choice == "batch" and num_modes > 1)
+    if config.optim.schedule != "plateau" or 0 < train.valid_every < train.steps or not changing:
+        return []
+    return [
+        f"optim.schedule=plateau: the modes change from step to step, and training losses of different modes cannot be "
+        f"compared; let the run validate on its way: train.valid_every={train.valid_every} must be from 1 to "
+        f"{train.steps - 1}"
+    ]
 
 
 def _balance_problems(config: Config) -> list[str]:
