@@ -1,5 +1,7 @@
 """Modes over the course of a run: one pure function of step and epoch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,10 @@ def test_a_ramp_is_a_straight_line_between_shares():
     assert weights(config, 30) == (0, 0, 5)
     assert stage_at(config, 0).modes == {"l2t", "t2l"}  # what is trained does not change inside a stage
     assert stage_at(config, 10).modes == set(MODES)
+    turns = replace(config, mode_repeat=True)  # the last stage goes over to the first
+    assert weights(turns, 20) == pytest.approx((0.75, 0.25, 0))
+    assert weights(turns, 29.99) == pytest.approx((1, 0, 0), abs=1e-3)
+    assert stage_at(turns, 20).modes == {"l2t", "t2l"}
 
 
 def test_a_batch_has_one_mode_that_depends_on_seed_and_step_alone():

@@ -46,6 +46,12 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "fp16_sums": ("distributed.compression=fp16",),
     "plateau": ("optim.schedule=plateau", "optim.plateau_patience=2", "train.valid_every=2"),
     "uncertainty": ("objective.balance=uncertainty", "batch.micro_tokens=64"),
+    "hybrid_stages": (
+        "corruption.text_noise=hybrid",
+        "sampling.text_sampler=hybrid",
+        "objective.balance=uncertainty",
+        "corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}, {until: 8, mode_weights: {t2l: 1}}]",
+    ),
     "gradient_norm": (
         "objective.balance=gradient_norm",
         "objective.balance_every=3",

@@ -19,6 +19,7 @@ from mmldlm.evaluation.compare import NO_DIFFERENCE, Evaluated, compare, load_ev
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.report import json_bytes
 from mmldlm.evaluation.run import RESULT_FORMAT
+from mmldlm.evaluation.statistics import bootstrap
 
 COUNT = 200
 
@@ -104,6 +105,28 @@ def test_what_means_something_else_is_left_out_and_said() -> None:
     assert "retrieval is left out: retrieval.num_candidates is 20 in a, 99 in b" in comparison["notes"]
     comparison = compare([evaluated("a", values), evaluated("b", values, fingerprint="other")])
     assert [row["name"] for row in comparison["comparisons"][0]["rows"]] == ["bits_per_byte/right"]
+
+
+def test_p_values_are_as_rare_as_they_say() -> None:
+    """Two runs that differ by chance alone, on documents that are hard for both."""
+    rng, found = np.random.default_rng(0), []
+    for seed in range(200):
+        hard, weights = 9.0 * rng.gamma(2.0, size=40), rng.integers(5, 30, 40)
+        left, right = (Quantity("", "less", hard * weights + rng.normal(0, 9, 40), weights) for _ in range(2))
+        values = bootstrap(lambda rows, a=left, b=right: b.statistic(rows) - a.statistic(rows), 40, seed, 300)
+        found.append(p_value(values))
+    assert 0.01 <= np.mean(np.array(found) < 0.05) <= 0.1
+    assert 0.13 <= np.mean(np.array(found) < 0.2) <= 0.28
+    assert 0.4 <= np.mean(np.array(found) < 0.5) <= 0.6
+
+
+def test_few_documents_are_told() -> None:
+    values = np.random.default_rng(0).normal(50, 9, COUNT)
+    few = compare([evaluated("a", values[:9]), evaluated("b", values[:9])])
+    assert any(note.startswith("9 documents are few") for note in few["notes"])
+    assert not any(
+        "are few" in note for note in compare([evaluated("a", values), evaluated("b", values)])["notes"]
+    )
 
 
 def test_p_values_by_hand() -> None:

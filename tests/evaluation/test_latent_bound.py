@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
 
 from mmldlm.corruption.schedule import LATENT_SCHEDULES
 from mmldlm.errors import UserError
+from mmldlm.evaluation.bounds import _latent_json
 from mmldlm.evaluation.latent_bound import LatentErrors, latent_errors, normal_nats, time_of_snr
+from mmldlm.evaluation.quantities import Quantity
 from tests.evaluation.toys import draw_gaussian_documents, gaussian_model
 
 MEANS = np.array([[1.5, -0.5], [-1.0, 1.0]])
@@ -102,3 +106,22 @@ def test_packs_leave_no_trace_and_words_are_checked() -> None:
     np.testing.assert_allclose(small.parts, errors_of(model, documents, "right", draws=4).parts, rtol=1e-9)
     with pytest.raises(UserError, match="right, shuffled, none"):
         errors_of(model, documents, "left")
+
+
+def test_nats_of_raw_latents_are_those_of_their_density() -> None:
+    """Latents that are three times as wide cost log 3 more in each dimension, whatever they are normalised to."""
+
+    class Recorder:
+        def record(self, name: str, quantity: Quantity) -> dict[str, float]:
+            return quantity.estimate(0).to_json()
+
+    latents = np.random.default_rng(0).normal(size=(50, 1, 4))
+    nats = normal_nats(latents, 100.0) / 4
+    found = _latent_json(cast(Any, Recorder()), "right", nats, float(np.log(3.0)))
+    wide = -norm_log_density(3.0 * latents, 3.0).mean()
+    exact = -norm_log_density(latents, 1.0).mean()
+    assert found["nats_per_dimension_raw"] - found["nats_per_dimension"] == pytest.approx(wide - exact)
+
+
+def norm_log_density(values: np.ndarray, deviation: float) -> np.ndarray:
+    return -0.5 * (values / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)

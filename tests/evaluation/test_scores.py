@@ -20,7 +20,14 @@ from mmldlm.evaluation.examples import mark_differences
 from mmldlm.evaluation.inversion import length_groups
 from mmldlm.evaluation.quantities import Quantity, spearman
 from mmldlm.evaluation.retrieval import ranks
-from mmldlm.evaluation.statistics import choose, cosine, mean_estimate, ratio_estimate, unit
+from mmldlm.evaluation.statistics import (
+    choose,
+    cosine,
+    jackknife_estimate,
+    mean_estimate,
+    ratio_estimate,
+    unit,
+)
 from mmldlm.evaluation.text_scores import (
     bleu_counts,
     bleu_of_sums,
@@ -199,3 +206,17 @@ def test_differences_are_marked_by_words() -> None:
         ("We the", True), ("good", False), ("people", True), ("!", False),
     ]  # fmt: skip
     assert mark_differences("a b", "") == []
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=30)
+    left_out = (values.sum() - values) / 29
+    found = jackknife_estimate(float(values.mean()), left_out)
+    assert found.standard_error == pytest.approx(values.std(ddof=1) / np.sqrt(30))
+    assert (found.low + found.high) / 2 == pytest.approx(values.mean())
+
+
+def test_equal_values_share_their_mean_rank() -> None:
+    left, right = np.array([1.0, 2.0, 2.0, 3.0, 5.0]), np.array([1.0, 9.0, 2.0, 2.0, 2.0])
+    by_hand = np.corrcoef([1.0, 2.5, 2.5, 4.0, 5.0], [1.0, 5.0, 3.0, 3.0, 3.0])[0, 1]
+    assert spearman(left, right) == pytest.approx(by_hand)

@@ -11,7 +11,14 @@ from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.corruption.text import TextProcess
 from mmldlm.layout import Caps
 from mmldlm.metrics import read_log
-from mmldlm.objective.hybrid import HybridRows, hybrid_loss, posterior_logits, row_costs, score_bound
+from mmldlm.objective.hybrid import (
+    HybridRows,
+    hybrid_loss,
+    hybrid_loss_of_all,
+    posterior_logits,
+    row_costs,
+    score_bound,
+)
 from mmldlm.objective.joint import Active, Objective, add_terms
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 from tests.corruption.test_hybrid import V, marginal, transition
@@ -189,6 +196,21 @@ def test_without_random_tokens_it_is_the_bound_of_masked_diffusion():
     torch.testing.assert_close(hybrid.text, masked.text, rtol=1e-5, atol=0)
     torch.testing.assert_close(hybrid.text_by_time, masked.text_by_time, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(hybrid_grad, masked_grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighting", ["bound", "uniform"])
+def test_rows_that_weigh_nothing_leave_the_gradient_finite(weighting):
+    """A clean text beside noisy ones, or filler, whose token the network holds for impossible."""
+    process = TextProcess(TEXT_SCHEDULES["linear"], 37, 0.2)
+    logits = torch.zeros(3, 37)
+    logits[:, 0] = -90.0
+    tokens, noisy, time = torch.tensor([0, 0, 5]), torch.tensor([0, 0, 37]), torch.tensor([0.0, 0.5, 0.5])
+    logits, weights = logits.requires_grad_(), torch.tensor([0.0, 2.0, 2.0])
+    rows = HybridRows.of(process, tokens, noisy, time)
+    hybrid_loss_of_all(logits, rows, weights, weights > 0, weighting).weighted.backward()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[0] == 0).all()
+    assert logits.grad[2].abs().max() > 0.1
 
 
 @pytest.mark.parametrize("weighting", ["bound", "uniform"])

@@ -145,7 +145,7 @@ def test_gradient_norm_brings_the_norms_into_the_ratio_of_the_weights():
 
     text, latent = gradients(None, text_weight=1.0), gradients(None, latent_weight=1.0)
     before = norms_of_shared(text, latent)
-    balance.settle(before)
+    balance.settle(before, 1)
     after = norms_of_shared(
         gradients(balance, text_weight=CONFIG.text_weight),
         gradients(balance, latent_weight=CONFIG.latent_weight),
@@ -156,20 +156,29 @@ def test_gradient_norm_brings_the_norms_into_the_ratio_of_the_weights():
 
 def test_measurements_are_averaged_then_smoothed_and_bad_ones_change_nothing():
     balance = GradientNorm(replace(CONFIG, balance_every=10))
-    assert [step for step in range(31) if balance.due(step)] == [10, 20, 30]
+    assert [step for step in range(12) if balance.due(step)] == [10, 11]
     for ratio in (1.0, 4.0, 16.0):
-        balance.settle(torch.tensor([ratio, 1.0]))
+        balance.settle(torch.tensor([ratio, 1.0]), 0)
     assert balance.log_ratio.item() == pytest.approx(math.log(4.0))
     for bad in ([0.0, 1.0], [1.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.0, 0.0]):
-        balance.settle(torch.tensor(bad))
+        balance.settle(torch.tensor(bad), 0)
     assert (balance.log_ratio.item(), balance.measured.item()) == (pytest.approx(math.log(4.0)), 3.0)
     balance.measured.fill_(50.0)
-    balance.settle(torch.tensor([8.0, 1.0]))
+    balance.settle(torch.tensor([8.0, 1.0]), 0)
     assert balance.log_ratio.item() == pytest.approx(0.9 * math.log(4.0) + 0.1 * math.log(8.0))
     factors = balance.fields()
     assert factors["latent_factor"] / factors["text_factor"] == pytest.approx(
         math.exp(balance.log_ratio.item())
     )
+
+
+def test_norms_are_due_at_multiples_and_a_late_measurement_does_not_shift_the_next():
+    balance, with_both, found = GradientNorm(replace(CONFIG, balance_every=10)), {10, 23, 24, 30, 31, 40}, []
+    for step in range(45):
+        if step in with_both and balance.due(step):
+            balance.settle(torch.tensor([1.0, 1.0]), step)
+            found.append(step)
+    assert found == [10, 23, 30, 40]
 
 
 def test_a_fixed_balance_is_none():

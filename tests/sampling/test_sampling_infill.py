@@ -70,6 +70,19 @@ def test_given_tokens_stay_and_no_blank_is_left(sampler: str) -> None:
         assert found.max() < 50
 
 
+def test_with_hybrid_noise_given_tokens_lower_the_time_that_is_told() -> None:
+    """At time 1 training shows masks alone, so the network must not be told of time 1 beside given tokens."""
+    model = random_model(text_noise="hybrid", text_schedule="cosine")
+    record, given = spy(model), np.array([50, 1, 2, 50, 50, 3, 50, 4, 5, 6])
+    options = SamplingOptions(text_sampler="hybrid", num_sampling_steps=2)
+    (filled,) = infill_tokens(model, [given], options, keys=document_keys(0, 1))
+    assert (filled[given < 50] == given[given < 50]).all()
+    assert filled.max() < 50
+    probability = TEXT_SCHEDULES["cosine"].mask_probability
+    told = [float(probability(call.text_time)[0]) for call in record]
+    assert told == pytest.approx([0.4, 0.4 * float(probability(torch.tensor(0.5)))], rel=1e-5)
+
+
 @pytest.mark.parametrize("sampler", ["confidence", "first_hitting", "ancestral"])
 def test_the_network_is_told_the_time_of_the_masked_share(sampler: str) -> None:
     model = random_model(text_schedule="cosine")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,12 +26,14 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.corruption.text import TextProcess
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.draw import draw
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
-from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.sampling.steps import make_steps
+from mmldlm.sampling.predictor import ModelPredictor, Prediction
+from mmldlm.sampling.steps import Step, make_steps
+from mmldlm.sampling.text_remask import remask_step
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 LIMIT = 4.0
@@ -180,6 +182,26 @@ class LeaveOneOut(OracleDenoiser):
             other = super().__call__(hiding.flatten(), *rest).token_hidden
             hidden[:, place] = other.view(-1, TEXT_LENGTH, NUM_LETTERS)[:, place]
         return type(output)(hidden.view(-1, NUM_LETTERS), output.latent_prediction, None)
+
+
+def test_remask_masks_what_fits_least() -> None:
+    probability = torch.tensor([[0.9, 0.05, 0.05], [0.6, 0.2, 0.2], [0.2, 0.3, 0.5], [0.1, 0.8, 0.1]])
+
+    class Fixed:
+        def predict(self, *inputs: Any, rows: Tensor) -> Prediction:
+            return Prediction(probability.log()[rows], torch.zeros(1, 1, 1))
+
+    tokens, one = torch.tensor([0, 1, 2, 3]), np.ones(1, np.uint64)
+    pack = Pack(tokens, torch.zeros(1, 1, 1), torch.ones(1), torch.zeros(1), np.array([4]), one)
+    options = SamplingOptions(text_sampler="remask", remask_share=0.4, temperature=0.0)
+    step, process = Step("text", 0.5, 0.25, 0), TextProcess(TEXT_SCHEDULES["linear"], 3)
+    found = remask_step(cast(Any, Fixed()), pack, process, step, options)
+    assert found.noisy_tokens.tolist() == [
+        0,
+        3,
+        2,
+        1,
+    ]  # of 0.9, 0.2 and 0.5 the second goes, the mask is filled
 
 
 def test_remask_corrects_what_was_drawn_too_early() -> None:

@@ -13,6 +13,8 @@ KINDS = {
     "gradient_norm": ("objective.balance=gradient_norm", "objective.balance_every=3"),
 }
 
+TURNS = "corruption.mode_schedule=[{until: 3, mode_weights: {l2t: 1}}, {until: 6, mode_weights: {t2l: 1}}]"
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -126,6 +128,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_balance_alone(store, tmp_path)
     (["objective.balance=gradient_norm", "objective.latent_weight=0"], "a loss on text and one on latents are needed"),
     (["objective.balance=gradient_norm", "corruption.mode_weights.t2l=0", "corruption.mode_weights.joint=0"], "needed"),
     (["objective.balance=uncertainty", "objective.latent_weight=0", "objective.text_weight=0"], "text or on latents"),
+    ([*KINDS["gradient_norm"], "corruption.mode_choice=batch", "corruption.mode_weights.joint=0"], "never be compared"),
+    ([*KINDS["gradient_norm"], TURNS, "corruption.mode_repeat=true"], "never be compared"),
+    ([*KINDS["gradient_norm"], "train.frozen=[text, latent, shared]"], "never be compared"),
 ])  # fmt: skip
 def test_where_there_is_nothing_to_balance_it_is_refused(store, tmp_path, words, told):
     with pytest.raises(UserError, match=told):
@@ -139,3 +144,41 @@ def test_one_modality_alone_is_balanced_over_its_times(store, tmp_path):
     text, latent = trainer.stepper.balance.log_variances
     assert (text != 0).any()
     assert (latent == 0).all()
+
+
+@pytest.mark.parametrize(("words", "measured"), [
+    # turns of the same length as the measurements: each would fall into l2t alone
+    (["corruption.mode_schedule=[{until: 3, mode_weights: {l2t: 1}}, {until: 4, mode_weights: {joint: 1}}]",
+      "corruption.mode_repeat=true", "objective.balance_every=4"], [7, 11]),
+    # a stage in which nothing is trained that both losses reach
+    (["corruption.mode_schedule=[{until: 5, mode_weights: {joint: 1}, frozen: [text, latent, shared]}]"], [5, 6, 9]),
+])  # fmt: skip
+def test_norms_are_measured_at_the_next_step_that_has_both_losses(store, tmp_path, words, measured):
+    trainer = make_trainer(tmp_path, store, *KINDS["gradient_norm"], *words)
+    settle, found = trainer.stepper.balance.settle, []
+
+    def settled(norms, step):
+        found.append(step)
+        settle(norms, step)
+
+    trainer.stepper.balance.settle = settled
+    trainer.fit()
+    assert found == measured
+    assert trainer.stepper.balance.measured == len(measured)
+
+
+def test_a_modality_without_a_loss_keeps_its_log_variances(store, tmp_path):
+    """Momentum from an earlier stage would move them on."""
+    stages = (
+        "corruption.mode_schedule=[{until: 4, mode_weights: {joint: 1}}, {until: 8, mode_weights: {l2t: 1}}, "
+        "{until: 12, mode_weights: {t2l: 1}}]"
+    )
+    trainer = make_trainer(tmp_path, store, *KINDS["uncertainty"], stages)
+    batches, seen = trainer._batches(), []
+    for _ in range(10):
+        trainer._one_step(next(batches), 0.0)
+        seen.append(trainer.stepper.balance.log_variances.detach().clone())
+    assert torch.equal(seen[3][1], seen[7][1])
+    assert torch.equal(seen[7][0], seen[9][0])
+    assert not torch.equal(seen[3][0], seen[7][0])
+    assert not torch.equal(seen[7][1], seen[9][1])

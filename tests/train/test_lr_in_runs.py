@@ -102,6 +102,16 @@ def test_a_floor_above_the_rate_is_refused(store, tmp_path):
         make_trainer(tmp_path, store, *BY_LOG, "optim.plateau_min_lr=0.1")
 
 
+@pytest.mark.parametrize("words", [
+    ("corruption.mode_choice=batch",),
+    ("corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}]",),
+])  # fmt: skip
+def test_training_losses_of_changing_modes_are_not_judged(store, tmp_path, words):
+    with pytest.raises(UserError, match=r"train.valid_every=0 must be from 1 to 17"):
+        make_trainer(tmp_path, store, *BY_LOG, *words)
+    make_trainer(tmp_path, store, *BY_LOG, *words, "train.valid_every=6")
+
+
 @pytest.mark.parametrize("schedule", ["wsd", "restarts"])
 def test_a_run_made_longer_in_time_is_the_longer_run(store, tmp_path, schedule):
     words = (f"optim.schedule={schedule}", "optim.restart_period=4", "train.valid_every=0")

@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 from mmldlm.data.loader import make_loader, plan_steps
 from mmldlm.errors import Interrupted, UserError
+from mmldlm.metrics import read_log
 from mmldlm.model.weights import other_rows, part_of
 from mmldlm.train import setup
 from tests.data.test_loader import contents
@@ -179,3 +180,25 @@ def test_a_block_is_compiled_once_for_each_pattern_of_frozen_parameters(store, t
         torch._dynamo.reset()
     # a plain block and the last one of l2t; from step 3 on the last one of t2l; nothing new in later turns
     assert compiled == [2] * 3 + [3] * 6
+
+
+def test_losses_are_told_of_the_steps_that_have_them(store, tmp_path):
+    """Where each step has one mode, a mean over all steps would tell a text loss that is too small."""
+    words = ("corruption.mode_choice=batch", "corruption.mode_weights.joint=0", "train.steps=12")
+    trainer = make_trainer(tmp_path, store, *words, "train.log_every=12", "train.valid_every=0")
+    add, seen = trainer.interval.add, []
+
+    def added(result, batch):
+        seen.append((result.terms, batch.counts))
+        add(result, batch)
+
+    trainer.interval.add = added
+    trainer.fit()
+    (line,) = [line for line in read_log(trainer.run.training_log) if "loss" in line]
+    text = [float(terms.text) for terms, counts in seen if counts.tokens]
+    latent = [float(terms.latent) for terms, counts in seen if counts.slots]
+    assert 0 < len(text) < 12
+    assert len(text) + len(latent) == 12
+    assert line["text_loss"] == pytest.approx(sum(text) / len(text), rel=1e-5)
+    assert line["latent_loss"] == pytest.approx(sum(latent) / len(latent), rel=1e-5)
+    assert line["loss"] == pytest.approx(sum(float(terms.loss) for terms, _ in seen) / 12, rel=1e-5)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmldlm.train.muon import Muon, orthogonalize
+from mmldlm.train.optim import Optimizers
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -103,3 +104,24 @@ def test_a_run_with_muon_learns_and_resumes_bit_by_bit(tmp_path):
         whole.setup.denoiser.state_dict().items(), again.setup.denoiser.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b), name
+
+
+def test_rows_that_stand_still_have_no_say_in_the_update_of_the_others():
+    """The momentum that they keep is not made orthogonal together with the rest."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.nn.Parameter(torch.randn(12, 16, generator=generator))
+    part, start = torch.nn.Parameter(whole.detach()[4:].clone()), whole.detach()[:4].clone()
+    both = [Optimizers([Muon([{"params": [p], "part": "text"}], lr=0.1)]) for p in (whole, part)]
+    both[0].still = {whole: slice(0, 4)}
+    momentum = torch.zeros(12, 16)
+    momentum[:4] = 5.0
+    both[0].parts[0].state[whole]["momentum_buffer"] = momentum
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(3):
+        gradient = torch.randn(8, 16, generator=generator)
+        whole.grad, part.grad = torch.cat([torch.zeros(4, 16), gradient]), gradient
+        for optimizers in both:
+            optimizers.step(off, torch.zeros(()), None)
+    torch.testing.assert_close(whole.detach()[4:], part.detach(), atol=5e-3, rtol=0)
+    assert torch.equal(whole.detach()[:4], start)
+    assert (momentum[:4] == 5.0).all()

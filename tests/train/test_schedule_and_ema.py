@@ -85,6 +85,8 @@ def test_the_rate_is_reduced_when_the_best_loss_is_too_old():
     assert judged([2.0, 1.0, 1.0, 0.995, 1.2, 1.0, 1.0, 1.0])[0] == [50, 80]
     assert judged([2.0, 1.0, 1.0, 0.98, 1.2, 1.0, 1.0])[0] == [70]  # two percent less is a new best
     assert judged([2.0, 1.0, 1.0, 0.98, 1.2, 1.0], plateau_threshold=0.05)[0] == [50]
+    small = [1e-3 * loss for loss in (2.0, 1.0, 1.0, 0.98, 1.2, 1.0, 1.0)]
+    assert judged(small)[0] == [70]  # the threshold is a share of the loss, however small that is
     assert judged([1.0, 1.0, float("nan"), float("nan"), 1.0])[0] == [50]  # what is no number tells nothing
     assert judged([-1.0, -1.02, -1.1, -1.1])[0] == []
 

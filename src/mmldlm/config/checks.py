@@ -71,6 +71,7 @@ def _joint_problems(config: Config) -> list[str]:
     found += _batch_problems(config.batch)
     found += _objective_problems(config)
     found += _optim_problems(config.optim)
+    found += _plateau_problems(config)
     found += _balance_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
@@ -147,6 +148,20 @@ def _optim_problems(optim: OptimConfig) -> list[str]:
     return []
 
 
+def _plateau_problems(config: Config) -> list[str]:
+    """A training loss whose modes change cannot be compared with an earlier one."""
+    train, corruption = config.train, config.corruption
+    num_modes = sum(getattr(corruption.mode_weights, mode) > 0 for mode in MODES)
+    changing = bool(corruption.mode_schedule) or (corruption.mode_choice == "batch" and num_modes > 1)
+    if config.optim.schedule != "plateau" or 0 < train.valid_every < train.steps or not changing:
+        return []
+    return [
+        f"optim.schedule=plateau: the modes change from step to step, and training losses of different modes cannot be "
+        f"compared; let the run validate on its way: train.valid_every={train.valid_every} must be from 1 to "
+        f"{train.steps - 1}"
+    ]
+
+
 def _balance_problems(config: Config) -> list[str]:
     """Whether there is something to balance."""
     corruption, objective = config.corruption, config.objective
@@ -157,11 +172,36 @@ def _balance_problems(config: Config) -> list[str]:
     latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
     least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
     if text + latent >= least:
-        return []
+        return _measure_problems(config) if least == 2 else []
     needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
     return [
         f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
         f"objective.balance=fixed goes without"
+    ]
+
+
+def _measure_problems(config: Config) -> list[str]:
+    """Gradient norms are compared where one step has both losses and they share a part that is trained."""
+    corruption = config.corruption
+    stages: list[tuple[ModeWeights | StageWeights, list[str]]] = [
+        (stage.mode_weights, stage.frozen) for stage in corruption.mode_schedule
+    ]
+    if not (stages and corruption.mode_repeat):
+        stages.append((corruption.mode_weights, []))
+    by_step = corruption.mode_choice == "batch"
+    for number, (at, frozen) in enumerate(stages):
+        ramps = number < len(corruption.mode_schedule) and corruption.mode_schedule[number].ramp
+        after = stages[(number + 1) % len(stages)][0] if ramps else at
+        l2t, t2l, joint = (getattr(at, mode) + getattr(after, mode) > 0 for mode in MODES)
+        if (joint or (l2t and t2l and not by_step)) and {"text", "latent", "shared"} - {
+            *frozen,
+            *config.train.frozen,
+        }:
+            return []
+    return [
+        "objective.balance=gradient_norm: no step has both losses on a part that is not frozen, so their gradients can "
+        "never be compared; give a stage both l2t and t2l (unless corruption.mode_choice=batch) or joint, or use "
+        "objective.balance=uncertainty"
     ]
 
 

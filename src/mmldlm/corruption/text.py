@@ -23,8 +23,9 @@ from torch import Tensor
 
 from mmldlm.corruption.schedule import TextSchedule
 
-SMALLEST_STRAY = 1e-30
-"""Keeps logarithms finite in rows at time 0, which weigh nothing; real values are larger."""
+SMALLEST_STRAY = 1e-18
+"""Keeps logarithms, ratios and the squares of ratios finite in rows at time 0, which weigh nothing. Real values are
+larger, but for times so small that what they weigh is nothing either."""
 
 
 class BoundParts(NamedTuple):

@@ -23,6 +23,7 @@ from mmldlm.evaluation.statistics import bootstrap, summarize
 
 COMPARISON_FORMAT = "mmldlm-comparison-1"
 NUM_RESAMPLES = 4000
+FEW_DOCUMENTS = 20
 NO_DIFFERENCE = "no measurable difference"
 _ANY_TOKENIZER = ("bits_per_", "spearman/")
 """Quantities that mean the same whatever the tokenizer."""
@@ -131,6 +132,11 @@ def _compare_two(
             notes.append(
                 f"{one.label} has {len(one.ids(HELD_OUT)):,} documents; compared are the {len(shared):,} shared ones"
             )
+    if len(shared) < FEW_DOCUMENTS:
+        notes.append(
+            f"{len(shared)} documents are few: below {FEW_DOCUMENTS} bootstrap intervals are too narrow and p-values "
+            "too small; evaluate more documents before a difference is believed"
+        )
     rows = []
     for about in first.documents:
         mine, others = first.quantities(about), other.quantities(about)

@@ -55,6 +55,10 @@ class LossBalance(nn.Module):
         """What is added to the loss of a micro-batch, whose parts without factors are `losses` (M, B)."""
         return losses.new_zeros(())
 
+    def still(self, *, text: bool, latent: bool) -> dict[nn.Parameter, slice]:
+        """Parameter -> rows of it that no loss depends on, where only these losses exist."""
+        return {}
+
     @torch.no_grad()
     def fields(self) -> dict[str, Any]:
         """For the log: the mean of the factors over the buckets. Waits for the device."""
@@ -83,6 +87,11 @@ class Uncertainty(LossBalance):
         through = (factors - factors.detach()) * losses
         return (self.weights[:, None] * (through + _shares(batch, counts) * self.log_variances)).sum()
 
+    def still(self, *, text: bool, latent: bool) -> dict[nn.Parameter, slice]:
+        """The row of a modality without a loss."""
+        rows = slice(int(text), 2 - int(latent))
+        return {self.log_variances: rows} if rows.start < rows.stop else {}
+
     @torch.no_grad()
     def fields(self) -> dict[str, Any]:
         """The factors of the buckets too."""
@@ -104,6 +113,8 @@ class GradientNorm(LossBalance):
     def __init__(self, config: ObjectiveConfig) -> None:
         super().__init__(config)
         self.every = config.balance_every
+        self.last = 0
+        """The step at which the norms were measured last; a checkpoint keeps it."""
         self.register_buffer("log_ratio", torch.zeros(()))  # of text to latent, smoothed
         self.register_buffer("measured", torch.zeros(()))
 
@@ -115,12 +126,14 @@ class GradientNorm(LossBalance):
         return pair[:, None].expand(2, NUM_BUCKETS)
 
     def due(self, step: int) -> bool:
-        """Whether the norms are measured at a step, counted from 0; at first some heads pass no gradient on."""
-        return step > 0 and step % self.every == 0
+        """Whether the norms are to be measured from a step on, counted from 0: at the first one with both losses after
+        `every` more steps. At first some heads pass no gradient on, so not at the very first."""
+        return step // self.every > self.last // self.every
 
     @torch.no_grad()
-    def settle(self, norms: Tensor) -> None:
-        """Take in a measurement (M,), on the device; one that is not finite, or 0, changes nothing."""
+    def settle(self, norms: Tensor, step: int) -> None:
+        """Take in a measurement (M,) of a step, on the device; one that is not finite, or 0, changes nothing."""
+        self.last = step
         found = norms[0].log() - norms[1].log()
         good = torch.isfinite(found).float()
         bounded = torch.nan_to_num(found).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)

@@ -25,13 +25,15 @@ from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import Predictor
 from mmldlm.sampling.steps import Step
+from mmldlm.sampling.unmask import time_told
 
 
 def hybrid_step(
     predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
 ) -> Pack:
-    """Move every token to the step's next time."""
-    pack = replace(pack, text_time=torch.full_like(pack.text_time, step.time))
+    """Move every token to the step's next time. Where some were given, the network is told of less noise."""
+    at, after = (torch.full_like(pack.text_time, value) for value in (step.time, step.next_time))
+    pack = replace(pack, text_time=time_told(pack, process, at))
     time, next_time = torch.tensor(step.time), torch.tensor(step.next_time)
     logits = guided_logits(predictor, pack, torch.arange(len(pack.noisy_tokens)), options.guidance)
     numbers = _Numbers(pack, step)
@@ -52,7 +54,7 @@ def hybrid_step(
     return replace(
         pack,
         noisy_tokens=torch.where(renewed, fresh, pack.noisy_tokens),
-        text_time=torch.full_like(pack.text_time, step.next_time),
+        text_time=time_told(pack, process, after),
     )
 
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.corruption.text import TextProcess
@@ -41,6 +40,7 @@ from mmldlm.sampling.unmask import (
     masked_tokens,
     rows_in,
     time_of_share,
+    time_told,
 )
 
 TextStep = Callable[[Predictor, Pack, TextProcess, Step, SamplingOptions], Pack]
@@ -56,10 +56,10 @@ def ancestral_step(
         step_keys = randomness.make_key(pack.keys, step.step_idx)
         chance = randomness.uniform(step_keys[pack.document], randomness.UNMASK, pack.position)
         chosen &= chance < float(process.unmask_probability(time, next_time))
-    pack = replace(pack, text_time=_time_told(pack, process, torch.full_like(pack.text_time, step.time)))
+    pack = replace(pack, text_time=time_told(pack, process, torch.full_like(pack.text_time, step.time)))
     pack = _unmasked(predictor, pack, chosen, options)
     after = torch.full_like(pack.text_time, step.next_time)
-    return replace(pack, text_time=_time_told(pack, process, after))
+    return replace(pack, text_time=time_told(pack, process, after))
 
 
 def first_hitting_step(
@@ -81,7 +81,7 @@ def first_hitting_step(
     first = np.zeros(len(pack.lengths), np.float32)
     np.maximum.at(first, pack.document[rows], level)
     time = process.schedule.time_of(torch.from_numpy(first)).clamp(0.0, 1.0)
-    pack = replace(pack, text_time=_time_told(pack, process, time))
+    pack = replace(pack, text_time=time_told(pack, process, time))
     pack = _unmasked(predictor, pack, chosen, options)
     return replace(pack, text_time=time_of_share(pack, masked_tokens(pack, process), process))
 
@@ -106,11 +106,3 @@ def _unmasked(predictor: Predictor, pack: Pack, chosen: np.ndarray, options: Sam
         return pack
     logits = guided_logits(predictor, part, rows, options.guidance)
     return replace(pack, noisy_tokens=filled(pack, chosen, draw_tokens(logits, part, rows, options)))
-
-
-def _time_told(pack: Pack, process: TextProcess, time: Tensor) -> Tensor:
-    """(N,) the time at which training masks as many tokens as are masked at this time where some were given."""
-    if pack.fixed is None:
-        return time
-    free = torch.from_numpy((pack.num_free / pack.lengths).astype(np.float32))
-    return process.schedule.time_of(process.schedule.mask_probability(time) * free).clamp(0.0, 1.0)

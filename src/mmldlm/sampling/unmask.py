@@ -37,6 +37,14 @@ def time_of_share(pack: Pack, masked: np.ndarray, process: TextProcess) -> Tenso
     return process.schedule.time_of(share).clamp(0.0, 1.0)
 
 
+def time_told(pack: Pack, process: TextProcess, time: Tensor) -> Tensor:
+    """(N,) the time at which training has as much noise as there is at this time where some tokens were given."""
+    if pack.fixed is None:
+        return time
+    free = torch.from_numpy((pack.num_free / pack.lengths).astype(np.float32))
+    return process.schedule.time_of(process.schedule.mask_probability(time) * free).clamp(0.0, 1.0)
+
+
 def rows_in(pack: Pack, part: Pack, chosen: np.ndarray) -> Tensor:
     """(R,) rows of the part at which the chosen tokens of the pack are; all of them are in the part."""
     if part is pack:

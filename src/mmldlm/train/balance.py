@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 Found = list[Tensor | None]
 
 
+def has_both(stepper: Stepper, batch: StepBatch) -> bool:
+    """Whether both losses of a step reach something that they share; without that there is nothing to compare."""
+    active, counts = stepper.objective.active, batch.counts
+    there = active.text and active.latent and float(counts.tokens) > 0 and float(counts.slots) > 0
+    return there and bool(_trunk(stepper.denoiser))
+
+
 def gradient_norms(stepper: Stepper, batch: StepBatch) -> Tensor:
     """(2,): of the gradients of the text loss and of the latent loss, up to a common scale; on the device."""
     return norms_of_shared(_norms(stepper, batch, "text"), _norms(stepper, batch, "latent"))

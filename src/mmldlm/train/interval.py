@@ -27,11 +27,14 @@ _SUMS = (
     "steps",
     "streak",
     "longest",
+    "text_steps",
+    "latent_steps",
 )
+"""The last two: updates whose documents had a text or a latent to score; their losses are means over these."""
 _BY_TIME = ("text_by_time", "latent_by_time")
 
 
-_SAME = ("grad_norm", "skipped", "steps", "streak", "longest")
+_SAME = ("grad_norm", "skipped", "steps", "streak", "longest", "text_steps", "latent_steps")
 """What all ranks know alike; the other sums are of a rank's own documents."""
 _COUNTS = ("all_steps", "documents", "tokens", "places", "extra", "micro_batches")
 
@@ -77,6 +80,8 @@ class Interval:
         self.sums["streak"].add_(1.0).mul_(result.skipped)
         self.sums["longest"].copy_(torch.maximum(self.sums["longest"], self.sums["streak"]))
         self.sums["steps"] += updated
+        for name, count in (("text_steps", batch.counts.tokens), ("latent_steps", batch.counts.slots)):
+            self.sums[name] += updated * float(float(count) > 0)
         sizes = (batch.num_documents, batch.num_tokens, batch.num_places, batch.num_extra)
         added = (1, *sizes, len(batch.micro_batches))
         self.counts = {name: self.counts[name] + more for name, more in zip(_COUNTS, added, strict=True)}
@@ -91,8 +96,9 @@ class Interval:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint kept."""
         for name, tensor in self.sums.items():
-            if name in tensors:  # a sum younger than the checkpoint starts at 0
-                tensor.copy_(tensors[name] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
+            kept = name if name in tensors or not name.endswith("_steps") else "steps"
+            if kept in tensors:  # a sum younger than the checkpoint starts at 0
+                tensor.copy_(tensors[kept] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
         self.counts = {name: int(tensors[name]) if name in tensors else 0 for name in _COUNTS}
 
     def forget_skips(self) -> None:
@@ -107,11 +113,12 @@ class Interval:
         lost = self.clock.read()
         counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
         steps = values["steps"] or float("nan")
+        text, latent = (min(steps, max(1.0, values[name])) for name in ("text_steps", "latent_steps"))
         found: dict[str, Any] = {
             "loss": values["loss"] / steps,
-            "text_loss": values["text"] / steps,
-            "latent_loss": values["latent"] / steps,
-            "length_loss": values["length"] / steps,
+            "text_loss": values["text"] / text,
+            "latent_loss": values["latent"] / latent,
+            "length_loss": values["length"] / text,
             "text_loss_by_time": means(self.sums["text_by_time"]),
             "latent_loss_by_time": means(self.sums["latent_by_time"]),
             "text_accuracy": values["correct"] / values["scored"] if values["scored"] else float("nan"),

@@ -67,6 +67,8 @@ class Optimizers:
     def step(self, scaler: torch.amp.GradScaler, skipped: Tensor, shrink: Tensor | None) -> None:
         """Update with gradients times `shrink`, or not at all where `skipped` is 1; decided on the device."""
         kept = [(rows, rows.clone()) for rows in self._still_rows()]
+        for rows, _ in kept:
+            rows.zero_()  # a matrix that is made orthogonal as a whole is made so without them
         for part in self.parts:
             _step(part, skipped, shrink)
         for rows, before in kept:
@@ -75,7 +77,7 @@ class Optimizers:
             scaler.update()
 
     def _still_rows(self) -> list[Tensor]:
-        """Of the parameters themselves and of all that is kept for each of their values."""
+        """Of the parameters themselves and of all that is kept for each of their values; their gradients are 0."""
         found = []
         for parameter, rows in self.still.items():
             kept = [value for part in self.parts for value in part.state.get(parameter, {}).values()]

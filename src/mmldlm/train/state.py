@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mmldlm.checkpoint.retention import SCORE
 from mmldlm.checkpoint.state import Snapshot, load_weights
+from mmldlm.objective.weighting import GradientNorm
 from mmldlm.recipe import config_to_dict
 from mmldlm.runtime import versions
 from mmldlm.train.optim import parameter_names
@@ -36,6 +37,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         "rollbacks": trainer.faults.rollbacks.state(),
         "plateau": trainer.plateau.state(),
         "mode_stage": trainer.stages.number,
+        "norms_measured_at": getattr(stepper.balance, "last", 0),
         "settings": config_to_dict(trainer.config),
         "fingerprint": trainer.setup.store.fingerprint,
         "content": trainer.setup.store.content,
@@ -55,6 +57,9 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     trainer.stepper.optimizers.load(names, snapshot.tensors["optimizer"])
     if trainer.stepper.balance is not None:
         load_weights(trainer.stepper.balance, snapshot.tensors["balance"], source=source)
+    if isinstance(trainer.stepper.balance, GradientNorm):
+        # a run from before this was kept had measured at the last multiple
+        trainer.stepper.balance.last = meta.get("norms_measured_at", max(0, snapshot.step - 1))
     if trainer.stepper.ema is not None:
         trainer.stepper.ema.load(snapshot.tensors["ema"])
     trainer.interval.load(snapshot.tensors["log"])

@@ -16,7 +16,7 @@ from mmldlm.model.weights import other_rows
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.objective.weighting import GradientNorm, LossBalance
 from mmldlm.runtime import Runtime
-from mmldlm.train.balance import gradient_norms
+from mmldlm.train.balance import gradient_norms, has_both
 from mmldlm.train.ema import Ema
 from mmldlm.train.graphs import Graphs
 from mmldlm.train.modes import Trained
@@ -69,6 +69,9 @@ class Stepper:
             parameter.grad = None
         self.trained, self.objective = trained, replace(self.objective, active=trained.active)
         self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
+        if self.balance is not None:
+            losses = trained.active
+            self.optimizers.still |= self.balance.still(text=losses.text, latent=losses.latent)
         if self.ema is not None:
             self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
         return True
@@ -76,7 +79,11 @@ class Stepper:
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
         self._norms = None
-        if isinstance(self.balance, GradientNorm) and self.balance.due(batch.where.step):
+        if (
+            isinstance(self.balance, GradientNorm)
+            and self.balance.due(batch.where.step)
+            and has_both(self, batch)
+        ):
             self._norms = gradient_norms(self, batch)
         if self.replicas is not None:
             return self._gradients_of_all(self.replicas, batch)
@@ -99,7 +106,7 @@ class Stepper:
         if self.ema is not None:
             self.ema.update(step + 1, skipped)
         if isinstance(self.balance, GradientNorm) and self._norms is not None:
-            self.balance.settle(self._norms)
+            self.balance.settle(self._norms, step)
         return StepResult(terms, grad_norm, skipped)
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
