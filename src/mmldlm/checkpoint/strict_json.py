@@ -29,9 +29,13 @@ def load(content: bytes | str) -> Any:
     if isinstance(content, bytes):
         content = content.decode("utf-8", "surrogatepass")
     try:
-        return _decode(json.loads(content))
+        return _decode(json.loads(content, parse_constant=_refuse))
     except (RecursionError, TypeError, KeyError) as error:
         raise ValueError(f"not readable: {error}") from error
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _encode(value: Any, place: str) -> Any:
