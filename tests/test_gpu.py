@@ -44,7 +44,7 @@ def outputs(denoiser, noisy, kernels, *, bf16):
     return torch.cat([text.flatten(), latent.flatten()]).detach(), grads
 
 
-def close(found, expected, tolerance):
+def assert_close(found, expected, tolerance):
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.isfinite(ours).all()
         assert (ours - theirs).norm() / theirs.norm() < tolerance
@@ -59,12 +59,14 @@ def test_every_way_to_compute_is_near_the_plain_one_in_fp32(backend, fused):
     denoiser = small_denoiser(**SHAPE).cuda()
     expected = outputs(denoiser, noisy, Kernels("reference"), bf16=False)
     if backend in ("rows", "reference"):
-        close(outputs(denoiser, noisy, Kernels(backend, fused), bf16=False), expected, 2e-3)
+        assert_close(outputs(denoiser, noisy, Kernels(backend, fused), bf16=False), expected, 2e-3)
     if backend == "flex":
         for block in denoiser.blocks:
             block.compile(fullgraph=True, dynamic=False)
-    close(outputs(denoiser, noisy, Kernels(backend, fused), bf16=True), expected, 0.02)
-    close(outputs(denoiser, noisy, Kernels(backend, fused, keep="products"), bf16=True), expected, 0.02)
+    assert_close(outputs(denoiser, noisy, Kernels(backend, fused), bf16=True), expected, 0.02)
+    assert_close(
+        outputs(denoiser, noisy, Kernels(backend, fused, keep="products"), bf16=True), expected, 0.02
+    )
 
 
 @pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa"])
@@ -74,7 +76,7 @@ def test_documents_of_equal_length_need_no_mask(backend):
     assert noisy.layout.full
     denoiser = small_denoiser(**SHAPE).cuda()
     expected = outputs(denoiser, noisy, Kernels("reference"), bf16=False)
-    close(outputs(denoiser, noisy, Kernels(backend, True), bf16=True), expected, 0.02)
+    assert_close(outputs(denoiser, noisy, Kernels(backend, True), bf16=True), expected, 0.02)
 
 
 def test_the_fused_kernels_give_the_same_answer_every_time():

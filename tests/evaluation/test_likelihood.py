@@ -12,7 +12,8 @@ import torch
 from mmldlm.config import Config, ObjectiveConfig
 from mmldlm.errors import UserError
 from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
-from mmldlm.evaluation.likelihood import Bound, pack_rows, perplexity, score, text_bound, text_times
+from mmldlm.evaluation.draws import pack_rows
+from mmldlm.evaluation.likelihood import Bound, perplexity, score, text_bound, text_times
 from mmldlm.evaluation.statistics import Estimate, ratio_estimate, strangers
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Active, Objective

@@ -18,7 +18,6 @@ B parts of the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,11 +28,10 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.schedule import LatentSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.likelihood import pack_rows
+from mmldlm.evaluation.draws import Draws
 from mmldlm.evaluation.statistics import LATENT_BOUND, Progress, strangers
-from mmldlm.layout import packed_layout
 from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.types import Batch, Times
+from mmldlm.types import Times
 
 TEXTS = ("right", "shuffled", "none")
 NUM_PARTS = 16
@@ -133,7 +131,7 @@ def time_of_snr(schedule: LatentSchedule, snr: np.ndarray) -> np.ndarray:
     return (0.5 * (low + high)).numpy()
 
 
-class _Plan:
+class _Plan(Draws):
     """Which document gets which time, noise and text: K entries for each of n documents."""
 
     def __init__(
@@ -150,32 +148,17 @@ class _Plan:
         count = len(documents.lengths)
         partner = strangers(count, seed) if text == "shuffled" else np.arange(count)
         pieces = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
-        self.tokens = [pieces[document] for document in partner]
-        self.lengths = documents.lengths[partner]
-        self.latents = model.normalize(documents.latents)
+        super().__init__(
+            tokens=[pieces[document] for document in partner],
+            lengths=documents.lengths[partner],
+            latents=model.normalize(documents.latents),
+            keys=randomness.make_key(seed, LATENT_BOUND, documents.ids[:, None], np.arange(num_draws)),
+        )
         self.text_time = np.float32(1.0 if text == "none" else 0.0)
-        self.owner = np.repeat(np.arange(count), num_draws)
         shift = randomness.low_discrepancy(np.arange(count), _LATENT_AXIS, seed)[:, None]
         places = (np.arange(num_draws) + shift.astype(np.float64)) / num_draws
         self.snr = np.expm1(places * math.log1p(largest_snr)).reshape(-1)
         self.latent_time = time_of_snr(model.corruption.latent.schedule, self.snr).astype(np.float32)
-        self.keys = randomness.make_key(
-            seed, LATENT_BOUND, documents.ids[:, None], np.arange(num_draws)
-        ).reshape(-1)
-
-    def packs(self, batch_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Entries of each pack, with how many are done after it."""
-        yield from pack_rows(self.lengths[self.owner], batch_tokens)
-
-    def batch(self, rows: np.ndarray) -> Batch:
-        owner = self.owner[rows]
-        return Batch(
-            tokens=torch.from_numpy(np.concatenate([self.tokens[document] for document in owner])),
-            latents=torch.from_numpy(self.latents[owner]),
-            layout=packed_layout(self.lengths[owner], self.latents.shape[1]),
-            positions=owner,
-            keys=self.keys[rows],
-        )
 
     def times(self, rows: np.ndarray) -> Times:
         yes = np.ones(len(rows), dtype=bool)

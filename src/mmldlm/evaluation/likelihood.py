@@ -15,7 +15,6 @@ Shapes: n documents, K draws per document, N documents of a pack, R scored rows,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +30,13 @@ from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.calibration import Answers
 from mmldlm.evaluation.curves import Curve
+from mmldlm.evaluation.draws import Draws
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
-from mmldlm.layout import packed_layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.hybrid import HybridRows, posterior_logits, row_costs
 from mmldlm.objective.self_conditioning import first_answer
 from mmldlm.sampling.checks import trained_parts
-from mmldlm.types import Batch, NoisyBatch, Times, to_device
+from mmldlm.types import NoisyBatch, Times, to_device
 
 LATENTS = ("right", "shuffled", "none")
 NUM_BUCKETS = 10
@@ -216,8 +215,8 @@ def _score_rows(
     return torch.stack([nats, (best - total).exp(), right, nats if costs is None else costs])
 
 
-class _Plan:
-    """Which document gets which time, noise and latent: K entries for each of n documents."""
+class _Plan(Draws):
+    """Which document gets which time, noise and latent."""
 
     def __init__(
         self, model: LoadedModel, documents: Documents, latent: str, num_draws: int, seed: int
@@ -229,27 +228,14 @@ class _Plan:
         if model.denoiser.length_head is not None and documents.lengths.max(initial=0) > longest:
             raise UserError(f"a document has more tokens than this model can give a length to ({longest})")
         partner = strangers(count, seed) if latent == "shuffled" else np.arange(count)
-        self.latents = model.normalize(documents.latents)[partner]
-        self.latent_time = np.float32(1.0 if latent == "none" else 0.0)
-        self.owner = np.repeat(np.arange(count), num_draws)
-        self.lengths = documents.lengths
-        self.tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
-        self.text_time = text_times(count, num_draws, seed).reshape(-1)
-        self.keys = randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)).reshape(-1)
-
-    def packs(self, batch_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Entries of each pack, with how many are done after it."""
-        yield from pack_rows(self.lengths[self.owner], batch_tokens)
-
-    def batch(self, rows: np.ndarray) -> Batch:
-        owner = self.owner[rows]
-        return Batch(
-            tokens=torch.from_numpy(np.concatenate([self.tokens[document] for document in owner])),
-            latents=torch.from_numpy(self.latents[owner]),
-            layout=packed_layout(self.lengths[owner], self.latents.shape[1]),
-            positions=owner,
-            keys=self.keys[rows],
+        super().__init__(
+            tokens=np.split(documents.tokens, np.cumsum(documents.lengths)[:-1]),
+            lengths=documents.lengths,
+            latents=model.normalize(documents.latents)[partner],
+            keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),
         )
+        self.latent_time = np.float32(1.0 if latent == "none" else 0.0)
+        self.text_time = text_times(count, num_draws, seed).reshape(-1)
 
     def times(self, rows: np.ndarray) -> Times:
         yes = np.ones(len(rows), dtype=bool)
@@ -263,13 +249,3 @@ def text_times(num_documents: int, num_draws: int, seed: int) -> np.ndarray:
     """
     shift = randomness.low_discrepancy(np.arange(num_documents), _TEXT_AXIS, seed)
     return ((np.arange(num_draws) + shift[:, None]) / num_draws).astype(np.float32)
-
-
-def pack_rows(lengths: np.ndarray, batch_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Cut consecutive documents into packs of at most `batch_tokens` tokens (at least one document each)."""
-    start, ends = 0, np.cumsum(lengths)
-    while start < len(lengths):
-        used = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, used + batch_tokens, side="right")), start + 1)
-        yield stop, np.arange(start, stop)
-        start = stop

@@ -41,9 +41,15 @@ def losses(count: int) -> Iterator[tuple[int, float]]:
 
 
 def write_logs(folder: Path, count: int) -> dict[str, Path]:
-    """The same run as ours and as nanoGPT logs it, and as many lines that say nothing."""
-    paths = {name: folder / name for name in ("training_log.jsonl", "nanogpt.log", "rubbish.log")}
-    with paths["training_log.jsonl"].open("w") as own, paths["nanogpt.log"].open("w") as nano:
+    """The same run as JSON of plain numbers, as our trainer logs it (with losses by time) and as nanoGPT does; and rubbish."""
+    paths = {
+        name: folder / name for name in ("plain.jsonl", "training_log.jsonl", "nanogpt.log", "rubbish.log")
+    }
+    with (
+        paths["plain.jsonl"].open("w") as own,
+        paths["training_log.jsonl"].open("w") as full,
+        paths["nanogpt.log"].open("w") as nano,
+    ):
         for step, loss in losses(count):
             line = {
                 "step": step,
@@ -61,6 +67,9 @@ def write_logs(folder: Path, count: int) -> dict[str, Path]:
             }
             line |= {"documents_per_second": 812.1, "batch_size": 64, "tokens": 4096 * step, "fill": 0.97}
             own.write(json.dumps(line) + "\n")
+            by_time = [loss + 0.1 * bucket for bucket in range(8)]
+            line |= {"text_loss_by_time": by_time, "latent_loss_by_time": by_time}
+            full.write(json.dumps(line) + "\n")
             nano.write(f"iter {step}: loss {loss:.4f}, time {120 + step % 7:.2f}ms, mfu 31.20%\n")
     with paths["rubbish.log"].open("w") as file:
         file.writelines(
