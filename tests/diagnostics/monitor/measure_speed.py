@@ -41,7 +41,7 @@ def losses(count: int) -> Iterator[tuple[int, float]]:
 
 
 def write_logs(folder: Path, count: int) -> dict[str, Path]:
-    """The same run as JSON of plain numbers, as our trainer logs it (with losses by time) and as nanoGPT does; and rubbish."""
+    """The same run as plain JSON, as our trainer logs it (with losses by time) and as nanoGPT does; and rubbish."""
     paths = {
         name: folder / name for name in ("plain.jsonl", "training_log.jsonl", "nanogpt.log", "rubbish.log")
     }
