@@ -119,45 +119,19 @@ def _write_export(trainer: Any, run: RunFolder) -> None:
 
 def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
     """Validation and samples for the loop, which knows neither evaluation nor sampling."""
+    from mmldlm.evaluation.validation import make_validation
     from mmldlm.train.loop import Hooks
 
-    return Hooks(validate=_validation(setup), decode=_decoding(setup), reporter=progress)
-
-
-def _validation(setup: Setup) -> Any:
-    from dataclasses import replace
-
-    import numpy as np
-
-    from mmldlm.corruption.times import without_schedule
-    from mmldlm.data.loader import make_batch
-    from mmldlm.data.order import Order, document_keys
-    from mmldlm.data.packing import pack
-    from mmldlm.evaluation.validation import validation_loss
-
-    split, store = setup.valid_split, setup.store
-    corruption = replace(setup.corruption, config=without_schedule(setup.config.corruption))
-    count = min(len(split), setup.config.train.valid_documents)
-    order = Order(len(split), setup.config.train.seed)
-    positions = np.arange(count)
-    indices = order.documents(positions)
-    batches = []
-    for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), setup.shape):
-        documents = split.read(indices[part])
-        keys = document_keys(setup.config.train.seed, order.epochs(positions[part]), documents.ids)
-        latents = store.normalize(documents.latents)
-        batch = make_batch(
-            documents, latents, positions[part], keys, setup.shape.caps, setup.config.speed.layout
-        )
-        batches.append(corruption.corrupt(batch))
-
-    def validate(denoiser: Denoiser) -> dict[str, float]:
-        runtime = setup.runtime
-        return validation_loss(
-            denoiser, corruption, setup.objective, batches, runtime.device, runtime.autocast
-        )
-
-    return validate
+    validate = make_validation(
+        setup.store,
+        setup.valid_split,
+        setup.shape,
+        setup.corruption,
+        setup.objective,
+        setup.config,
+        setup.runtime,
+    )
+    return Hooks(validate=validate, decode=_decoding(setup), reporter=progress)
 
 
 def _decoding(setup: Setup) -> Any:

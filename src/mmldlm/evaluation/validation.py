@@ -6,13 +6,66 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
+from mmldlm.corruption.times import without_schedule
+from mmldlm.data.loader import make_batch
+from mmldlm.data.order import Order, document_keys
+from mmldlm.data.packing import StepShape, pack
+from mmldlm.data.store import PairStore, Split
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
+from mmldlm.runtime import Runtime
 from mmldlm.types import Batch, Counts, NoisyBatch, to_device
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out documents whose noise never changes, and what scores a denoiser on them."""
+
+    batches: list[NoisyBatch]
+    corruption: Corruption
+    objective: Objective
+    runtime: Runtime
+
+    def __call__(self, denoiser: Denoiser) -> dict[str, float]:
+        """The losses, as the log names them."""
+        return validation_loss(
+            denoiser,
+            self.corruption,
+            self.objective,
+            self.batches,
+            self.runtime.device,
+            self.runtime.autocast,
+        )
+
+
+def make_validation(
+    store: PairStore,
+    split: Split,
+    shape: StepShape,
+    corruption: Corruption,
+    objective: Objective,
+    config: Config,
+    runtime: Runtime,
+) -> Validation:
+    """The first train.valid_documents in the order of the seed, in the modes that hold after all stages."""
+    corruption = replace(corruption, config=without_schedule(config.corruption))
+    order = Order(len(split), config.train.seed)
+    positions = np.arange(min(len(split), config.train.valid_documents))
+    indices = order.documents(positions)
+    batches = []
+    for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), shape):
+        documents = split.read(indices[part])
+        keys = document_keys(config.train.seed, order.epochs(positions[part]), documents.ids)
+        latents = store.normalize(documents.latents)
+        batch = make_batch(documents, latents, positions[part], keys, shape.caps, config.speed.layout)
+        batches.append(corruption.corrupt(batch))
+    return Validation(batches, corruption, objective, runtime)
 
 
 def validation_loss(

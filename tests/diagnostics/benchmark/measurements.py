@@ -14,7 +14,12 @@ Pretended = Callable[[Job], Measurement | Failure]
 
 
 def measurement(
-    rates: list[float], *, gib: float = 1.0, losses: list[float | None] | None = None, flops: float = 100.0
+    rates: list[float],
+    *,
+    gib: float = 1.0,
+    losses: list[float | None] | None = None,
+    flops: float = 100.0,
+    valid_loss: float | None = None,
 ) -> Measurement:
     """Blocks of two steps with 50 tokens and 5 documents each, at these tokens per second."""
     blocks = [Block(2, 100 / rate, 10, 100, 200, 2 * flops) for rate in rates]
@@ -28,6 +33,7 @@ def measurement(
         2.0,
         3.0,
         losses or [],
+        valid_loss if valid_loss is not None else (losses or [None])[-1],
         blocks,
         memory,
         data_wait=0.1,

@@ -135,6 +135,18 @@ def test_without_a_finite_loss_the_gate_fails_and_the_file_is_still_json(monkeyp
     assert (row["gate"], row["loss_difference"]) == ("fail", None)
 
 
+def test_the_gate_fails_what_ends_at_another_held_out_loss(monkeypatch, tmp_path):
+    monkeypatch.setattr(ladder, "reference_arm", lambda bench, arms: Arm(REFERENCE))
+
+    def drifting(job):
+        return measurement([9.0] if job.steps else [], losses=[1.0], valid_loss=2.2 if job.steps else 2.0)
+
+    bench = pretend(monkeypatch, tmp_path, drifting, gate_steps=1)
+    row = compare(bench, [Arm("drifts")], "drifts").row("drifts")
+    assert (row.gate, row.loss_difference, row.valid_loss) == ("fail", 0.0, 2.2)
+    assert row.valid_difference == pytest.approx(0.1)
+
+
 def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
     def until_quick(job):
         if job.settings[-1] == "speed.compile=true":

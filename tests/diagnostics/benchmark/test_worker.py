@@ -13,6 +13,7 @@ from mmldlm.diagnostics.benchmark.job import Job, Measurement
 from mmldlm.diagnostics.benchmark.trial import Failure, run_job
 from mmldlm.diagnostics.benchmark.worker import Drive, OverLimitError, block_sizes, explain, main, measure
 from mmldlm.errors import UserError
+from mmldlm.evaluation.validation import make_validation
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
 
@@ -22,6 +23,19 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worker")
     store = write_store(folder / "store").path
     return Job(str(write_recipe(folder, store)), ("speed.precision=fp32",), 5, 1, 2, gate_steps=3)
+
+
+def held_out(setup):
+    found = make_validation(
+        setup.store,
+        setup.valid_split,
+        setup.shape,
+        setup.corruption,
+        setup.objective,
+        setup.config,
+        setup.runtime,
+    )(setup.denoiser)
+    return found["valid_loss"]
 
 
 def test_the_losses_are_those_of_a_training_run(job, tmp_path):
@@ -34,6 +48,7 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
         trainer._one_step(next(batches), 0.0)
         losses.append(trainer.interval.fields()["loss"])
     assert found.losses == losses
+    assert found.valid_loss == held_out(trainer.setup)
     assert [block.steps for block in found.blocks] == [3, 2]
     assert Measurement.from_json(json.loads(json.dumps(found.to_json()))) == found
 

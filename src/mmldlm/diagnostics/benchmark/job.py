@@ -81,9 +81,11 @@ class Measurement:
     set_up_seconds: float
     first_step_seconds: float = 0.0
     warmup_seconds: float = 0.0
-    """The steps before the clock: compilation, caches, and the steps of the loss gate."""
+    """The steps before the clock: compilation, caches, the steps of the loss gate and the held-out loss after them."""
     losses: list[float | None] = field(default_factory=list)
     """Of the first steps; null where a loss was not finite."""
+    valid_loss: float | None = None
+    """Held-out loss after them; null without a gate, or where it was not finite."""
     blocks: list[Block] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     data_wait: float = 0.0

@@ -98,8 +98,9 @@ class Report:
         if failed:
             return [f"loss gate: the reference died, so nothing was gated: {failed[0]}"]
         return [
-            f"loss gate: mean of |loss - reference| / |reference| over the first {options.gate_steps} steps, at most "
-            f"{options.tolerance:g}; the reference is the padded, eager fp32 path"
+            f"loss gate: mean of |loss - reference| / |reference| over the first {options.gate_steps} steps, and the "
+            f"same of the held-out loss after them, each at most {options.tolerance:g}; the reference is the padded, "
+            "eager fp32 path"
         ]
 
 

@@ -48,6 +48,12 @@ def _loss(row: Row) -> str:
     return row.gate if row.loss_difference is None else f"{row.gate} ({row.loss_difference:.1e})"
 
 
+def _valid(row: Row) -> str:
+    if row.valid_loss is None or row.valid_difference is None:
+        return ""
+    return f"{row.valid_loss:.4f} ({row.valid_difference:.1e})"
+
+
 def gib(count: int | None) -> str:
     """Bytes for people."""
     return "" if count is None else f"{count / 2**30:.2f}"
@@ -75,6 +81,7 @@ COLUMNS: dict[str, Cell] = {
     "data wait": lambda row: share(row.data_wait),
     "fill": lambda row: share(row.fill),
     "warm-up s": lambda row: f"{row.warmup_seconds:.1f}" if row.warmup_seconds is not None else "",
+    "valid loss": _valid,
     "loss gate": _loss,
 }
 

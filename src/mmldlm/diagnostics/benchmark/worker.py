@@ -1,7 +1,7 @@
 """The fresh process of one measurement: `python -m mmldlm.diagnostics.benchmark.worker JOB.json RESULT.json`.
 
 The only file of the benchmark that touches the engine. It drives a real `Trainer` on its real loader, without
-validation and checkpoints. The device is idle at both ends of every timed block.
+checkpoints, and validates only at the end of the loss gate. The device is idle at both ends of every timed block.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.diagnostics.benchmark.job import Block, Job, Measurement, Memory
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
+from mmldlm.evaluation.validation import make_validation
 from mmldlm.model.flops import step_flops
 from mmldlm.recipe import load_recipe
 from mmldlm.run_folder import RunFolder
@@ -81,6 +82,21 @@ class Drive:
         """One step, and its loss read from the device."""
         self.block(1)
         value = float(self.read()["loss"])
+        return value if math.isfinite(value) else None
+
+    def held_out_loss(self) -> float | None:
+        """The loss on the validation split with the weights of now, not their average, which is too young."""
+        setup = self.setup
+        validate = make_validation(
+            setup.store,
+            setup.valid_split,
+            setup.shape,
+            setup.corruption,
+            setup.objective,
+            setup.config,
+            setup.runtime,
+        )
+        value = validate(setup.denoiser)["valid_loss"]
         return value if math.isfinite(value) else None
 
     def read(self) -> dict[str, Any]:
@@ -168,6 +184,8 @@ def _run(drive: Drive, job: Job, found: Measurement) -> None:
         found.losses.append(drive.loss())
         if idx == 0:
             found.first_step_seconds = time.perf_counter() - began
+    if job.gate_steps:
+        found.valid_loss = drive.held_out_loss()
     if not job.steps:
         return
     for idx in range(job.warmup):
