@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,18 @@ def test_mode_shares_are_the_weights_and_times_stay_uniform_inside_a_mode():
     assert abs(times.text_is_target.mean() - 0.75) < 0.005
     inside = np.sort(times.text_time[times.text_is_target])
     assert np.abs(inside - np.linspace(0, 1, len(inside))).max() < 0.02
+
+
+def test_with_every_condition_dropped_no_trace_of_a_latent_is_left():
+    config = CorruptionConfig(ModeWeights(1.0, 0.0, 0.0), condition_dropout=1.0)
+    batch = batch_of(small_documents())
+    first, second = (
+        Corruption(config, 0, SHAPE.vocab_size).corrupt(replace(batch, latents=latents))
+        for latents in (batch.latents, 3.0 - batch.latents)
+    )
+    assert torch.equal(first.noisy_latents, second.noisy_latents)
+    assert torch.equal(first.noisy_tokens, second.noisy_tokens)
+    assert (first.latent_time == 1).all()
 
 
 def test_dropped_conditions_are_pure_noise_and_are_not_scored():

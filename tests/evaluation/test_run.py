@@ -206,6 +206,17 @@ def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: P
         assert any(word in note for note in result["notes"]), word
 
 
+def test_a_model_of_text_alone_has_a_bound_and_decodes_nothing(store: PairStore, tmp_path: Path) -> None:
+    text_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(1, 0, 0)), CPU)
+    text_only.config.corruption.condition_dropout = 1.0
+    result = evaluate_model(text_only, store, "validation", SMALL, Tools())
+    assert result["text_bound"]["none"]["nats_per_token"] > 0
+    assert (result["inversion"], result["retrieval"], result["round_trips"]) == (None, None, None)
+    assert any("never saw a latent" in note for note in result["notes"])
+    with pytest.raises(UserError, match="never saw a latent"):
+        evaluate_model(text_only, store, "validation", replace(SMALL, guidances=[2.0]), Tools())
+
+
 def test_documents_longer_than_the_model_are_left_out_and_counted(
     model: LoadedModel, store: PairStore
 ) -> None:

@@ -138,7 +138,7 @@ def _decoding(setup: Setup) -> Any:
     import numpy as np
 
     from mmldlm.checkpoint.loaded import LoadedModel
-    from mmldlm.corruption.times import modes_of_run
+    from mmldlm.corruption.times import modes_of_run, sees_latents
     from mmldlm.data.tokenizer import Tokenizer
     from mmldlm.sampling.decode import decode_latents, document_keys
     from mmldlm.sampling.options import SamplingOptions
@@ -146,7 +146,8 @@ def _decoding(setup: Setup) -> Any:
     split, store = setup.valid_split, setup.store
     indices = np.arange(min(len(split), setup.config.train.valid_samples))
     folder = store.tokenizer_path()
-    if modes_of_run(setup.config.corruption).l2t == 0 or folder is None:
+    corruption = setup.config.corruption
+    if modes_of_run(corruption).l2t == 0 or not sees_latents(corruption) or folder is None:
         indices = indices[:0]
     documents = split.read(indices)
     tokenizer = Tokenizer.load(folder) if len(indices) and folder else None

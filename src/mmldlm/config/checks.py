@@ -63,6 +63,7 @@ def _joint_problems(config: Config) -> list[str]:
     if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
         found.append("corruption.mode_weights: at least one mode needs a weight above 0")
     found += _mode_problems(config)
+    found += _text_only_problem(config.corruption)
     if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen", "flex"):
         found.append(
             f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
@@ -202,6 +203,18 @@ def _measure_problems(config: Config) -> list[str]:
         "objective.balance=gradient_norm: no step has both losses on a part that is not frozen, so their gradients can "
         "never be compared; give a stage both l2t and t2l (unless corruption.mode_choice=batch) or joint, or use "
         "objective.balance=uncertainty"
+    ]
+
+
+def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
+    parts: list[ModeWeights | StageWeights] = [
+        corruption.mode_weights, *(stage.mode_weights for stage in corruption.mode_schedule)
+    ]  # fmt: skip
+    if corruption.condition_dropout < 1 or not any(part.t2l or part.joint for part in parts):
+        return []
+    return [
+        f"corruption.condition_dropout={corruption.condition_dropout:g}: needs l2t as the only mode "
+        "(corruption.mode_weights={l2t: 1}), which makes a model of text alone; with others use less than 1"
     ]
 
 

@@ -47,8 +47,9 @@ class CorruptionConfig:
     """The forward process: which modes, which times, which noise."""
 
     mode_weights: ModeWeights = field(default_factory=ModeWeights)
-    condition_dropout: float = number(0.1, 0, 1, below=True)
-    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance."""
+    condition_dropout: float = number(0.1, 0, 1)
+    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance. 1, with l2t alone: a
+    model of text that never sees a latent, to compare with."""
     text_schedule: str = choice("linear", "linear", "cosine")
     text_noise: str = choice("mask", "mask", "hybrid")
     """mask: tokens turn into masks; hybrid: some turn into random tokens first, so that the model learns to find and

@@ -150,6 +150,11 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
     return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
 
 
+def sees_latents(config: CorruptionConfig) -> bool:
+    """Whether the text was ever trained with a latent that says something."""
+    return config.condition_dropout < 1 or modes_of_run(config).joint > 0
+
+
 def without_schedule(config: CorruptionConfig) -> CorruptionConfig:
     """The modes of the whole run at all times, drawn by each document: one yardstick for held-out losses."""
     return replace(

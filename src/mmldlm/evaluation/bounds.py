@@ -29,6 +29,11 @@ def measure_text_bound(context: Context) -> dict[str, Any] | None:
             "'no latent' lies outside what this run was trained on: it has no joint mode and "
             "corruption.condition_dropout=0"
         )
+    if not context.decodes:
+        context.notes.append(
+            "this run never saw a latent (corruption.condition_dropout=1): of the text bounds only 'no latent' is "
+            "about what it was trained for, and decoding is left out"
+        )
     bounds = {
         latent: likelihood.text_bound(
             context.model,

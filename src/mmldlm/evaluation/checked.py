@@ -74,10 +74,11 @@ def require_possible(context: Context) -> None:
     if not is_asked(context):
         return
     config, corruption = context.config, context.model.config.corruption
-    if not context.active.text:
+    if not context.decodes:
+        why = "never saw a latent" if context.active.text else "has no loss on text"
         raise UserError(
-            "evaluation.candidates, refine, text_samplers, guidances: this run has no loss on text, so nothing can be "
-            "decoded; leave them out"
+            f"evaluation.candidates, refine, text_samplers, guidances: this run {why}, so nothing can be decoded; "
+            "leave them out"
         )
     blind = modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0
     if blind and any(guidance != 1.0 for guidance in config.guidances):

@@ -10,6 +10,7 @@ import numpy as np
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import EvaluationConfig
+from mmldlm.corruption.times import sees_latents
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.selection import Selection
 from mmldlm.evaluation.statistics import ENCODE, Progress
@@ -47,6 +48,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self.active = trained_parts(self.model)
+        self.decodes = self.active.text and sees_latents(self.model.config.corruption)
         self.ids[HELD_OUT] = self.selection.documents.ids.tolist()
 
     def record(self, name: str, quantity: Quantity, about: str = HELD_OUT) -> dict[str, float]:

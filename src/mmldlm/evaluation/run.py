@@ -103,7 +103,7 @@ def _measure(context: Context, tools: Tools, train: Split | None, clock: _Clock)
         "round_trips": None,
         "examples": [],
     }
-    if context.active.text:
+    if context.decodes:
         chosen = take_first(context.selection.documents, context.config.num_decoded)
         truth = Truth.of(chosen, context.decode_text)
         found["inversion"], decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))

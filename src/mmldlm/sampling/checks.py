@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.corruption.times import modes_of_run
+from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
 
@@ -77,6 +77,15 @@ def check_blanks(model: LoadedModel, tokens: list[np.ndarray]) -> np.ndarray:
                 "use its own tokenizer"
             )
     return lengths
+
+
+def require_conditional(model: LoadedModel) -> None:
+    """Refuse to use a latent where training never had one."""
+    if not sees_latents(model.config.corruption):
+        raise UserError(
+            "this model never saw a latent in training (corruption.condition_dropout=1), so it cannot decode one; it "
+            "can fill blanks: mmldlm sample --infill"
+        )
 
 
 def require_unconditional(model: LoadedModel) -> None:

@@ -22,6 +22,7 @@ from mmldlm.sampling.checks import (
     check_latents,
     check_lengths,
     check_tokens,
+    require_conditional,
     require_trained,
     require_unconditional,
     trained_parts,
@@ -61,6 +62,7 @@ def decode_latents(
     network was asked about each document, here and below.
     """
     require_trained(model, text=True)
+    require_conditional(model)
     run = _Sampling(model, options, keys, progress, passes)
     clean = torch.from_numpy(check_latents(model, latents))
     lengths = run.settle_lengths(lengths, clean, latent_time=0.0)
@@ -126,6 +128,7 @@ def infill_tokens(
         require_unconditional(model)
         start = _Start(lengths, tokens=tokens)
     else:
+        require_conditional(model)
         clean = torch.from_numpy(check_latents(model, latents))
         start = _Start(lengths, tokens, clean, against=_against(model, against, len(clean)))
     return run.sample(start, text_steps(options)).tokens
