@@ -13,6 +13,12 @@ CHUNK = 2**20
 LONGEST_LINE = 2**20
 
 
+class Lines(list[str]):
+    """Lines, and the bytes of the file that they are, if none was left out."""
+
+    content = b""
+
+
 class FileFollower:
     """Reads what is new in a file each time it is asked."""
 
@@ -33,15 +39,18 @@ class FileFollower:
         for batch in self.batches():
             yield from batch
 
-    def batches(self) -> Iterator[list[str]]:
+    def batches(self) -> Iterator[Lines]:
         """The same lines, as many at a time as one piece of the file holds."""
         for chunk in self._chunks():
             whole, end, rest = (self._rest + chunk).replace(b"\r", b"\n").rpartition(b"\n")
             self._rest = rest
             if end:
-                lines = whole.decode("utf-8", "replace").split("\n")
-                yield [line for line in lines[self._skipping :] if 0 < len(line) < LONGEST_LINE]
+                found = whole.decode("utf-8", "replace").split("\n")
+                lines = Lines([line for line in found[self._skipping :] if 0 < len(line) < LONGEST_LINE])
+                if len(lines) == len(found):
+                    lines.content = whole
                 self._skipping = False
+                yield lines
             if len(self._rest) > LONGEST_LINE:
                 self._rest, self._skipping = b"", True
 

@@ -14,16 +14,18 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from mmldlm.diagnostics.monitor.blocks import Block
-from mmldlm.diagnostics.monitor.json_rows import decode_rows, row_blocks
+from mmldlm.diagnostics.monitor.blocks import MOST_LINES, Block
+from mmldlm.diagnostics.monitor.bucket_lists import cut_lists
+from mmldlm.diagnostics.monitor.follow import Lines
+from mmldlm.diagnostics.monitor.json_rows import line_blocks
 from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of, may_hold_message
 from mmldlm.diagnostics.monitor.pairs import Pair, contains_any, find_pairs, read_pairs, values_of
 from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, Record, put_value
 from mmldlm.diagnostics.monitor.templates import Template, Templates
 
 _MOST_FIELDS = 200
-_MOST_LINES = 512
-"""Lines of a block at most."""
+_FIRST_ALONE = 1000
+"""So many lines of JSON are read one by one: a short log is not worth loading what decodes long ones."""
 _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -54,6 +56,7 @@ class LineParser:
         self._names: dict[str, str] = {}
         self._base = ("", 0.0)
         self._pseudo_step = 0
+        self._num_json = 0
         self._has_losses = False
         self._templates = Templates()
         self._plain: tuple[list[Pair], tuple[int, int]] | None = None
@@ -61,17 +64,21 @@ class LineParser:
 
     def parse_many(self, lines: list[str]) -> Iterator[Record | Block]:
         """What the lines say, in order: as blocks where many are alike, else one by one."""
-        for is_json, group in groupby(lines, key=_looks_like_json):
-            if is_json and self.rank is None:
-                alike = list(group)
-                for start in range(0, len(alike), _MOST_LINES):
-                    yield from self._json_lines(alike[start : start + _MOST_LINES])
-            else:
+        for is_json, group in groupby(lines, key=_is_object):
+            if not is_json or self.rank is not None:
                 yield from self._text_lines(group)
+                continue
+            alike = Lines(group)
+            if len(alike) == len(lines) and isinstance(lines, Lines):
+                alike = lines
+            first = max(0, _FIRST_ALONE - self._num_json)
+            self._num_json += len(alike)
+            yield from filter(None, map(self.parse, alike[:first]))
+            yield from self._json_lines(Lines(alike[first:]) if first else alike)
 
-    def _json_lines(self, lines: list[str]) -> Iterator[Record | Block]:
-        rows, at = decode_rows(lines), 0
-        for count, block in row_blocks(rows, self._name_of) if rows is not None else [(len(lines), None)]:
+    def _json_lines(self, lines: Lines) -> Iterator[Record | Block]:
+        at = 0
+        for count, block in line_blocks(lines, self._name_of):
             if block is not None:
                 self.last_step = block.steps[-1]
                 yield block
@@ -85,7 +92,7 @@ class LineParser:
         rows: list[tuple[str, ...]] = []
         for line in lines:
             found = self._match(line)
-            if rows and (found is None or found[0] is not template or len(rows) == _MOST_LINES):
+            if rows and (found is None or found[0] is not template or len(rows) == MOST_LINES):
                 yield from self._alike(template, rows, kept)
                 kept, rows = [], []
             if found is not None:
@@ -133,8 +140,9 @@ class LineParser:
         return self._text(line)
 
     def _json(self, line: str) -> Record | None:
+        rest, lists = cut_lists(line)
         try:
-            content = json.loads(line)
+            content = json.loads(rest)
         except ValueError:
             return None
         if not isinstance(content, dict):
@@ -143,10 +151,10 @@ class LineParser:
             return _event(content)
         if isinstance(content.get("message"), dict) and "message" in content["message"]:
             return _error_file(content["message"], self.rank)
-        return self._fields(content)
+        return self._fields(content, lists)
 
-    def _fields(self, content: dict[str, Any]) -> Record | None:
-        record, names = Record(), self._names
+    def _fields(self, content: dict[str, Any], lists: dict[str, list[float]]) -> Record | None:
+        record, names = Record(lists=lists), self._names
         for name in content.pop("nonfinite", None) or ():
             if isinstance(name, str) and content.get(name) is None:
                 content[name] = math.nan
@@ -283,6 +291,11 @@ class LineParser:
 
 def _looks_like_json(line: str) -> bool:
     return line.startswith('{"')
+
+
+def _is_object(line: str) -> bool:
+    """Whether it looks like a whole one."""
+    return line[-1] == "}" and line[:2] == '{"'
 
 
 def _plain_pairs(

@@ -78,10 +78,10 @@ class TimeLedger:
         if block.times is None:
             return
         needed = _needed(block) if "loss" in block.values else None
-        self.line(block.record(0))
+        self.line(block.bare_record(0))
         if needed is None or self.last is None or self._cause != "other" or self._hung:
             for idx in range(1, len(block)):
-                self.line(block.record(idx))
+                self.line(block.bare_record(idx))
         else:
             self._add_up(block, needed, list(accumulate(block.times[1:], max, initial=self.last)))
 
@@ -90,13 +90,15 @@ class TimeLedger:
         elapsed = [after - before for before, after in pairwise(clock)]
         busy = [least if least < whole else whole for whole, least in zip(elapsed, needed[1:], strict=True)]
         waits = block.values.get("data_wait")
-        waited = sum(map(mul, busy, (min(max(share, 0.0), 1.0) for share in waits[1:]))) if waits else 0.0
+        if waits and not 0.0 <= min(waits) <= max(waits) <= 1.0:
+            waits = [min(max(share, 0.0), 1.0) for share in waits]
+        waited = sum(map(mul, busy, waits[1:])) if waits else 0.0
         self.seconds["useful"] += sum(busy) - waited
         self.seconds["data"] += waited
         self.seconds["other"] += sum(elapsed) - sum(busy)
         steps = [after - before for before, after in pairwise(block.steps)]
         self._pace.extend(spent / count for spent, count in zip(busy, steps, strict=True) if count)
-        self.last, self._before = clock[-1], block.record(len(block) - 1)
+        self.last, self._before = clock[-1], Record(step=block.steps[-1])
 
     def _busy(self, record: Record, elapsed: float) -> float:
         """Seconds of this interval that its own steps took."""

@@ -21,6 +21,20 @@ RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 LARGEST = 2**63
 """A larger whole number is rubbish, and many things cannot be done with it."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
+OF_TRAINING = frozenset(
+    (
+        "loss",
+        "lr",
+        "grad_norm",
+        *RATES,
+        "step_seconds",
+        "data_wait",
+        "micro_tokens",
+        "batch_size",
+        "mode_stage",
+    )
+)
+"""A line without any of these tells of something between two lines of training, such as a validation."""
 
 SHOWN = (
     "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
@@ -113,8 +127,9 @@ def put_value(record: Record, name: str, value: Any) -> None:
             return
         record.values[name] = value
     elif isinstance(value, list) and name in BUCKETS:
-        record.lists[name] = [_number_or_nan(item) for item in value]
+        record.lists[name] = [number_or_nan(item) for item in value]
 
 
-def _number_or_nan(value: Any) -> float:
+def number_or_nan(value: Any) -> float:
+    """What may stand in a list of losses."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
