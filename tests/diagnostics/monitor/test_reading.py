@@ -176,6 +176,21 @@ def test_no_damaged_line_breaks_the_parser(line, seed):
         assert isinstance(parser.parse(damaged), Record | None)
 
 
+WHOLE = '{"step": 13, "time": 1700000013.5, "loss": 1.5, "lr": 0.0003}'
+
+
+@pytest.mark.parametrize("length", range(3, len(WHOLE), 5))
+def test_half_a_line_of_json_is_no_line_and_does_not_spoil_the_next(length):
+    half = WHOLE.replace("13", "12")[:length]
+    assert LineParser().parse(half) is None
+    assert LineParser().parse(half + WHOLE) == LineParser().parse(WHOLE)
+
+
+def test_a_date_in_a_line_that_is_no_strict_json_is_no_duration():
+    record = LineParser().parse('{"step": 12, "time": 1700000000.5, "loss": nan}')
+    assert (record.step, record.time, list(record.values)) == (12, 1700000000.5, ["loss"])
+
+
 def test_a_follower_lives_through_everything(tmp_path):
     path = tmp_path / "train.log"
     follower = FileFollower(path)
@@ -187,6 +202,8 @@ def test_a_follower_lives_through_everything(tmp_path):
     assert list(follower.lines()) == ["three"]
     path.write_text("new\n")  # cut off and written anew
     assert list(follower.lines()) == ["new"]
+    path.write_text("another\nand longer than before\n")  # the same, and it has grown before anybody looked
+    assert list(follower.lines()) == ["another", "and longer than before"]
     with path.open("a") as file:
         file.write("last of the old\n")
     os.rename(path, tmp_path / "train.log.1")

@@ -33,6 +33,8 @@ class FileFollower:
         self._identity: tuple[int, int] | None = None
         self._rest = b""
         self._skipping = False
+        self._seen = b""
+        """The last that was read; it is still there unless the file was cut."""
 
     def lines(self) -> Iterator[str]:
         """New whole lines; a carriage return ends one too, as progress bars do."""
@@ -64,13 +66,22 @@ class FileFollower:
             yield from self._read()  # what the old file still had
             yield b"\n"
             self.close()
-            self.position, self._rest, self._skipping = 0, b"", False
-            self.restarts += 1
+            self._start_anew()
         if self._open():
-            if os.fstat(self._fd).st_size < self.position:
-                self.position, self._rest, self._skipping = 0, b"", False
-                self.restarts += 1
+            if self._was_cut():
+                self._start_anew()
             yield from self._read()
+
+    def _start_anew(self) -> None:
+        self.position, self._rest, self._skipping, self._seen = 0, b"", False, b""
+        self.restarts += 1
+
+    def _was_cut(self) -> bool:
+        """Whether the file is shorter than it was, or was in between: then it holds something else where we stopped."""
+        try:
+            return os.pread(self._fd, len(self._seen), self.position - len(self._seen)) != self._seen
+        except OSError:
+            return False
 
     def _replaced(self) -> bool:
         """Whether another file has this name now (rotation, or a log that was cut in one stroke)."""
@@ -103,6 +114,7 @@ class FileFollower:
                 self.changed_at = os.fstat(self._fd).st_mtime
                 return
             self.position += len(chunk)
+            self._seen = (self._seen + chunk[-64:])[-64:]
             yield chunk
 
     def close(self) -> None:

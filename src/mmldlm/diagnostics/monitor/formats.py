@@ -20,7 +20,7 @@ from mmldlm.diagnostics.monitor.follow import Lines
 from mmldlm.diagnostics.monitor.json_rows import line_blocks
 from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of, may_hold_message
 from mmldlm.diagnostics.monitor.pairs import Pair, contains_any, find_pairs, read_pairs, values_of
-from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, Record, put_value
+from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, OLDEST_TIME, Record, put_value
 from mmldlm.diagnostics.monitor.templates import Template, Templates
 
 _MOST_FIELDS = 200
@@ -133,11 +133,12 @@ class LineParser:
         return record
 
     def _parse(self, line: str) -> Record | None:
-        if _looks_like_json(line):
-            record = self._json(line)
-            if record is not None:
-                return record
-        return self._text(line)
+        if not _looks_like_json(line):
+            return self._text(line)
+        record = self._json(line)
+        if record is None and (start := line.rfind('{"step"')) > 0:
+            record = self._json(line[start:])  # a line whose end never came, and the next one behind it
+        return record or self._text(line, whole=_is_object(line) and line.count('{"') == 1)
 
     def _json(self, line: str) -> Record | None:
         rest, lists = cut_lists(line)
@@ -167,7 +168,7 @@ class LineParser:
         values = record.values
         stamp = values.pop("step_seconds", None) if "time" in content else None
         stamp = stamp if stamp is not None else values.pop("_timestamp", None)
-        if stamp is not None and stamp > 1e8:
+        if stamp is not None and stamp > OLDEST_TIME:
             record.time = float(stamp)
         elif stamp is not None:
             values["step_seconds"] = stamp
@@ -204,14 +205,15 @@ class LineParser:
             record.step = self.last_step = self._pseudo_step
         return record
 
-    def _text(self, line: str) -> Record | None:
+    def _text(self, line: str, *, whole: bool = True) -> Record | None:
+        """A message or numbers; those of a line that is not `whole` may lack their last digits."""
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         if not line or line.isspace():
             return None
         rank, self._plain = _RANK.match(line), None
         message = self.messages.read(line[:_MESSAGE_LETTERS])
-        record = message or self._numbers(line)
+        record = message or (self._numbers(line) if whole else None)
         if record is None:
             return None
         if rank and record.rank is None:
@@ -256,7 +258,8 @@ class LineParser:
         self._has_losses = self._has_losses or ("loss" in values and "valid_loss" not in values)
         count = _COUNT.search(line) if "it [" in line else None
         step = values.pop("step", float(count[1]) if count else None)
-        return self._with_step(Record(values=values), step)
+        time = values.pop("step_seconds") if values.get("step_seconds", 0.0) > OLDEST_TIME else None
+        return self._with_step(Record(time=time, values=values), step)
 
     def _drop_what_validation_repeats(self, values: dict[str, float]) -> None:
         """Its rate and memory are not those of training; nor is its training loss, if there are lines of that."""
@@ -304,6 +307,8 @@ def _plain_pairs(
     """The pairs of a line that holds a step and is about training, and the digits that tell the last step, if any."""
     names = {pair.name: pair for pair in pairs}
     if "valid_loss" in names or "validate" in line or "it [" in line or "step" not in names:
+        return None
+    if "step_seconds" in names and values_of(line, pairs)["step_seconds"] > OLDEST_TIME:
         return None
     if of is None:
         return pairs, (0, 0)

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 from mmldlm.diagnostics.monitor.blocks import FEWEST_LINES, MOST_LINES, Block, block_of
 from mmldlm.diagnostics.monitor.bucket_lists import without_lists
 from mmldlm.diagnostics.monitor.follow import Lines
-from mmldlm.diagnostics.monitor.records import BUCKETS, LARGEST
+from mmldlm.diagnostics.monitor.records import BUCKETS, LARGEST, OLDEST_TIME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ALONE = {"event", "message", "nonfinite", "rank", "_timestamp", "_step"}
 """A line that holds one of these is more than a row of numbers."""
-_OLDEST_TIME = 1e8
-"""A smaller `time` is no date but a duration."""
 
 
 def line_blocks(lines: Lines, name_of: Callable[[str], str]) -> Iterator[tuple[int, Block | None]]:
@@ -153,7 +151,7 @@ def _block(columns: list[_Column], start: int, lines: list[str]) -> Block | None
             return None  # two keys that mean the same, or something special
         if column.numbers is not None:
             values[name], finite = column.numbers[start : start + len(lines)], finite and column.finite
-            if name == "step_seconds" and column.key != "time" and max(values[name]) > _OLDEST_TIME:
+            if name == "step_seconds" and column.key != "time" and max(values[name]) > OLDEST_TIME:
                 return None
     try:
         steps, times = values.pop("step"), _take_times(values, any(one.key == "time" for one in columns))
@@ -166,9 +164,9 @@ def _take_times(values: dict[str, list[Any]], has_time: bool) -> list[float] | N
     """Out of the values, where they are dates. A ValueError if only some are."""
     if not has_time or (stamps := values.pop("step_seconds", None)) is None:
         return None
-    if min(stamps) > _OLDEST_TIME:
+    if min(stamps) > OLDEST_TIME:
         return list(map(float, stamps))
-    if max(stamps) > _OLDEST_TIME:
+    if max(stamps) > OLDEST_TIME:
         raise ValueError("dates and durations")
     values["step_seconds"] = stamps
     return None

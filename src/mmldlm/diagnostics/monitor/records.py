@@ -20,6 +20,8 @@ RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 """What may serve as throughput, best first."""
 LARGEST = 2**63
 """A larger whole number is rubbish, and many things cannot be done with it."""
+OLDEST_TIME = 1e8
+"""A smaller `time` is no date but a duration."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
 OF_TRAINING = frozenset(
     (
