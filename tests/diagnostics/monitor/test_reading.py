@@ -186,6 +186,14 @@ def test_half_a_line_of_json_is_no_line_and_does_not_spoil_the_next(length):
     assert LineParser().parse(half + WHOLE) == LineParser().parse(WHOLE)
 
 
+def test_losses_by_time_are_read_as_far_as_anybody_would_have_them():
+    line = '{"step": 1, "loss": 2.0, "latent_loss_by_time": [1, 2#], "text_loss_by_time": [%s]}'
+    lists = LineParser().parse(line % ", ".join(["0.5", "null", '"x"'] * 9999)).lists
+    assert lists["latent_loss_by_time"] == []  # damaged, which does not spoil the rest
+    assert len(lists["text_loss_by_time"]) == 256
+    assert repr(lists["text_loss_by_time"][:4]) == "[0.5, nan, nan, 0.5]"
+
+
 def test_a_date_in_a_line_that_is_no_strict_json_is_no_duration():
     record = LineParser().parse('{"step": 12, "time": 1700000000.5, "loss": nan}')
     assert (record.step, record.time, list(record.values)) == (12, 1700000000.5, ["loss"])
@@ -225,7 +233,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
     follower.close()
 
 
-def test_paths_mean_runs(tmp_path):
+def test_paths_mean_runs(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "training_log.jsonl").touch()
     ranks = tmp_path / "ranks" / "none_x" / "attempt_0"
@@ -240,6 +248,9 @@ def test_paths_mean_runs(tmp_path):
     assert own.folder is not None
     assert [file.rank for file in logs.files] == [0, 1]
     assert (first.name, second.name, awaited.name) == ("train_a", "train_b", "later")
+    for folder in ("own", "ranks"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert [run.name for run in find_runs(["."])] == [folder]
 
 
 @pytest.mark.parametrize("path", ["no/where/x.log", "nothing_*.log", "empty"])

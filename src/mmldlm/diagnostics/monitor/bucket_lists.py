@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from mmldlm.diagnostics.monitor.records import BUCKETS, number_or_nan
+from mmldlm.diagnostics.monitor.records import BUCKETS, bucket_losses
 
 _CUT = r'_by_time": ?\[[^\]]*\]'
 """Such lists hold no others, so they end at the first bracket."""
@@ -36,6 +36,6 @@ def lists_of(line: str) -> dict[str, list[float]]:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [number_or_nan(item) for item in json.loads(text)]
+        return bucket_losses(json.loads(text))
     except (ValueError, OverflowError, RecursionError):
         return []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ALONE = {"event", "message", "nonfinite", "rank", "_timestamp", "_step"}
 """A line that holds one of these is more than a row of numbers."""
+_LONGEST_KEPT = 2**14
+"""Lines with losses by time are kept for a while; longer ones are not, so that memory stays bounded."""
 
 
 def line_blocks(lines: Lines, name_of: Callable[[str], str]) -> Iterator[tuple[int, Block | None]]:
@@ -153,6 +155,8 @@ def _block(columns: list[_Column], start: int, lines: list[str]) -> Block | None
             values[name], finite = column.numbers[start : start + len(lines)], finite and column.finite
             if name == "step_seconds" and column.key != "time" and max(values[name]) > OLDEST_TIME:
                 return None
+    if by_time and max(map(len, lines)) > _LONGEST_KEPT:
+        return None
     try:
         steps, times = values.pop("step"), _take_times(values, any(one.key == "time" for one in columns))
         return block_of(list(map(int, steps)), times, values, lines if by_time else None, finite=finite)

@@ -23,6 +23,7 @@ LARGEST = 2**63
 OLDEST_TIME = 1e8
 """A smaller `time` is no date but a duration."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
+_MOST_BUCKETS = 256
 OF_TRAINING = frozenset(
     (
         "loss",
@@ -129,9 +130,13 @@ def put_value(record: Record, name: str, value: Any) -> None:
             return
         record.values[name] = value
     elif isinstance(value, list) and name in BUCKETS:
-        record.lists[name] = [number_or_nan(item) for item in value]
+        record.lists[name] = bucket_losses(value)
 
 
-def number_or_nan(value: Any) -> float:
-    """What may stand in a list of losses."""
+def bucket_losses(values: list[Any]) -> list[float]:
+    """Losses per time bucket, nan for what is no number; more of them than anybody would have are left out."""
+    return [_number_or_nan(item) for item in values[:_MOST_BUCKETS]]
+
+
+def _number_or_nan(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
