@@ -17,7 +17,7 @@ _IN_TEXT, _IN_BYTES = re.compile(_CUT), re.compile(_CUT.encode())
 _MEANT = re.compile(rf'"({"|".join(BUCKETS)})": ?(\[[^\]]*\])')
 
 
-def without_lists(content: bytes) -> bytes:
+def without_lists(content: bytes | memoryview) -> bytes:
     """Many lines, each list in them replaced by `true`; a list without its end takes the end of its line with it."""
     return _IN_BYTES.sub(b'_by_time": true', content)
 

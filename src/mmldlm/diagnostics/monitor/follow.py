@@ -14,9 +14,9 @@ LONGEST_LINE = 2**20
 
 
 class Lines(list[str]):
-    """Lines, and the bytes of the file that they are, if none was left out."""
+    """Lines, and the bytes of the file that they are, if those are plain and none was left out."""
 
-    content = b""
+    content: memoryview | None = None
 
 
 class FileFollower:
@@ -44,17 +44,25 @@ class FileFollower:
     def batches(self) -> Iterator[Lines]:
         """The same lines, as many at a time as one piece of the file holds."""
         for chunk in self._chunks():
-            whole, end, rest = (self._rest + chunk).replace(b"\r", b"\n").rpartition(b"\n")
-            self._rest = rest
-            if end:
-                found = whole.decode("utf-8", "replace").split("\n")
-                lines = Lines([line for line in found[self._skipping :] if 0 < len(line) < LONGEST_LINE])
-                if len(lines) == len(found):
-                    lines.content = whole
-                self._skipping = False
-                yield lines
+            if b"\n" in chunk or b"\r" in chunk:
+                yield self._lines(chunk)
+            else:
+                self._rest += chunk
             if len(self._rest) > LONGEST_LINE:
                 self._rest, self._skipping = b"", True
+
+    def _lines(self, chunk: bytes) -> Lines:
+        """The lines that end in a piece of the file."""
+        data = (self._rest + chunk).replace(b"\r", b"\n")
+        end = data.rfind(b"\n")
+        self._rest, whole = data[end + 1 :], memoryview(data)[:end]
+        text = str(whole, "utf-8", "replace")
+        found = text.split("\n")
+        lines = Lines([line for line in found[self._skipping :] if 0 < len(line) < LONGEST_LINE])
+        if len(lines) == len(found) and text.isascii():
+            lines.content = whole
+        self._skipping = False
+        return lines
 
     def last_words(self) -> str:
         """A last line without its end, for a file that nobody writes to any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.diagnostics.monitor.blocks import FEWEST_LINES, MOST_LINES, Block, block_of
@@ -34,8 +34,13 @@ def line_blocks(lines: Lines, name_of: Callable[[str], str]) -> Iterator[tuple[i
     table = _decode(lines) if len(lines) >= FEWEST_LINES else None
     if table is not None:
         columns = list(_columns(table, name_of))
-        for start, stop in _runs(columns, len(lines)):
-            yield stop - start, _block(columns, start, lines[start:stop])
+        alike = [list(group) for _, group in groupby(sorted(columns, key=_pattern), key=_pattern)]
+        for start, stop in _runs([group[0].there for group in alike], len(lines)):
+            held = [column for group in alike if group[0].is_there(start) for column in group]
+            yield (
+                stop - start,
+                _block(held, lines[start:stop], start) if stop - start >= FEWEST_LINES else None,
+            )
     elif len(lines) < 2 * FEWEST_LINES:
         yield len(lines), None
     else:
@@ -52,8 +57,7 @@ def _decode(lines: Lines) -> pa.RecordBatch | None:
     import pyarrow as pa
     from pyarrow import json
 
-    content = lines.content if lines.content.isascii() else b""
-    content = without_lists(content or "\n".join(lines).encode("utf-8", "replace"))
+    content = without_lists(lines.content or "\n".join(lines).encode("utf-8", "replace"))
     options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
     try:
         table = json.read_json(pa.BufferReader(content), options)
@@ -78,8 +82,13 @@ class _Column:
     by_time: bool = False
     """Whether they are losses per time bucket, which were cut out."""
 
-    def is_missing(self, line: int) -> bool:
-        return self.there is not None and not self.there[line]
+    def is_there(self, line: int) -> bool:
+        return self.there is None or bool(self.there[line])
+
+
+def _pattern(column: _Column) -> int:
+    """The same for columns that the same lines hold."""
+    return id(column.there)
 
 
 def _columns(table: pa.RecordBatch, name_of: Callable[[str], str]) -> Iterator[_Column]:
@@ -88,32 +97,20 @@ def _columns(table: pa.RecordBatch, name_of: Callable[[str], str]) -> Iterator[_
     import pyarrow as pa
 
     known: dict[bytes, Any] = {}
-    for key, column in zip(table.schema.names, table.columns, strict=True):
-        if column.null_count == len(column):
+    kinds = {pa.int64(): np.int64, pa.float64(): np.float64}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        key, kind, count = field.name, kinds.get(field.type), len(column)
+        if (num_missing := column.null_count) == count:
             continue
-        found = _Column(key, name_of(key), _is_there(column, known) if column.null_count else None)
-        if _is_number(column.type):
-            raw = _raw(column)
-            found.numbers, found.finite = raw.tolist(), bool(np.abs(raw.astype(float)).sum() < LARGEST)
+        found = _Column(key, name_of(key), _is_there(column, known) if num_missing else None)
+        if kind is not None:  # as they lie in memory; any number where there is none
+            raw = np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + count]
+            largest = max(abs(float(raw.max())), abs(float(raw.min())))
+            found.numbers, found.finite = raw.tolist(), largest * count < LARGEST
             yield found
         elif key in _ALONE or key in BUCKETS:
-            found.by_time = key in BUCKETS and pa.types.is_boolean(column.type)
+            found.by_time = key in BUCKETS and pa.types.is_boolean(field.type)
             yield found
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
-
-
-def _raw(column: pa.Array) -> Any:
-    """The numbers of a column as they lie in memory; any where there is none."""
-    import numpy as np
-    import pyarrow as pa
-
-    kind = np.int64 if pa.types.is_integer(column.type) else np.float64
-    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
 
 
 def _is_there(column: pa.Array, known: dict[bytes, Any]) -> Any:
@@ -127,50 +124,47 @@ def _is_there(column: pa.Array, known: dict[bytes, Any]) -> Any:
     return found
 
 
-def _runs(columns: list[_Column], count: int) -> Iterator[tuple[int, int]]:
+def _runs(patterns: list[Any], count: int) -> Iterator[tuple[int, int]]:
     """Where lines of one shape begin and end, in pieces that are not too long."""
     import numpy as np
 
     bounds = {0, count}
-    for there in {id(column.there): column.there for column in columns}.values():
+    for there in patterns:
         if there is not None:
             bounds.update((1 + np.flatnonzero(there[1:] != there[:-1])).tolist())
-    ordered = sorted(bounds)
-    for start, stop in pairwise(ordered):
+    for start, stop in pairwise(sorted(bounds)):
         for piece in range(start, stop, MOST_LINES):
             yield piece, min(piece + MOST_LINES, stop)
 
 
-def _block(columns: list[_Column], start: int, lines: list[str]) -> Block | None:
-    """The lines that begin with number `start`, all of one shape."""
+def _block(columns: list[_Column], lines: list[str], start: int) -> Block | None:
+    """Lines of one shape, the first of which has the number `start`, and the columns that they hold."""
     values: dict[str, list[Any]] = {}
-    finite, by_time = True, False
-    for column in columns if len(lines) >= FEWEST_LINES else ():
-        if column.is_missing(start):
-            continue
-        name, by_time = column.name, by_time or column.by_time
-        if name in values or column.key in _ALONE or (column.numbers is None and not column.by_time):
-            return None  # two keys that mean the same, or something special
-        if column.numbers is not None:
-            values[name], finite = column.numbers[start : start + len(lines)], finite and column.finite
+    stop, finite, by_time = start + len(lines), True, False
+    for column in columns:
+        name = column.name
+        if column.by_time:
+            by_time = True
+        elif column.numbers is None or column.key in _ALONE or name in values:
+            return None  # something special, or two keys that mean the same
+        else:
+            values[name], finite = column.numbers[start:stop], finite and column.finite
             if name == "step_seconds" and column.key != "time" and max(values[name]) > OLDEST_TIME:
                 return None
     if by_time and max(map(len, lines)) > _LONGEST_KEPT:
         return None
     try:
-        steps, times = values.pop("step"), _take_times(values, any(one.key == "time" for one in columns))
+        steps, times = values.pop("step"), _take_times(values)
         return block_of(list(map(int, steps)), times, values, lines if by_time else None, finite=finite)
     except (LookupError, ValueError, OverflowError):
         return None
 
 
-def _take_times(values: dict[str, list[Any]], has_time: bool) -> list[float] | None:
+def _take_times(values: dict[str, list[Any]]) -> list[float] | None:
     """Out of the values, where they are dates. A ValueError if only some are."""
-    if not has_time or (stamps := values.pop("step_seconds", None)) is None:
+    stamps = values.get("step_seconds")
+    if stamps is None or max(stamps) <= OLDEST_TIME:
         return None
-    if min(stamps) > OLDEST_TIME:
-        return list(map(float, stamps))
-    if max(stamps) > OLDEST_TIME:
+    if min(stamps) <= OLDEST_TIME:
         raise ValueError("dates and durations")
-    values["step_seconds"] = stamps
-    return None
+    return list(map(float, values.pop("step_seconds")))
