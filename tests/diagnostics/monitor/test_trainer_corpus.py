@@ -180,6 +180,20 @@ def test_a_hung_step_is_a_stall_until_the_next_line_and_an_end_if_the_trainer_le
     assert "train.step_timeout_action" in panel.book.alerts["M502", ""].evidence
 
 
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("Connection closed by peer [127.0.0.1]:39320", {"M502"}),
+        ("Connection reset by peer", {"M502"}),
+        ("Timed out waiting 30000ms for recv operation to complete", {"M502", "M602"}),
+    ],
+)
+def test_a_rank_that_is_gone_is_a_crash_and_one_that_does_not_answer_a_failed_communication_too(words, codes):
+    panel = Panel()
+    event(panel, "stopped", 60, reason=f"LostRankError: rank 0 of 2: another rank is gone ({words})")
+    assert {code for code, _ in panel.book.alerts} == codes
+
+
 def test_loaders_that_die_are_told_and_over_once_they_work_again():
     panel = Panel()
     event(panel, "loader_failed", 60, reason="a loader process was killed by SIGKILL")

@@ -329,7 +329,10 @@ def _event(content: dict[str, Any]) -> Record:
     elif isinstance(at, int | float):
         record.time = float(at)
     record.text = str(content.get("reason", ""))[:300]
-    if record.event == "stopped" and (cause := cause_of(record.text)):
+    peer_gone = (
+        record.text.startswith("LostRankError") and "by peer" in record.text
+    )  # a death, and no bad network
+    if record.event == "stopped" and not peer_gone and (cause := cause_of(record.text)):
         content["cause"] = cause
     return record
 
