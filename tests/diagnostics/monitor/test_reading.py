@@ -176,6 +176,29 @@ def test_no_damaged_line_breaks_the_parser(line, seed):
         assert isinstance(parser.parse(damaged), Record | None)
 
 
+WHOLE = '{"step": 13, "time": 1700000013.5, "loss": 1.5, "lr": 0.0003}'
+
+
+@pytest.mark.parametrize("length", range(3, len(WHOLE), 5))
+def test_half_a_line_of_json_is_no_line_and_does_not_spoil_the_next(length):
+    half = WHOLE.replace("13", "12")[:length]
+    assert LineParser().parse(half) is None
+    assert LineParser().parse(half + WHOLE) == LineParser().parse(WHOLE)
+
+
+def test_losses_by_time_are_read_as_far_as_anybody_would_have_them():
+    line = '{"step": 1, "loss": 2.0, "latent_loss_by_time": [1, 2#], "text_loss_by_time": [%s]}'
+    lists = LineParser().parse(line % ", ".join(["0.5", "null", '"x"'] * 9999)).lists
+    assert lists["latent_loss_by_time"] == []  # damaged, which does not spoil the rest
+    assert len(lists["text_loss_by_time"]) == 256
+    assert repr(lists["text_loss_by_time"][:4]) == "[0.5, nan, nan, 0.5]"
+
+
+def test_a_date_in_a_line_that_is_no_strict_json_is_no_duration():
+    record = LineParser().parse('{"step": 12, "time": 1700000000.5, "loss": nan}')
+    assert (record.step, record.time, list(record.values)) == (12, 1700000000.5, ["loss"])
+
+
 def test_a_follower_lives_through_everything(tmp_path):
     path = tmp_path / "train.log"
     follower = FileFollower(path)
@@ -187,6 +210,8 @@ def test_a_follower_lives_through_everything(tmp_path):
     assert list(follower.lines()) == ["three"]
     path.write_text("new\n")  # cut off and written anew
     assert list(follower.lines()) == ["new"]
+    path.write_text("another\nand longer than before\n")  # the same, and it has grown before anybody looked
+    assert list(follower.lines()) == ["another", "and longer than before"]
     with path.open("a") as file:
         file.write("last of the old\n")
     os.rename(path, tmp_path / "train.log.1")
@@ -208,7 +233,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
     follower.close()
 
 
-def test_paths_mean_runs(tmp_path):
+def test_paths_mean_runs(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "training_log.jsonl").touch()
     ranks = tmp_path / "ranks" / "none_x" / "attempt_0"
@@ -223,6 +248,9 @@ def test_paths_mean_runs(tmp_path):
     assert own.folder is not None
     assert [file.rank for file in logs.files] == [0, 1]
     assert (first.name, second.name, awaited.name) == ("train_a", "train_b", "later")
+    for folder in ("own", "ranks"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert [run.name for run in find_runs(["."])] == [folder]
 
 
 @pytest.mark.parametrize("path", ["no/where/x.log", "nothing_*.log", "empty"])

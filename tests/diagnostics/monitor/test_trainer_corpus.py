@@ -1,6 +1,7 @@
 """Runs of our own trainer with faults injected, and what its ledger means to the monitor."""
 
 import json
+import random
 
 import pytest
 
@@ -12,7 +13,10 @@ from mmldlm.diagnostics.monitor.records import Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
 from mmldlm.diagnostics.monitor.sources import find_runs
 from mmldlm.diagnostics.monitor.watch import RunWatch
+from mmldlm.json_lines import read_lines
+from mmldlm.metrics import read_log
 from tests.diagnostics.monitor.corpus import judge
+from tests.diagnostics.monitor.measure_speed import own_line, validation_line
 from tests.diagnostics.monitor.trainer_corpus import (
     AT,
     USUAL,
@@ -22,7 +26,7 @@ from tests.diagnostics.monitor.trainer_corpus import (
     two_ranks,
     write_stores,
 )
-from tests.diagnostics.monitor.trainer_faults import SimulatedTime, after_each_step
+from tests.diagnostics.monitor.trainer_faults import SimulatedTime, after_each_step, not_finite
 
 CASES = trainer_cases()
 SHORT = ("memory_fatal",)
@@ -77,6 +81,30 @@ def test_a_rollback_watched_as_it_happens_and_read_afterwards(folder):
         seconds = run.ledger.summary()["seconds"]
         assert seconds["recovery"] == pytest.approx(4 * 0.5 + 0.2, abs=0.4)
         assert seconds["useful"] == pytest.approx(80 * 0.5, rel=0.06)
+
+
+def test_the_detectors_in_the_trainer_and_the_monitor_say_the_same_of_the_same_run(folder):
+    """And its lines have the keys of those that `measure_speed` writes, so that the right thing is measured."""
+    clock = SimulatedTime()
+    trainer = prepare(folder / "agreed", folder / "store", *USUAL, "train.steps=75", "optim.clip_norm=0")
+    not_finite(lambda step: step >= 41 and step % 7 == 0)(trainer, clock)
+    with clock.inside(trainer):
+        trainer.fit()
+    ledger = [event for event in read_lines(trainer.run.events) if event["event"] == "alert"]
+    log = RunWatch(find_runs([str(trainer.run.training_log)])[0], MonitorSettings(), clock=clock.time)
+    told = [(change.what, change.alert.code, change.evidence) for change in log.poll(live=False)]
+    assert [(event["what"], event["code"], event["evidence"]) for event in ledger] == told
+    assert {code for _, code, _ in told} >= {"M101", "M201", "M205"}
+    whole = RunWatch(find_runs([str(trainer.run.path)])[0], MonitorSettings(), clock=clock.time)
+    whole.poll(live=False)
+    assert {code for code, _ in whole.panel.book.alerts} == {code for _, code, _ in told}
+    lines = list(read_log(trainer.run.training_log))
+    trained = [list(line) for line in lines if "valid_loss" not in line and "nonfinite" not in line]
+    assert trained[-1] == list(own_line(1, 1.0, random.Random(0)))
+    validated = [list(line) for line in lines if "valid_loss" in line]
+    assert validated[-1] == list(validation_line(1, 1.0))
+    for run in (log, whole):
+        run.close()
 
 
 def event(panel, name, step, **facts):
@@ -150,6 +178,20 @@ def test_a_hung_step_is_a_stall_until_the_next_line_and_an_end_if_the_trainer_le
     event(panel, "hung_step", 70, seconds=1800.5, stacks="stacks.txt", left=True)
     assert panel.facts.ended == "crashed"
     assert "train.step_timeout_action" in panel.book.alerts["M502", ""].evidence
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("Connection closed by peer [127.0.0.1]:39320", {"M502"}),
+        ("Connection reset by peer", {"M502"}),
+        ("Timed out waiting 30000ms for recv operation to complete", {"M502", "M602"}),
+    ],
+)
+def test_a_rank_that_is_gone_is_a_crash_and_one_that_does_not_answer_a_failed_communication_too(words, codes):
+    panel = Panel()
+    event(panel, "stopped", 60, reason=f"LostRankError: rank 0 of 2: another rank is gone ({words})")
+    assert {code for code, _ in panel.book.alerts} == codes
 
 
 def test_loaders_that_die_are_told_and_over_once_they_work_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from mmldlm.diagnostics.monitor.catalogue import BY_CODE, LEVELS
@@ -82,10 +83,17 @@ class AlertBook:
                 if BY_CODE[alert.code].passing and quiet >= self.settings.resolve_lines:
                     self._resolve(alert)
 
-    def pass_over(self, num_lines: int, step: int, time: float | None) -> None:
-        """Many lines were read while nothing was open and nothing was found."""
-        self.num_lines += num_lines
-        self.step, self.time = step, time if time is not None else self.time
+    def pass_over(self, steps: list[int], times: list[float] | None, *, counts: bool = True) -> None:
+        """Many lines were read and nothing was found in them; passing events end where they would, line by line."""
+        if counts:
+            due = [alert.last_line + self.settings.resolve_lines - self.num_lines for alert in self.open()]
+            for left, alert in sorted(zip(due, self.open(), strict=True), key=itemgetter(0)):
+                line = max(left, 1) - 1
+                if BY_CODE[alert.code].passing and line < len(steps):
+                    self.step, self.time = steps[line], times[line] if times is not None else self.time
+                    self._resolve(alert)
+            self.num_lines += len(steps)
+        self.step, self.time = steps[-1], times[-1] if times is not None else self.time
 
     def fire(
         self,

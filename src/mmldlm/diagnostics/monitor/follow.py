@@ -13,6 +13,12 @@ CHUNK = 2**20
 LONGEST_LINE = 2**20
 
 
+class Lines(list[str]):
+    """Lines, and the bytes of the file that they are, if those are plain and none was left out."""
+
+    content: memoryview | None = None
+
+
 class FileFollower:
     """Reads what is new in a file each time it is asked."""
 
@@ -27,23 +33,36 @@ class FileFollower:
         self._identity: tuple[int, int] | None = None
         self._rest = b""
         self._skipping = False
+        self._seen = b""
+        """The last that was read; it is still there unless the file was cut."""
 
     def lines(self) -> Iterator[str]:
         """New whole lines; a carriage return ends one too, as progress bars do."""
         for batch in self.batches():
             yield from batch
 
-    def batches(self) -> Iterator[list[str]]:
+    def batches(self) -> Iterator[Lines]:
         """The same lines, as many at a time as one piece of the file holds."""
         for chunk in self._chunks():
-            whole, end, rest = (self._rest + chunk).replace(b"\r", b"\n").rpartition(b"\n")
-            self._rest = rest
-            if end:
-                lines = whole.decode("utf-8", "replace").split("\n")
-                yield [line for line in lines[self._skipping :] if 0 < len(line) < LONGEST_LINE]
-                self._skipping = False
+            if b"\n" in chunk or b"\r" in chunk:
+                yield self._lines(chunk)
+            else:
+                self._rest += chunk
             if len(self._rest) > LONGEST_LINE:
                 self._rest, self._skipping = b"", True
+
+    def _lines(self, chunk: bytes) -> Lines:
+        """The lines that end in a piece of the file."""
+        data = (self._rest + chunk).replace(b"\r", b"\n")
+        end = data.rfind(b"\n")
+        self._rest, whole = data[end + 1 :], memoryview(data)[:end]
+        text = str(whole, "utf-8", "replace")
+        found = text.split("\n")
+        lines = Lines([line for line in found[self._skipping :] if 0 < len(line) < LONGEST_LINE])
+        if len(lines) == len(found) and text.isascii():
+            lines.content = whole
+        self._skipping = False
+        return lines
 
     def last_words(self) -> str:
         """A last line without its end, for a file that nobody writes to any more."""
@@ -55,13 +74,22 @@ class FileFollower:
             yield from self._read()  # what the old file still had
             yield b"\n"
             self.close()
-            self.position, self._rest, self._skipping = 0, b"", False
-            self.restarts += 1
+            self._start_anew()
         if self._open():
-            if os.fstat(self._fd).st_size < self.position:
-                self.position, self._rest, self._skipping = 0, b"", False
-                self.restarts += 1
+            if self._was_cut():
+                self._start_anew()
             yield from self._read()
+
+    def _start_anew(self) -> None:
+        self.position, self._rest, self._skipping, self._seen = 0, b"", False, b""
+        self.restarts += 1
+
+    def _was_cut(self) -> bool:
+        """Whether the file is shorter than it was, or was in between: then it holds something else where we stopped."""
+        try:
+            return os.pread(self._fd, len(self._seen), self.position - len(self._seen)) != self._seen
+        except OSError:
+            return False
 
     def _replaced(self) -> bool:
         """Whether another file has this name now (rotation, or a log that was cut in one stroke)."""
@@ -94,6 +122,7 @@ class FileFollower:
                 self.changed_at = os.fstat(self._fd).st_mtime
                 return
             self.position += len(chunk)
+            self._seen = (self._seen + chunk[-64:])[-64:]
             yield chunk
 
     def close(self) -> None:

@@ -14,16 +14,18 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from mmldlm.diagnostics.monitor.blocks import Block
-from mmldlm.diagnostics.monitor.json_rows import decode_rows, row_blocks
+from mmldlm.diagnostics.monitor.blocks import MOST_LINES, Block
+from mmldlm.diagnostics.monitor.bucket_lists import cut_lists
+from mmldlm.diagnostics.monitor.follow import Lines
+from mmldlm.diagnostics.monitor.json_rows import line_blocks
 from mmldlm.diagnostics.monitor.messages import MessageReader, cause_of, may_hold_message
 from mmldlm.diagnostics.monitor.pairs import Pair, contains_any, find_pairs, read_pairs, values_of
-from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, Record, put_value
+from mmldlm.diagnostics.monitor.records import CANONICAL, LARGEST, OLDEST_TIME, Record, put_value
 from mmldlm.diagnostics.monitor.templates import Template, Templates
 
 _MOST_FIELDS = 200
-_MOST_LINES = 512
-"""Lines of a block at most."""
+_FIRST_ALONE = 1000
+"""So many lines of JSON are read one by one: a short log is not worth loading what decodes long ones."""
 _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -54,6 +56,7 @@ class LineParser:
         self._names: dict[str, str] = {}
         self._base = ("", 0.0)
         self._pseudo_step = 0
+        self._num_json = 0
         self._has_losses = False
         self._templates = Templates()
         self._plain: tuple[list[Pair], tuple[int, int]] | None = None
@@ -61,17 +64,21 @@ class LineParser:
 
     def parse_many(self, lines: list[str]) -> Iterator[Record | Block]:
         """What the lines say, in order: as blocks where many are alike, else one by one."""
-        for is_json, group in groupby(lines, key=_looks_like_json):
-            if is_json and self.rank is None:
-                alike = list(group)
-                for start in range(0, len(alike), _MOST_LINES):
-                    yield from self._json_lines(alike[start : start + _MOST_LINES])
-            else:
+        for is_json, group in groupby(lines, key=_is_object):
+            if not is_json or self.rank is not None:
                 yield from self._text_lines(group)
+                continue
+            alike = Lines(group)
+            if len(alike) == len(lines) and isinstance(lines, Lines):
+                alike = lines
+            first = max(0, _FIRST_ALONE - self._num_json)
+            self._num_json += len(alike)
+            yield from filter(None, map(self.parse, alike[:first]))
+            yield from self._json_lines(Lines(alike[first:]) if first else alike)
 
-    def _json_lines(self, lines: list[str]) -> Iterator[Record | Block]:
-        rows, at = decode_rows(lines), 0
-        for count, block in row_blocks(rows, self._name_of) if rows is not None else [(len(lines), None)]:
+    def _json_lines(self, lines: Lines) -> Iterator[Record | Block]:
+        at = 0
+        for count, block in line_blocks(lines, self._name_of):
             if block is not None:
                 self.last_step = block.steps[-1]
                 yield block
@@ -85,7 +92,7 @@ class LineParser:
         rows: list[tuple[str, ...]] = []
         for line in lines:
             found = self._match(line)
-            if rows and (found is None or found[0] is not template or len(rows) == _MOST_LINES):
+            if rows and (found is None or found[0] is not template or len(rows) == MOST_LINES):
                 yield from self._alike(template, rows, kept)
                 kept, rows = [], []
             if found is not None:
@@ -126,15 +133,17 @@ class LineParser:
         return record
 
     def _parse(self, line: str) -> Record | None:
-        if _looks_like_json(line):
-            record = self._json(line)
-            if record is not None:
-                return record
-        return self._text(line)
+        if not _looks_like_json(line):
+            return self._text(line)
+        record = self._json(line)
+        if record is None and (start := line.rfind('{"step"')) > 0:
+            record = self._json(line[start:])  # a line whose end never came, and the next one behind it
+        return record or self._text(line, whole=_is_object(line) and line.count('{"') == 1)
 
     def _json(self, line: str) -> Record | None:
+        rest, lists = cut_lists(line)
         try:
-            content = json.loads(line)
+            content = json.loads(rest)
         except ValueError:
             return None
         if not isinstance(content, dict):
@@ -143,10 +152,10 @@ class LineParser:
             return _event(content)
         if isinstance(content.get("message"), dict) and "message" in content["message"]:
             return _error_file(content["message"], self.rank)
-        return self._fields(content)
+        return self._fields(content, lists)
 
-    def _fields(self, content: dict[str, Any]) -> Record | None:
-        record, names = Record(), self._names
+    def _fields(self, content: dict[str, Any], lists: dict[str, list[float]]) -> Record | None:
+        record, names = Record(lists=lists), self._names
         for name in content.pop("nonfinite", None) or ():
             if isinstance(name, str) and content.get(name) is None:
                 content[name] = math.nan
@@ -159,7 +168,7 @@ class LineParser:
         values = record.values
         stamp = values.pop("step_seconds", None) if "time" in content else None
         stamp = stamp if stamp is not None else values.pop("_timestamp", None)
-        if stamp is not None and stamp > 1e8:
+        if stamp is not None and stamp > OLDEST_TIME:
             record.time = float(stamp)
         elif stamp is not None:
             values["step_seconds"] = stamp
@@ -196,14 +205,15 @@ class LineParser:
             record.step = self.last_step = self._pseudo_step
         return record
 
-    def _text(self, line: str) -> Record | None:
+    def _text(self, line: str, *, whole: bool = True) -> Record | None:
+        """A message or numbers; those of a line that is not `whole` may lack their last digits."""
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         if not line or line.isspace():
             return None
         rank, self._plain = _RANK.match(line), None
         message = self.messages.read(line[:_MESSAGE_LETTERS])
-        record = message or self._numbers(line)
+        record = message or (self._numbers(line) if whole else None)
         if record is None:
             return None
         if rank and record.rank is None:
@@ -248,7 +258,8 @@ class LineParser:
         self._has_losses = self._has_losses or ("loss" in values and "valid_loss" not in values)
         count = _COUNT.search(line) if "it [" in line else None
         step = values.pop("step", float(count[1]) if count else None)
-        return self._with_step(Record(values=values), step)
+        time = values.pop("step_seconds") if values.get("step_seconds", 0.0) > OLDEST_TIME else None
+        return self._with_step(Record(time=time, values=values), step)
 
     def _drop_what_validation_repeats(self, values: dict[str, float]) -> None:
         """Its rate and memory are not those of training; nor is its training loss, if there are lines of that."""
@@ -285,12 +296,19 @@ def _looks_like_json(line: str) -> bool:
     return line.startswith('{"')
 
 
+def _is_object(line: str) -> bool:
+    """Whether it looks like a whole one."""
+    return line[-1] == "}" and line[:2] == '{"'
+
+
 def _plain_pairs(
     line: str, pairs: list[Pair], of: re.Match[str] | None
 ) -> tuple[list[Pair], tuple[int, int]] | None:
     """The pairs of a line that holds a step and is about training, and the digits that tell the last step, if any."""
     names = {pair.name: pair for pair in pairs}
     if "valid_loss" in names or "validate" in line or "it [" in line or "step" not in names:
+        return None
+    if "step_seconds" in names and values_of(line, pairs)["step_seconds"] > OLDEST_TIME:
         return None
     if of is None:
         return pairs, (0, 0)
@@ -311,7 +329,10 @@ def _event(content: dict[str, Any]) -> Record:
     elif isinstance(at, int | float):
         record.time = float(at)
     record.text = str(content.get("reason", ""))[:300]
-    if record.event == "stopped" and (cause := cause_of(record.text)):
+    peer_gone = (
+        record.text.startswith("LostRankError") and "by peer" in record.text
+    )  # a death, and no bad network
+    if record.event == "stopped" and not peer_gone and (cause := cause_of(record.text)):
         content["cause"] = cause
     return record
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import islice, repeat
 from typing import Any
 
 from mmldlm.diagnostics.monitor.blocks import Block
@@ -77,26 +76,37 @@ class TimeLedger:
         """Many lines at once, to the same effect."""
         if block.times is None:
             return
-        needed = _needed(block) if "loss" in block.values else None
-        self.line(block.record(0))
-        if needed is None or self.last is None or self._cause != "other" or self._hung:
+        paces = _paces(block) if "loss" in block.values else None
+        self.line(block.bare_record(0))
+        if paces is None or self.last is None or self._cause != "other" or self._hung:
             for idx in range(1, len(block)):
-                self.line(block.record(idx))
+                self.line(block.bare_record(idx))
         else:
-            self._add_up(block, needed, list(accumulate(block.times[1:], max, initial=self.last)))
+            self._add_up(block, block.times, paces)
 
-    def _add_up(self, block: Block, needed: list[float], clock: list[float]) -> None:
-        """All lines but the first of a block in which nothing happens; the clock never goes back."""
-        elapsed = [after - before for before, after in pairwise(clock)]
-        busy = [least if least < whole else whole for whole, least in zip(elapsed, needed[1:], strict=True)]
-        waits = block.values.get("data_wait")
-        waited = sum(map(mul, busy, (min(max(share, 0.0), 1.0) for share in waits[1:]))) if waits else 0.0
-        self.seconds["useful"] += sum(busy) - waited
-        self.seconds["data"] += waited
-        self.seconds["other"] += sum(elapsed) - sum(busy)
-        steps = [after - before for before, after in pairwise(block.steps)]
-        self._pace.extend(spent / count for spent, count in zip(busy, steps, strict=True) if count)
-        self.last, self._before = clock[-1], block.record(len(block) - 1)
+    def _add_up(self, block: Block, times: list[float], paces: list[float]) -> None:
+        """All lines but the first of a block in which nothing happens; the clock never goes back.
+
+        A line at the same step as the one before has no pace of its own and takes all its time.
+        """
+        last, step, add_pace = self.last or 0.0, block.steps[0], self._pace.add
+        began, useful, data = last, 0.0, 0.0
+        waits = block.values.get("data_wait") or repeat(0.0)
+        for time, now, pace, wait in islice(zip(times, block.steps, paces, waits, strict=False), 1, None):
+            elapsed = time - last if time > last else 0.0
+            last += elapsed
+            busy = pace * (now - step)
+            if now == step or busy > elapsed:
+                busy = elapsed
+            if now != step:
+                add_pace(busy / (now - step))
+                step = now
+            useful += busy
+            data += busy * wait if 0.0 <= wait <= 1.0 else busy * (wait > 1.0)
+        self.seconds["useful"] += useful - data
+        self.seconds["data"] += data
+        self.seconds["other"] += last - began - useful
+        self.last, self._before = last, Record(step=step)
 
     def _busy(self, record: Record, elapsed: float) -> float:
         """Seconds of this interval that its own steps took."""
@@ -149,24 +159,18 @@ class TimeLedger:
         }
 
 
-def _needed(block: Block) -> list[float] | None:
-    """Seconds that the steps of every line took by its rate, as `TimeLedger` counts them; nothing if that is not plain.
-
-    A line at the same step as the one before has no rate of its own and takes all its time.
-    """
+def _paces(block: Block) -> list[float] | None:
+    """Seconds that a step of every line took by its rate, as `TimeLedger` counts them; nothing if that is not plain."""
     steps, values = block.steps, block.values
     if steps[0] <= 0:
         return None
-    done = [after - before or math.inf for before, after in zip([steps[0], *steps], steps, strict=False)]
     for total, rate in (("tokens", "tokens_per_second"), ("documents", "documents_per_second")):
         if total in values and rate in values:
             if not all(values[total]) or not all(values[rate]):
                 return None
-            rows = zip(values[total], done, steps, values[rate], strict=True)
-            return [amount * (count / step) / speed for amount, count, step, speed in rows]
-    if "step_seconds" in values and min(values["step_seconds"]) > 0:
-        return [count * seconds for count, seconds in zip(done, values["step_seconds"], strict=True)]
-    speeds = values.get("steps_per_second")
-    if "step_seconds" not in values and speeds is not None and min(speeds) > 0:
-        return [count * (1 / speed) for count, speed in zip(done, speeds, strict=True)]
-    return None
+            rows = zip(values[total], steps, values[rate], strict=True)
+            return [amount / (step * speed) for amount, step, speed in rows]
+    seconds, speeds = values.get("step_seconds"), values.get("steps_per_second")
+    if seconds is not None:
+        return seconds if min(seconds) > 0 else None
+    return [1 / speed for speed in speeds] if speeds is not None and min(speeds) > 0 else None

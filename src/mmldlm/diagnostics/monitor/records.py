@@ -20,7 +20,24 @@ RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 """What may serve as throughput, best first."""
 LARGEST = 2**63
 """A larger whole number is rubbish, and many things cannot be done with it."""
+OLDEST_TIME = 1e8
+"""A smaller `time` is no date but a duration."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
+_MOST_BUCKETS = 256
+OF_TRAINING = frozenset(
+    (
+        "loss",
+        "lr",
+        "grad_norm",
+        *RATES,
+        "step_seconds",
+        "data_wait",
+        "micro_tokens",
+        "batch_size",
+        "mode_stage",
+    )
+)
+"""A line without any of these tells of something between two lines of training, such as a validation."""
 
 SHOWN = (
     "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
@@ -113,7 +130,12 @@ def put_value(record: Record, name: str, value: Any) -> None:
             return
         record.values[name] = value
     elif isinstance(value, list) and name in BUCKETS:
-        record.lists[name] = [_number_or_nan(item) for item in value]
+        record.lists[name] = bucket_losses(value)
+
+
+def bucket_losses(values: list[Any]) -> list[float]:
+    """Losses per time bucket, nan for what is no number; more of them than anybody would have are left out."""
+    return [_number_or_nan(item) for item in values[:_MOST_BUCKETS]]
 
 
 def _number_or_nan(value: Any) -> float:

@@ -81,13 +81,13 @@ def _run_of_folder(path: Path) -> RunSource:
         raise UserError(
             f"{path}: holds no training_log.jsonl, no logs and no rank logs; give a run folder or a log"
         )
-    return RunSource(path.name, path, logs)
+    return RunSource(path.absolute().name, path, logs)
 
 
 def _own_run(path: Path) -> RunSource:
     run = RunFolder(path)
     files = [LogFile(run.events), LogFile(run.training_log), LogFile(run.train_log, only_messages=True)]
-    return RunSource(path.name or str(path), path, files, folder=run)
+    return RunSource(path.absolute().name or str(path), path, files, folder=run)
 
 
 def rank_logs(folder: Path) -> list[LogFile]:

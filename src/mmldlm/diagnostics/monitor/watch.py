@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mmldlm.diagnostics.monitor.alerts import Change
-from mmldlm.diagnostics.monitor.blocks import Block
+from mmldlm.diagnostics.monitor.blocks import Block, Stretch, stretches
 from mmldlm.diagnostics.monitor.detectors import Panel
 from mmldlm.diagnostics.monitor.detectors.base import RunFacts
 from mmldlm.diagnostics.monitor.follow import FileFollower
@@ -75,10 +75,11 @@ class RunWatch:
         self.files += [LogReader(file, self.facts) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
         streams = [file.records(last=not live, now=stamp) for file in self.files]
-        for item in merged(streams):
-            if isinstance(item, Block):
-                self._see_block(item)
+        for item in stretches(merged(streams)):
+            if isinstance(item, Stretch):
+                self._see_stretch(item)
             else:
+                self.panel.observe(item)
                 self._see(item)
         self._polls += 1
         self._read_samples()
@@ -93,7 +94,6 @@ class RunWatch:
         return found
 
     def _see(self, record: Record) -> None:
-        self.panel.observe(record)
         if record.event:
             self._see_event(record)
             return
@@ -104,22 +104,32 @@ class RunWatch:
         self.num_lines += 1
         self._see_line(record)
 
-    def _see_block(self, block: Block) -> None:
+    def _see_stretch(self, stretch: Stretch) -> None:
         """Many lines at once, to the same effect."""
-        self.panel.observe_block(block)
+        self.panel.observe_stretch(stretch)
+        whole = stretch.whole
+        if (rates := whole.rates()) is not None:
+            self.curves["rate"].extend(whole.steps, rates[1])
+        for name, curve in self.curves.items():
+            if name in whole.values:
+                curve.extend(whole.steps, whole.values[name])
+        self._remember_values(whole.record(len(whole) - 1))
+        for part in stretch.parts:
+            if isinstance(part, Block):
+                self._see_block(part)
+            else:
+                self._see(part)
+
+    def _see_block(self, block: Block) -> None:
+        """What is not a matter of the numbers alone."""
         self.num_lines += len(block)
         self.ledger.block(block)
-        steps, times = block.steps, block.times
-        if times is not None:
-            if self.pace and steps[0] < self.pace[-1][1]:
+        self.step = block.steps[-1]
+        if block.times is not None:
+            self.line_time = block.times[-1]
+            if self.pace and block.steps[0] < self.pace[-1][1]:
                 self.pace.clear()
-            self.pace.extend(zip(times[-30:], steps[-30:], strict=True))
-        if (rates := block.rates()) is not None:
-            self.curves["rate"].extend(steps, rates[1])
-        for name, curve in self.curves.items():
-            if name in block.values:
-                curve.extend(steps, block.values[name])
-        self._remember_values(block.record(len(block) - 1))
+            self.pace.extend(zip(block.times[-30:], block.steps[-30:], strict=True))
 
     def _see_line(self, record: Record) -> None:
         self.ledger.line(record)
@@ -132,9 +142,9 @@ class RunWatch:
             self.pace.append((record.time, step))
         if (rate := record.rate()) is not None:
             self.curves["rate"].add(step, rate[1])
-        for name, curve in self.curves.items():
-            if name in values:
-                curve.add(step, values[name])
+        for name, value in values.items():
+            if (curve := self.curves.get(name)) is not None:
+                curve.add(step, value)
         self._remember_values(record)
 
     def _remember_values(self, record: Record) -> None:
@@ -144,9 +154,7 @@ class RunWatch:
             self.facts.ended = ""
         if record.time is not None:
             self.line_time = record.time
-        for name in SHOWN:
-            if name in values:
-                self.latest[name] = values[name]
+        self.latest |= {name: values[name] for name in SHOWN if name in values}
         if (rate := record.rate()) is not None:
             self.rate_kind, self.latest["rate"] = rate
         for name in BUCKETS:

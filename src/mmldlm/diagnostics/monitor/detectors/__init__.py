@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook, Change
-from mmldlm.diagnostics.monitor.blocks import Block
+from mmldlm.diagnostics.monitor.blocks import Block, Stretch
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.detectors.gradients import Gradients, SkippedUpdates
 from mmldlm.diagnostics.monitor.detectors.learning_rate import LearningRate
@@ -46,6 +46,7 @@ class Panel:
         detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
         self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
         self._absorb = [item.__self__.absorb for item in self._line]
+        self._wide = [item.__self__.wide for item in self._line]
         self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
         self._stall = next(item for item in detectors if isinstance(item, Stall))
         self._main_rank: int | None = None
@@ -76,24 +77,45 @@ class Panel:
                 type(detector).__init__(detector, self.settings, self.book, self.facts)  # type: ignore[misc]
         self._mode_stage = stage
 
-    def observe_block(self, block: Block) -> None:
+    def observe_stretch(self, stretch: Stretch) -> None:
         """Feed many lines of a log without ranks. Detectors that stay silent never touch the book, so the others may
         see the lines one by one afterwards and say what they would have said."""
-        if self._changes_stage(block):
-            for idx in range(len(block)):
-                self.observe(block.record(idx))
+        whole = stretch.whole
+        if self._changes_stage(whole):
+            for record in stretch.records():
+                self.observe(record)
             return
+        is_loud = [wide and not absorb(whole) for absorb, wide in zip(self._absorb, self._wide, strict=True)]
+        for part in stretch.parts:
+            if isinstance(part, Block):
+                self._observe_part(part, is_loud)
+            elif part.event:
+                self._observe_event(part)
+            else:
+                self._observe_aside(part)
+
+    def _observe_part(self, block: Block, is_loud: list[bool]) -> None:
+        """A block; wide detectors have seen it, unless they are loud."""
+        loud = [
+            see
+            for see, absorb, wide, has_news in zip(self._line, self._absorb, self._wide, is_loud, strict=True)
+            if has_news or not (wide or absorb(block))
+        ]
         counts = "loss" in block.values
-        loud = [see for see, absorb in zip(self._line, self._absorb, strict=True) if not absorb(block)]
-        if not loud and not self.book.open():
-            self.book.pass_over(
-                len(block) if counts else 0, block.steps[-1], block.times[-1] if block.times else None
-            )
+        if not loud:
+            self.book.pass_over(block.steps, block.times, counts=counts)
             return
         for idx in range(len(block)):
             record = block.record(idx)
             self.book.advance(record.step, record.time, counts=counts)
             for see in loud:
+                see(record)
+
+    def _observe_aside(self, record: Record) -> None:
+        """A line that means nothing to wide detectors."""
+        self.book.advance(record.step, record.time, counts=False)
+        for see, wide in zip(self._line, self._wide, strict=True):
+            if not wide:
                 see(record)
 
     def _changes_stage(self, block: Block) -> bool:

@@ -34,6 +34,8 @@ class Detector:
 
     compares = False
     """Whether it holds losses or gradients against earlier ones, which means nothing when other losses exist."""
+    wide = False
+    """Whether lines without any value of `records.OF_TRAINING` and checkpoints mean nothing to it."""
 
     def line(self, record: Record) -> None:
         """A line of the curve, of the main rank."""

@@ -16,7 +16,7 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 class Gradients(Detector):
     """M201, M202, M203."""
 
-    compares = True
+    compares = wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)

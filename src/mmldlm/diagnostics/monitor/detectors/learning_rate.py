@@ -14,6 +14,8 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 class LearningRate(Detector):
     """M204, one alert per mistake (the subject)."""
 
+    wide = True
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.peak, self.last, self.zeros, self.falling, self.lines = 0.0, math.nan, 0, 0, 0

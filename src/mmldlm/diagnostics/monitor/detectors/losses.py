@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain, islice
 
 from mmldlm.diagnostics.monitor.alerts import AlertBook
 from mmldlm.diagnostics.monitor.blocks import Block
+from mmldlm.diagnostics.monitor.bucket_lists import lists_of
 from mmldlm.diagnostics.monitor.detectors.base import Detector, RunFacts
 from mmldlm.diagnostics.monitor.history import Curve, Window, median, spread, sureness
 from mmldlm.diagnostics.monitor.records import LOSSES, Record
 from mmldlm.diagnostics.monitor.settings import MonitorSettings
+
+Lists = dict[str, list[float]]
+_BUCKET_LINES = 1024
+"""Lines of losses per time bucket that are kept: as far back as their baselines reach when the loss jumps."""
 
 
 class NonfiniteLoss(Detector):
@@ -72,7 +81,9 @@ class _Baseline:
         return True
 
     def _is_spike(self, rise: float, size: float, tail: float, idx: int, values: list[float]) -> bool:
-        """Whether it is one after `idx` values of a block have passed."""
+        """Whether it is one after `idx` values of a block have passed; most that rise far have done so before."""
+        if rise < self.settings.spike_tail * tail * size:
+            return False
         then = _Baseline(self.settings)
         then.tail = tail
         then.history.extend([*self.history.recent, *values[:idx]])
@@ -89,35 +100,42 @@ class _Baseline:
         return min(by_noise, by_tail, rise / max(settings.spike_rise * size, 1e-12))
 
 
-class LossSpike(Detector):
-    """M102."""
+class _Buckets:
+    """Losses per time bucket, which are judged only when the loss itself has jumped.
 
-    compares = True
+    Until then the last lines are kept as they are, so that a run in good health pays next to nothing for them.
+    """
 
-    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
-        super().__init__(settings, book, facts)
-        self.loss = _Baseline(settings)
-        self.buckets: dict[str, list[_Baseline]] = {}
+    def __init__(self, settings: MonitorSettings) -> None:
+        self.settings = settings
+        self.baselines: dict[str, list[_Baseline]] = {}
+        self.waiting: deque[tuple[int, Callable[[], Iterable[Lists]]]] = deque()
+        """How many lines, and a way to get them."""
+        self.num_waiting, self.num_kept = 0, 0
 
-    def line(self, record: Record) -> None:
-        in_buckets = self._bucket_excess(record) if record.lists else None
-        loss = record.values.get("loss")
-        if loss is None or not math.isfinite(loss):
-            return
-        usual, excess = self.loss.history.median(), self.loss.judge(loss)
-        if excess >= 1.0 and (in_buckets is None or in_buckets >= 1.0):
-            where = "" if in_buckets is None else ", in most time buckets too"
-            evidence = f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}"
-            self.book.fire("M102", evidence, sure=sureness(excess))
+    def add(self, count: int, lines: Callable[[], Iterable[Lists]]) -> None:
+        """Lines to be judged some day; the oldest are forgotten."""
+        self.waiting.append((count, lines))
+        self.num_waiting += count
+        self.num_kept += count
+        while self.num_kept - self.waiting[0][0] >= _BUCKET_LINES:
+            self.num_kept -= self.waiting.popleft()[0]
 
-    def absorb(self, block: Block) -> bool:
-        return "loss" not in block.values or self.loss.take(block, "loss")
+    def excess(self) -> float | None:
+        """Of the newest line, the median bucket's excess in the worse modality; None where there is no history yet."""
+        if self.num_waiting > _BUCKET_LINES:
+            self.baselines = {}  # what lies between is gone
+        found, too_many = None, max(0, self.num_kept - _BUCKET_LINES)
+        for lists in islice(chain.from_iterable(lines() for _, lines in self.waiting), too_many, None):
+            found = self._judge(lists)
+        self.waiting.clear()
+        self.num_waiting = self.num_kept = 0
+        return found
 
-    def _bucket_excess(self, record: Record) -> float | None:
-        """The median bucket's excess of the worse modality; None where the buckets have no history yet."""
+    def _judge(self, lists: Lists) -> float | None:
         found = []
-        for name, values in record.lists.items():
-            baselines = self.buckets.setdefault(name, [])
+        for name, values in lists.items():
+            baselines = self.baselines.setdefault(name, [])
             baselines += [_Baseline(self.settings) for _ in values[len(baselines) :]]
             pairs = [
                 (one, value) for one, value in zip(baselines, values, strict=False) if math.isfinite(value)
@@ -129,10 +147,43 @@ class LossSpike(Detector):
         return max(found, default=None)
 
 
+class LossSpike(Detector):
+    """M102."""
+
+    compares = wide = True
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.loss, self.buckets = _Baseline(settings), _Buckets(settings)
+
+    def line(self, record: Record) -> None:
+        if record.lists:
+            lists = record.lists
+            self.buckets.add(1, lambda: (lists,))
+        loss = record.values.get("loss")
+        if loss is None or not math.isfinite(loss):
+            return
+        usual, excess = self.loss.history.median(), self.loss.judge(loss)
+        if excess < 1.0:
+            return
+        in_buckets = self.buckets.excess() if record.lists else None
+        if in_buckets is None or in_buckets >= 1.0:
+            where = "" if in_buckets is None else ", in most time buckets too"
+            evidence = f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}"
+            self.book.fire("M102", evidence, sure=sureness(excess))
+
+    def absorb(self, block: Block) -> bool:
+        if "loss" in block.values and not self.loss.take(block, "loss"):
+            return False
+        if block.texts:
+            self.buckets.add(len(block), partial(map, lists_of, block.texts))
+        return True
+
+
 class Divergence(Detector):
     """M103. Against the best median of a whole history window: the best of short ones would be a lucky draw."""
 
-    compares = True
+    compares = wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -217,7 +268,7 @@ class Divergence(Detector):
 class Plateau(Detector):
     """M104. Says nothing at the end of a schedule, where a flat loss is what one wants."""
 
-    compares = True
+    compares = wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)

@@ -16,6 +16,8 @@ from mmldlm.diagnostics.monitor.settings import MonitorSettings
 class Throughput(Detector):
     """M301 and M302. The logged rate, else steps over time; the kind of rate never changes within a baseline."""
 
+    wide = True
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.kind = ""
@@ -117,6 +119,8 @@ class LoaderFailures(Detector):
 
 class DataWait(Detector):
     """M303."""
+
+    wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
