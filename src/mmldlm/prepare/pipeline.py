@@ -2,7 +2,7 @@
 
 The text is streamed anew on every start, which is cheap; encoding, which is not, is done shard by shard and
 skipped for every shard that is on the disk already. Sources that are held out as a whole come first: of a text that
-is found twice the first stays, so a held-out text never trains.
+is found twice the first stays, so no such text trains.
 """
 
 from __future__ import annotations
