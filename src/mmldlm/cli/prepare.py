@@ -40,12 +40,34 @@ def prepare(
     ] = 128,
     min_tokens: Annotated[int, typer.Option(help="Shorter documents are left out and counted.")] = 1,
     limit: Annotated[
-        int | None, typer.Option(help="At most so many pairs: a fair sample over all the text.")
+        int | None, typer.Option(help="At most so many pairs of --input: a fair sample over all the text.")
     ] = None,
     validation: Annotated[
-        float, typer.Option(help="Share of source documents held out for validation.")
-    ] = 0.05,
+        float | None,
+        typer.Option(
+            help="Share of source documents of --input held out for validation; 0.05, but 0 with "
+            "--validation-input."
+        ),
+    ] = None,
     test: Annotated[float, typer.Option(help="Share of source documents held out for a test.")] = 0.0,
+    validation_input: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text that goes to validation as a whole: any source that --input takes. Repeat for more.",
+            metavar="SOURCE",
+        ),
+    ] = None,
+    test_input: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that goes to the test split as a whole. Repeat for more.", metavar="SOURCE"),
+    ] = None,
+    derive: Annotated[
+        int,
+        typer.Option(
+            help="Add up to N spans and N splices of each training document, with latents of their own: "
+            "better l2t and t2l, but other text than yours. 0 to 16."
+        ),
+    ] = 0,
     text_unit: Annotated[
         str,
         typer.Option(
@@ -57,6 +79,12 @@ def prepare(
         str | None, typer.Option(help="Configuration of a Hugging Face dataset.")
     ] = None,
     dataset_split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset to read.")] = "train",
+    validation_dataset_split: Annotated[
+        str | None, typer.Option(help="The same for --validation-input; validation if not given.")
+    ] = None,
+    test_dataset_split: Annotated[
+        str | None, typer.Option(help="The same for --test-input; test if not given.")
+    ] = None,
     prompt: Annotated[
         str, typer.Option(help="Put before each text for the encoder, as it was trained.")
     ] = "",
@@ -74,7 +102,7 @@ def prepare(
     shard_documents: Annotated[
         int, typer.Option(help="Documents per file; a stopped run loses at most one file.")
     ] = 8192,
-    seed: Annotated[int, typer.Option(help="For the split and for --limit.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the split, --limit and --derive.")] = 0,
 ) -> None:
     """Turn text into a pair store: tokens and latents to train on. Run again, it goes on where it was."""
     from mmldlm.cli.progress import PrepareProgress
@@ -100,6 +128,11 @@ def prepare(
         latent_dtype=latent_dtype,
         shard_documents=shard_documents,
         seed=seed,
+        derive=derive,
+        validation_input=tuple(validation_input or ()),
+        test_input=tuple(test_input or ()),
+        validation_dataset_split=validation_dataset_split,
+        test_dataset_split=test_dataset_split,
     )
     with PrepareProgress() as progress:
         store = run(settings, out, device=device, batch_size=batch_size, report=progress)

@@ -1,4 +1,7 @@
-"""One shard: an Arrow file with the columns id, tokens, latents and text, all in one record batch."""
+"""One shard: an Arrow file with the columns id, tokens, latents and text, all in one record batch.
+
+A store with derived documents has one column more, `made_of`.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,7 @@ def record_batch(
     texts: Sequence[str | None],
     ids: Any,
     vocab_size: int,
+    made_of: Sequence[str | None] | None = None,
 ) -> Any:
     import pyarrow as pa
 
@@ -119,6 +123,8 @@ def record_batch(
         "latents": pa.FixedSizeListArray.from_arrays(pa.array(latents.reshape(-1)), latents[0].size),
         "text": pa.array(texts, pa.large_string()),
     }
+    if made_of is not None:
+        columns["made_of"] = pa.array(made_of, pa.large_string())
     return pa.record_batch(columns)
 
 

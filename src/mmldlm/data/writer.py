@@ -171,14 +171,18 @@ class StoreWriter:
         texts: Sequence[str | None],
         ids: np.ndarray,
         counts: dict[str, int] | None = None,
+        made_of: Sequence[str | None] | None = None,
     ) -> None:
-        """Write the next shard of a split: latents (N, S, C). `counts` are added to those of the manifest."""
+        """Write the next shard of a split: latents (N, S, C). `counts` are added to those of the manifest.
+
+        `made_of` says of each derived document what it is made of; without it there is no such column.
+        """
         import pyarrow as pa
 
         lengths = np.array([len(tokens) for tokens in token_lists], np.int64)
         flat = flatten(token_lists, lengths, self.vocab_size)
         stored = self._stored_latents(latents, texts)
-        batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size)
+        batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size, made_of)
         path = self._shard_path(split, len(self._done.setdefault(split, [])))
         path.parent.mkdir(parents=True, exist_ok=True)
 

@@ -1,12 +1,14 @@
 """Text to pair store, from end to end: sources, segments, latents, shards.
 
 The text is streamed anew on every start, which is cheap; encoding, which is not, is done shard by shard and
-skipped for every shard that is on the disk already.
+skipped for every shard that is on the disk already. Sources that are held out as a whole come first: of a text that
+is found twice the first stays, so no such text trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,14 @@ from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import LATENT_DTYPES, StoreWriter, store_state
 from mmldlm.errors import Interrupted, UserError
+from mmldlm.prepare.derive import Deriver, Survey
 from mmldlm.prepare.encoders import Encoder
 from mmldlm.prepare.segments import Segment, Segmenter, SegmentOptions
-from mmldlm.prepare.sources import TEXT_UNITS, SourceOptions, Sources, resolve
+from mmldlm.prepare.sources import TEXT_UNITS, SourceOptions, Sources, refuse_overlap, resolve
+
+HELD_OUT = ("validation", "test")
+VALIDATION_SHARE = 0.05
+"""Held out if nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class PrepareSettings:
     max_tokens: int = 128
     min_tokens: int = 1
     limit: int | None = None
-    validation: float = 0.05
+    validation: float | None = None
+    """None: `VALIDATION_SHARE`, or nothing if there are sources for validation."""
     test: float = 0.0
     prompt: str = ""
     normalize: bool = True
@@ -45,6 +53,11 @@ class PrepareSettings:
     latent_dtype: str = "float16"
     shard_documents: int = 8192
     seed: int = 0
+    derive: int = 0
+    validation_input: tuple[str, ...] = ()
+    test_input: tuple[str, ...] = ()
+    validation_dataset_split: str | None = None
+    test_dataset_split: str | None = None
 
     def __post_init__(self) -> None:
         if not self.input:
@@ -55,23 +68,73 @@ class PrepareSettings:
             raise UserError(f"--shard-documents {self.shard_documents}: at least 1 is needed")
         if self.text_unit not in TEXT_UNITS:
             raise UserError(f"--text-unit {self.text_unit}: allowed are {', '.join(TEXT_UNITS)}")
+        for split in HELD_OUT:
+            if self._dataset_split(split) is not None and not self._inputs(split):
+                raise UserError(
+                    f"--{split}-dataset-split {self._dataset_split(split)}: there is no --{split}-input that it "
+                    "could be read from; give one, or leave this out"
+                )
 
-    def source_options(self) -> SourceOptions:
-        """The part that sources need."""
-        return SourceOptions(
-            self.text_field, self.text_unit, self.dataset_config, self.dataset_split, self.seed, self.limit
+    @property
+    def validation_share(self) -> float:
+        """The share of --input that is held out for validation."""
+        if self.validation is not None:
+            return self.validation
+        return 0.0 if self.validation_input else VALIDATION_SHARE
+
+    def sources(self) -> tuple[Sources, ...]:
+        """All sources, those that are held out as a whole before the others."""
+        parts = tuple(
+            resolve(self._inputs(split), self.source_options(split))
+            for split in (*HELD_OUT, None)
+            if self._inputs(split)
         )
+        refuse_overlap(parts)
+        return parts
+
+    def source_options(self, split: str | None = None) -> SourceOptions:
+        """The part that sources need: those for one held-out split, or those of --input."""
+        dataset_split = self.dataset_split if split is None else self._dataset_split(split) or split
+        limit = self.limit if split is None else None
+        return SourceOptions(
+            self.text_field, self.text_unit, self.dataset_config, dataset_split, self.seed, limit, split
+        )
+
+    def _inputs(self, split: str | None) -> tuple[str, ...]:
+        return {None: self.input, "validation": self.validation_input, "test": self.test_input}[split]
+
+    def _dataset_split(self, split: str) -> str | None:
+        return {"validation": self.validation_dataset_split, "test": self.test_dataset_split}[split]
 
     def segment_options(self) -> SegmentOptions:
         """The part that cutting and splitting need."""
         return SegmentOptions(
-            self.cut, self.max_tokens, self.min_tokens, self.limit, self.validation, self.test, self.seed
+            self.cut,
+            self.max_tokens,
+            self.min_tokens,
+            self.limit,
+            self.validation_share,
+            self.test,
+            self.seed,
+            self.derive,
         )
 
-    def to_json(self, sources: Sources) -> dict[str, Any]:
-        """What is written down and compared with a later command."""
-        files = f"{len(sources.files)} files, {sources.num_bytes} bytes, {sources.digest()}"
-        return {**asdict(self), "input": list(self.input), "input_files": files}
+    def to_json(self, sources: Iterable[Sources]) -> dict[str, Any]:
+        """What is written down and compared with a later command; without the options that are not used.
+
+        So stores from before there were such options are still recognised.
+        """
+        values = asdict(self) | {"validation": self.validation_share}
+        optional = (
+            "derive",
+            *(f"{split}_{word}" for split in HELD_OUT for word in ("input", "dataset_split")),
+        )
+        written = {key: value for key, value in values.items() if value or key not in optional}
+        for part in sources:
+            key = part.options.name.removeprefix("--").replace("-", "_")
+            files = f"{len(part.files)} files, {part.num_bytes} bytes, {part.digest()}"
+            written |= {key: list(values[key]), f"{key}_files": files}
+        return written
 
 
 class Report:
@@ -91,6 +154,7 @@ class _Work:
     writer: StoreWriter
     encoder: Encoder
     report: Report
+    derives: bool
     pending: dict[str, list[Segment]] = field(default_factory=dict)
     done: int = 0
     encoded: int = 0
@@ -116,7 +180,9 @@ class _Work:
         truncated = int((self.encoder.count_tokens(texts) > longest).sum()) if longest else 0
         latents = self.encoder.encode(texts, lambda count: self.progress(count, encoded=True))
         counts = {"truncated_by_encoder": truncated}
-        self.writer.write_shard(split, [segment.tokens for segment in segments], latents, texts, ids, counts)
+        made_of = [segment.made_of for segment in segments] if self.derives and split == "train" else None
+        tokens = [segment.tokens for segment in segments]
+        self.writer.write_shard(split, tokens, latents, texts, ids, counts, made_of)
 
     def progress(self, count: int, *, encoded: bool) -> None:
         self.done += count
@@ -135,16 +201,15 @@ def run(
     """Make the store, or go on making it, or just open it if it is finished."""
     report, out = report or Report(), Path(out)
     options = settings.segment_options()
-    sources = resolve(settings.input, settings.source_options())
+    sources = settings.sources()
     written = settings.to_json(sources)
     state = store_state(out, written)
     if state == "finished":
         report.note(f"{out} is finished already, nothing to do")
         return PairStore.open(out)
-    if not any(
-        document.text and document.text.strip() for document in sources
-    ):  # before the encoder is loaded
-        raise UserError(f"--input {' '.join(sources.names())}: there is no text in it; check the files")
+    for part in sources:  # before the encoder is loaded
+        if not any(document.text and document.text.strip() for document in part):
+            raise UserError(f"{_told_names(part)}: there is no text in it; check the files")
     if state == "partial":
         report.note(f"going on with {out}")
     tokenizer = Tokenizer.load(settings.tokenizer)
@@ -159,7 +224,8 @@ def run(
     )
     try:
         with _open_writer(out, settings, written, tokenizer, encoder) as writer:
-            return _fill(_Work(writer, encoder, report), Segmenter(tokenizer, options), sources)
+            work = _Work(writer, encoder, report, derives=options.derive > 0)
+            return _fill(work, tokenizer, options, sources)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
 
@@ -180,32 +246,62 @@ def _open_writer(
     )
 
 
-def _fill(work: _Work, segmenter: Segmenter, sources: Sources) -> PairStore:
+def _fill(
+    work: _Work, tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]
+) -> PairStore:
     work.report.note("reading and cutting the text")
-    for segment in _with_total(work, segmenter, sources):
+    segmenter = Segmenter(tokenizer, options)
+    segments: Iterable[Segment] = _cut(segmenter, sources)
+    if options.limit is not None:
+        segments = list(segments)
+        work.total = len(segments)
+    counts = [segmenter.counts]
+    if options.derive:
+        deriver = _deriver(segmenter, segments, sources)
+        segments = _with_total(work, deriver.extend(segments), lambda: deriver.share_done)
+        counts.append(deriver.counts)
+    elif options.limit is None:
+        size = sum(part.num_bytes for part in sources)
+        segments = _with_total(work, segments, lambda: segmenter.read_bytes / size if size else 0.0)
+    for segment in segments:
         work.add(segment)
     for split in sorted(work.pending):
         work.flush(split)
-    if not work.done:
-        told = ", ".join(
-            f"{value} {key.replace('_', ' ')}" for key, value in segmenter.counts.items() if value
-        )
-        raise UserError(
-            f"--input {' '.join(sources.names())}: no text came out ({told or 'the source is empty'})"
-        )
-    return work.writer.finish(dict(segmenter.counts))
+    return work.writer.finish({key: value for part in counts for key, value in part.items()})
 
 
-def _with_total(work: _Work, segmenter: Segmenter, sources: Sources) -> Iterator[Segment]:
+def _cut(segmenter: Segmenter, sources: Iterable[Sources]) -> Iterator[Segment]:
+    """The segments of all sources; a source that gives none is a mistake."""
+    for part in sources:
+        before, found = Counter(segmenter.counts), False
+        for segment in segmenter.segments(part, part.options.split):
+            found = True
+            yield segment
+        if not found:
+            counts = segmenter.counts - before
+            told = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
+            raise UserError(f"{_told_names(part)}: no text came out ({told or 'the source is empty'})")
+
+
+def _told_names(part: Sources) -> str:
+    return f"{part.options.name} {' '.join(part.names())}"
+
+
+def _deriver(segmenter: Segmenter, segments: Iterable[Segment], sources: tuple[Sources, ...]) -> Deriver:
+    """What derives further documents: it has met every text before the first is derived."""
+    if not isinstance(segments, list):  # a stream: another one goes ahead of it
+        segmenter = Segmenter(segmenter.tokenizer, segmenter.options)
+        segments = _cut(segmenter, sources)
+    survey = Survey.of(segments, segmenter.options)
+    return Deriver(segmenter.tokenizer, segmenter.options, survey, segmenter.seen)
+
+
+def _with_total(
+    work: _Work, segments: Iterable[Segment], share_done: Callable[[], float]
+) -> Iterator[Segment]:
     """Pass segments on, with an estimate of how many there will be."""
-    segments = segmenter.segments(sources)
-    if segmenter.options.limit is not None:
-        chosen = list(segments)
-        work.total = len(chosen)
-        yield from chosen
-        return
-    size = sources.num_bytes
     for count, segment in enumerate(segments, start=1):
-        if size and segmenter.read_bytes:
-            work.total = max(count, round(count * size / segmenter.read_bytes))
+        share = share_done()
+        if share:
+            work.total = max(count, round(count / share))
         yield segment

@@ -20,6 +20,7 @@ BATCH = 2048
 """Segments that are tokenised together."""
 SHORTEST_MAX = 8
 """Below this many tokens not even one unusual character is sure to fit."""
+MOST_DERIVED = 16
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class SegmentOptions:
     validation: float = 0.05
     test: float = 0.0
     seed: int = 0
+    derive: int = 0
+    """So many spans and so many splices of each training document are added, see `derive`."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -52,6 +55,10 @@ class SegmentOptions:
             ),
             (not 0 <= self.test < 1, f"--test {self.test}: a share from 0 to below 1 is needed"),
             (self.validation + self.test >= 1, "--validation and --test together: less than 1 is needed"),
+            (
+                not 0 <= self.derive <= MOST_DERIVED,
+                f"--derive {self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}",
+            ),
         ]
         found = [text for wrong, text in problems if wrong]
         if found:
@@ -66,6 +73,8 @@ class Segment:
     tokens: np.ndarray
     id: int
     split: str
+    made_of: str | None = None
+    """For a derived document, what it is made of."""
 
 
 class Segmenter:
@@ -77,38 +86,45 @@ class Segmenter:
             dict.fromkeys(("source_documents", "empty", "too_short", "too_long_cut", "duplicates"), 0)
         )
         self.read_bytes = 0
-        self._seen = SeenIds()
+        self.seen = SeenIds()
         # so that the smallest corpus has something to train on and something held out
         self._forced = ["train", "validation"] if options.validation > 0 else ["train"]
         self._cut = cutter(options.cut)
 
-    def segments(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
-        """All segments in order, or the sample that `limit` asks for."""
-        stream = self._stream(documents)
-        return stream if self.options.limit is None else iter(self._sample(stream, self.options.limit))
+    def segments(self, documents: Iterable[SourceDocument], split: str | None = None) -> Iterator[Segment]:
+        """All segments in order, or the sample that `limit` asks for.
 
-    def _stream(self, documents: Iterable[SourceDocument]) -> Iterator[Segment]:
+        With `split` all of them go there, whole: shares and limit are for sources without a split of their own.
+        """
+        stream, limit = self._stream(documents, split), self.options.limit
+        return stream if limit is None or split is not None else iter(self._sample(stream, limit))
+
+    def _stream(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[Segment]:
         batch: list[tuple[str, str]] = []
+        before = self.read_bytes
         for document in documents:
-            batch += self._cut_document(document)
-            self.read_bytes = document.read_bytes
+            batch += self._cut_document(document, split)
+            self.read_bytes = before + document.read_bytes
             if len(batch) >= BATCH:
                 yield from self._finish(batch)
                 batch = []
         yield from self._finish(batch)
 
-    def _cut_document(self, document: SourceDocument) -> list[tuple[str, str]]:
-        """(split, text) of each segment; the split follows from the whole document."""
+    def _cut_document(self, document: SourceDocument, split: str | None) -> list[tuple[str, str]]:
+        """(split, text) of each segment; the split is given, or follows from the whole document."""
         self.counts["source_documents"] += 1
         text = document.text or ""
         pieces = self._cut(text)
         if not pieces:
             self.counts["empty"] += 1
             return []
-        split = choose_split(text, self.options.validation, self.options.test, self.options.seed)
-        if self._forced:
-            split = self._forced.pop(0)
+        split = split or self._choose_split(text)
         return [(split, piece) for piece in pieces]
+
+    def _choose_split(self, text: str) -> str:
+        if self._forced:
+            return self._forced.pop(0)
+        return choose_split(text, self.options.validation, self.options.test, self.options.seed)
 
     def _finish(self, batch: list[tuple[str, str]]) -> Iterator[Segment]:
         """Tokenise, cut what is too long, leave out what is too short or known."""
@@ -119,7 +135,7 @@ class Segmenter:
             for piece in self._fit(split, text, ids)
         ]
         kept = [piece for piece in pieces if self._long_enough(piece.tokens)]
-        fresh = self._seen.add(np.array([piece.id for piece in kept], np.int64))
+        fresh = self.seen.add(np.array([piece.id for piece in kept], np.int64))
         self.counts["duplicates"] += int((~fresh).sum())
         yield from (piece for piece, is_fresh in zip(kept, fresh, strict=True) if is_fresh)
 

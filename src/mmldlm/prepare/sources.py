@@ -44,6 +44,18 @@ class SourceOptions:
     dataset_split: str = "train"
     seed: int = 0
     limit: int | None = None
+    split: str | None = None
+    """The split that all of it goes to; None: by shares."""
+
+    @property
+    def name(self) -> str:
+        """The option of the command that names these sources, for messages."""
+        return "--input" if self.split is None else f"--{self.split}-input"
+
+    @property
+    def dataset_split_name(self) -> str:
+        """The option that says which split of a dataset is read."""
+        return "--dataset-split" if self.split is None else f"--{self.split}-dataset-split"
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,10 @@ def resolve(inputs: Sequence[str], options: SourceOptions) -> Sources:
     datasets: list[str] = []
     for name in inputs:
         if not name.strip():
-            raise UserError("--input: a source is empty; give a file, a folder, a dataset or builtin:sotu")
-        found = _find_files(name)
+            raise UserError(
+                f"{options.name}: a source is empty; give a file, a folder, a dataset or builtin:sotu"
+            )
+        found = _find_files(name, options.name)
         if found is None:
             datasets.append(name)
         else:
@@ -108,55 +122,70 @@ def resolve(inputs: Sequence[str], options: SourceOptions) -> Sources:
     return Sources(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(datasets)), options)
 
 
-def _find_files(name: str) -> list[Path] | None:
+def refuse_overlap(parts: Sequence[Sources]) -> None:
+    """`UserError` if a file, or the same split of a dataset, is named for two splits."""
+    owners: dict[tuple[str, str], str] = {}
+    for part in parts:
+        keys = [(str(path.resolve()), "") for path in part.files]
+        keys += [(name, part.options.dataset_split) for name in part.datasets]
+        for key in keys:
+            other = owners.setdefault(key, part.options.name)
+            if other != part.options.name:
+                raise UserError(
+                    f"{part.options.name}: {' '.join(key).strip()} is given by {other} too; "
+                    "a source goes into one split: leave it out of one of them"
+                )
+
+
+def _find_files(name: str, option: str) -> list[Path] | None:
     """The files that a name stands for; None if it is a dataset."""
     if name.startswith("builtin:"):
-        return _builtin_files(name)
+        return _builtin_files(name, option)
     path = Path(name).expanduser()
     if path.is_dir():
-        return None if _is_saved_dataset(path) else _folder_files(path)
+        return None if _is_saved_dataset(path) else _folder_files(path, option)
     if path.exists():
-        return [_known(path)]
+        return [_known(path, option)]
     if glob.has_magic(name):
         matches = sorted(
             Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file()
         )
         if not matches:
             raise UserError(
-                f"--input {name}: no file matches this pattern; the folder searched is {Path.cwd()}"
+                f"{option} {name}: no file matches this pattern; the folder searched is {Path.cwd()}"
             )
-        return [_known(match) for match in matches]
+        return [_known(match, option) for match in matches]
     if _looks_like_path(name):
         raise UserError(
-            f"--input {name}: no such file or folder; check the spelling (you are in {Path.cwd()})"
+            f"{option} {name}: no such file or folder; check the spelling (you are in {Path.cwd()})"
         )
     return None
 
 
-def _builtin_files(name: str) -> list[Path]:
+def _builtin_files(name: str, option: str) -> list[Path]:
     if name != "builtin:sotu":
-        raise UserError(f"--input {name}: the only built-in text is builtin:sotu")
+        raise UserError(f"{option} {name}: the only built-in text is builtin:sotu")
     folder = builtin_folder("sotu", "'mmldlm[demo]'", name) / "data" / "speeches"
     return sorted(folder.glob("*.txt"))
 
 
-def _folder_files(folder: Path) -> list[Path]:
+def _folder_files(folder: Path, option: str) -> list[Path]:
     try:
         next(folder.iterdir(), None)
     except PermissionError as error:
-        raise UserError(f"--input {folder}: you may not read this folder; check its permissions") from error
+        raise UserError(f"{option} {folder}: you may not read this folder; check its permissions") from error
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _extension(path) in EXTENSIONS)
     if not files:
         raise UserError(
-            f"--input {folder}: no text in this folder; files may end in {', '.join(EXTENSIONS)} (also .gz)"
+            f"{option} {folder}: no text in this folder; files may end in {', '.join(EXTENSIONS)} (also .gz)"
         )
     return files
 
 
-def _known(path: Path) -> Path:
+def _known(path: Path, option: str) -> Path:
     if _extension(path) not in EXTENSIONS:
         raise UserError(
-            f"--input {path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"
+            f"{option} {path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"
         )
     return path
 
@@ -218,6 +247,6 @@ def _open_dataset(name: str, options: SourceOptions) -> Any:
         return datasets.load_dataset(name, options.dataset_config, split=split, streaming=True)
     except Exception as error:  # network, Hub, parsing: every library under it has its own
         raise UserError(
-            f"--input {name}: no such file or folder, and no Hugging Face dataset that opens ({first_line(error)}); "
-            "check the spelling, --dataset-config and --dataset-split"
+            f"{options.name} {name}: no such file or folder, and no Hugging Face dataset that opens "
+            f"({first_line(error)}); check the spelling, --dataset-config and {options.dataset_split_name}"
         ) from error
