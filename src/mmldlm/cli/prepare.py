@@ -9,8 +9,9 @@ import typer
 
 
 def prepare(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pair store.")],
     input: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--input",
             "-i",
@@ -18,9 +19,10 @@ def prepare(
             "or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
             metavar="SOURCE",
         ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pair store.")],
-    more: Annotated[list[str] | None, typer.Argument(help="More sources.", metavar="[SOURCE]...")] = None,
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(help="The same as --input SOURCE.", metavar="[SOURCE]...")
+    ] = None,
     tokenizer: Annotated[
         str, typer.Option(help="builtin:minilm, builtin:gpt2, a folder, or a name on the Hugging Face Hub.")
     ] = "builtin:minilm",
@@ -109,7 +111,7 @@ def prepare(
     from mmldlm.prepare.pipeline import PrepareSettings, run
 
     settings = PrepareSettings(
-        input=(*input, *(more or [])),
+        input=_sources(input, more),
         tokenizer=tokenizer,
         encoder=encoder,
         text_field=text_field,
@@ -137,6 +139,15 @@ def prepare(
     with PrepareProgress() as progress:
         store = run(settings, out, device=device, batch_size=batch_size, report=progress)
     _tell(store)
+
+
+def _sources(named: list[str] | None, plain: list[str] | None) -> tuple[str, ...]:
+    from mmldlm.errors import UserError
+
+    found = (*(named or []), *(plain or []))
+    if not found:
+        raise UserError("--input: no text is given; name a file, a folder, a dataset or builtin:sotu")
+    return found
 
 
 def _tell(store: Any) -> None:
