@@ -68,7 +68,7 @@ def _folder_held(work: Work) -> Iterator[None]:
     work.folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock_run(RunFolder(work.folder)))
+            stack.enter_context(lock_run(RunFolder(work.folder), patience=0.5))
         except UserError as error:
             raise UserError(
                 f"--out {work.folder}: another ablation is writing here; wait for it, or choose another folder"

@@ -268,9 +268,9 @@ def _config(plan: Plan, arm: Arm) -> Config:
     if arm.of is not None:
         words += next(one for one in plan.arms if one.name == arm.of).words
     words += [*arm.words, *own]
-    config = load_recipe(plan.recipe, words)
-    if Active.of(config.corruption, config.objective, length_modelled=True).text:
-        config = load_recipe(plan.recipe, [*words, *plan.evaluation.ways])
+    config, ways = load_recipe(plan.recipe, words), plan.evaluation.ways
+    if ways and Active.of(config.corruption, config.objective, length_modelled=True).text:
+        config = load_recipe(plan.recipe, [*words, *ways])
     if arm.weights == LAST and not config.optim.ema_decay:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "no measurable difference", "too few seeds"
+_ROUNDING = 1e-12
+"""A spread below this share of the mean is none."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Difference:
     value: float
     count: int
     low: float | None
-    """Lower end of the 95 % interval; None with fewer than two seeds."""
+    """Lower end of the 95 % interval; None with fewer than two seeds, or without any spread to judge by."""
     high: float | None
     p_value: float | None
 
@@ -78,20 +80,24 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def paired_difference(ours: Mapping[int, float], first: Mapping[int, float]) -> Difference | None:
-    """Ours minus first over the seeds that both have, with its t-interval; None where they share no seed."""
+    """Ours minus first over the seeds that both have, with its t-interval; None where they share no seed.
+
+    Seeds that all have the very same difference tell nothing about its spread: scores of few documents are coarse. Then
+    there is no interval, unless the difference is 0.
+    """
     found = [ours[seed] - first[seed] for seed in sorted(ours.keys() & first.keys())]
     if not found:
         return None
     mean, error = math.fsum(found) / len(found), standard_error(found)
-    if error is None:
-        return Difference(mean, 1, None, None, None)
+    if error is None or 0.0 < abs(mean) * _ROUNDING >= error:
+        return Difference(mean, len(found), None, None, None)
     margin = critical_t(len(found) - 1) * error
     return Difference(mean, len(found), mean - margin, mean + margin, _p_value(mean, error, len(found) - 1))
 
 
 def _p_value(mean: float, error: float, freedom: int) -> float:
     if error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
+        return 1.0
     return max(0.0, 1.0 - share_within(abs(mean) / error, freedom))
 
 
