@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from mmldlm.diagnostics.ablation.plan import Plan
     from mmldlm.diagnostics.ablation.report import Report
     from mmldlm.diagnostics.ablation.rounds import Ended, Rounds
-    from mmldlm.diagnostics.ablation.work import Work
+    from mmldlm.diagnostics.ablation.work import Job, Work
 
 _LINE_EVERY = 30.0
 """Seconds between two lines where there is no terminal for a live one."""
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at how far a run is."""
 
 
 def ablate(
@@ -55,7 +58,28 @@ def ablate(
         _show_plan(loaded, work)
         return
     with _folder_held(work):
+        _check_encoder(work)
         _run(work, jobs, as_json)
+
+
+def _check_encoder(work: Work) -> None:
+    """Load the encoder once, where it will be used: a mistake must not wait until the first run is trained."""
+    from mmldlm.data.store import PairStore
+    from mmldlm.errors import UserError
+    from mmldlm.prepare.encoders import Encoder
+
+    plan = work.plan
+    if not plan.evaluation.encoder:
+        return
+    store = PairStore.open(plan.configs[plan.arms[0].name].data.store)
+    if store.manifest.encoder is None or store.tokenizer_path() is None:
+        raise UserError(
+            f"{plan.path}: eval: encoder: true: {store.path} was made without a known encoder or tokenizer"
+        )
+    try:
+        Encoder.from_spec(store.manifest.encoder, device="cpu")
+    except UserError as error:
+        raise UserError(f"{plan.path}: eval: encoder: true: {error}") from error
 
 
 @contextlib.contextmanager
@@ -137,6 +161,7 @@ class Progress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
         self._quiet_until = time.monotonic() + _LINE_EVERY
+        self._seen: dict[str, tuple[float, str]] = {}
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -149,13 +174,28 @@ class Progress:
         """Done, running, failed."""
         done, failed = len(rounds.ended) - len(rounds.failed), len(rounds.failed)
         total = len(rounds.ended) + len(rounds.running) + len(rounds.waiting)
-        names = ", ".join(one.job.title for one in rounds.running)
+        names = "; ".join(self._where(one.job) for one in rounds.running)
         state = "stopping" if rounds.stopped else "running"
         told = f"{len(rounds.running)} {state}, {failed} failed: {names}"
         self._bar.update(self._task, completed=done, total=total, description=told)
         if not self.console.is_terminal and time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _LINE_EVERY
             self._say(f"ablate: {done} of {total} runs done, {told}")
+
+    def _where(self, job: Job) -> str:
+        """A run and its step, as its heartbeat says once a second."""
+        from mmldlm.run_folder import RunFolder
+
+        looked_at, told = self._seen.get(job.run, (-_LOOK_EVERY, job.title))
+        if time.monotonic() - looked_at < _LOOK_EVERY:
+            return told
+        try:
+            beat = json.loads(RunFolder(Path(job.run)).heartbeat.read_bytes())
+            told = f"{job.title}, step {int(beat['step']):,}"
+        except (OSError, ValueError, KeyError, TypeError):
+            told = job.title
+        self._seen[job.run] = (time.monotonic(), told)
+        return told
 
     def ended(self, one: Ended) -> None:
         """A run is over."""

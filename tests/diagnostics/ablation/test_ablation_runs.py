@@ -28,7 +28,7 @@ PLAN = """
 recipe: small.yaml
 base: [train.valid_every=0, train.valid_documents=4, data.num_workers=0, model.depth=1]
 eval: {num_documents: 12, num_decoded: 4, num_draws: 1, steps: [2]}
-quantities: [text_bound/right, t2l/cosine]
+quantities: [text_bound/right, t2l/cosine, decode/given/2/bleu]
 arms:
   base: []
   no average: [optim.ema_decay=0]
@@ -156,6 +156,9 @@ def test_the_table_is_the_mean_over_seeds_and_differences_are_paired(done):
     assert first["num_parameters"] == other["num_parameters"] > 0
     assert first["train_seconds"]["value"] > 0
     table = (done.out / "table.md").read_text()
+    assert (
+        "measured by no arm, so not in the table: decode/given/2/bleu" in table
+    )  # the store has no tokenizer
     for words in ("no measurable difference", "by chance", "versions:", "## All arms", "chart.png"):
         assert words in table
     assert (done.out / "chart.png").stat().st_size > 10_000

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _COLOURS = {BETTER: GREEN, WORSE: ORANGE, SAME: GREY}
 _ACROSS = 4
-"""Panels side by side."""
+"""Most panels side by side."""
 
 
 def draw(summary: Summary, folder: Path) -> None:
     """chart.png and chart.svg: mean difference from the first arm with its 95 % interval."""
     rows = summary.rows[::-1]
-    across = min(_ACROSS, len(summary.columns))
-    down = math.ceil(len(summary.columns) / across)
+    down = math.ceil(len(summary.columns) / _ACROSS)
+    across = math.ceil(len(summary.columns) / down)
 
     def draw_panels(figure: Figure) -> None:
         panels = figure.subplots(down, across, sharey=True, squeeze=False).flatten()

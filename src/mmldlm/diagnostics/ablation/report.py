@@ -47,6 +47,10 @@ class Report:
         lacking = [row.arm.name for row in summary.rows if len(row.seeds) < len(self.work.seeds)]
         if lacking:
             found.append(f"fewer than {len(self.work.seeds)} seeds are there of: {', '.join(lacking)}")
+        columns = {column.name for column in summary.columns}
+        unmeasured = [name for name in self.work.plan.quantities or () if name not in columns]
+        if unmeasured and summary.num_seeds:
+            found.append(f"measured by no arm, so not in the table: {', '.join(unmeasured)}")
         found += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
         if self.num_jobs > 1:
             found.append(
