@@ -34,6 +34,7 @@ def ablate_run(
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     work = Job.from_json(json.loads(job.read_bytes()))
     train_run(config_from_dict(work.settings), Path(work.run))
+    _give_back_memory()
     for check in work.checks:
         _evaluate(work, check)
 
@@ -43,6 +44,17 @@ def _leave_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _give_back_memory() -> None:
+    """Runs side by side share the device, and evaluation needs less of it than training."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _evaluate(job: Job, check: Check) -> None:

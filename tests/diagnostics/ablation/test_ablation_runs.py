@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -195,15 +195,17 @@ def test_a_changed_arm_is_refused_and_a_changed_evaluation_done_again(done, stor
 def test_a_killed_run_stops_no_other_and_goes_on_to_the_same_numbers(done, store, tmp_path, capsys):
     ablation = Ablation(tmp_path, store, PLAN.split("  last")[0])
 
+    run = ablation.out / "runs" / "base" / "0"
+
     def dies(words) -> None:
         if "base-0" in words[1]:
-            die_at(60)  # between two checkpoints
+            die_at(3, lambda: (run / "checkpoints" / "latest").exists())  # soon after the first checkpoint
 
     assert ablation.run("--seeds", "1", before=dies) == 1
     assert "base, seed 0 failed: killed by the system" in capsys.readouterr().err
     assert ablation.result["partial"]
     assert [row["seeds"] for row in ablation.result["rows"]] == [[], [0]]
-    snapshot = load_latest(ablation.out / "runs" / "base" / "0" / "checkpoints", report=print)
+    snapshot = load_latest(run / "checkpoints", report=print)
     assert 0 < snapshot.step < 12
     assert ablation.run("--seeds", "1") == 0
     assert ablation.started == ["base-0", "no-average-0", "base-0"]
@@ -246,11 +248,10 @@ def test_a_run_whose_ablation_was_killed_leaves_too(done):
 
 
 def test_a_second_ablation_in_the_same_folder_is_refused(done, capsys):
-    holder = subprocess.Popen(["flock", str(done.out / ".lock"), "sleep", "30"], start_new_session=True)
+    holder = os.open(done.out / ".lock", os.O_RDWR)
     try:
-        time.sleep(0.2)
+        fcntl.flock(holder, fcntl.LOCK_EX)
         assert done.run("--seeds", "2") == 2
         assert "another ablation is writing here" in capsys.readouterr().err
     finally:
-        os.killpg(holder.pid, signal.SIGKILL)
-        holder.wait()
+        os.close(holder)
