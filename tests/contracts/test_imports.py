@@ -75,6 +75,7 @@ def test_imports_point_one_way(path):
         ["export"],
         ["doctor"],
         ["benchmark"],
+        ["ablate"],
         ["monitor"],
     ],
 )

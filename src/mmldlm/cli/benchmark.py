@@ -204,7 +204,7 @@ class Session:
         from mmldlm.diagnostics.benchmark.trial import Bench
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        with Progress(self.console) as progress, _terminated_as_interrupted():
+        with Progress(self.console) as progress, terminated_as_interrupted():
             bench = Bench(self.options, self.folder / "logs", self._say, progress.update)
             environment = describe_environment(["mmldlm", *sys.argv[1:]])
             report = Report(
@@ -249,7 +249,7 @@ def _figures(table: Table, column: int) -> bool:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """A polite end by the system keeps what was measured, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:

@@ -144,7 +144,7 @@ def _evaluate(
     config = _configure(model.config, options)
     split_name = split or model.config.data.valid_split
     store = _open_store(model, options["data"])
-    result = _measure(model, store, split_name, config, options, seed) | {"command": command}
+    result = measure(model, store, split_name, config, options, seed) | {"command": command}
     home = RunFolder(run.parent if run.name == "export" else run)
     report = write_report(out or home.reports / split_name, result, training_log=home.training_log)
     if as_json:
@@ -189,7 +189,7 @@ def _words(name: str, given: str, kind: type) -> list[Any]:
         ) from None
 
 
-def _measure(
+def measure(
     model: LoadedModel,
     store: PairStore,
     split: str,

@@ -17,6 +17,8 @@ import typer
 
 from mmldlm import __version__
 from mmldlm.cli import (
+    ablate,
+    ablate_work,
     benchmark,
     data,
     demo,
@@ -56,6 +58,10 @@ app.add_typer(doctor.app, name="doctor", short_help="Find and fix what ails trai
 app.command("benchmark", cls=SectionedCommand, short_help="Measure what speed-ups are worth here.")(
     benchmark.benchmark
 )
+app.command("ablate", short_help="Which settings help: trainings with several seeds, one table.")(
+    ablate.ablate
+)
+app.command("ablate-run", hidden=True)(ablate_work.ablate_run)
 app.command("migrate", short_help="Bring a checkout of the research code over.")(migrate.migrate)
 app.command("demo", short_help="All of it in minutes on the built-in text.")(demo.demo)
 

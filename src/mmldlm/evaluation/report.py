@@ -26,19 +26,21 @@ def write_report(folder: Path, result: dict[str, Any], *, training_log: Path | N
     Plots of an older report that this one lacks are removed.
     """
     log = list(read_log(training_log)) if training_log is not None else []
-    plain = json.loads(encode(result))
-    documents = json_bytes(plain.pop("documents", {}), indent=None)
-    plain["documents_sha256"] = hashlib.sha256(documents).hexdigest()
+    plain, numbers = number_files(result)
     pictures = draw_pictures(plain, log)
-    files = {f"{picture.name}.png": picture.png for picture in pictures}
-    files |= {
-        DOCUMENTS: documents,
-        RESULT: json_bytes(plain),
-        MARKDOWN: markdown(plain).encode("utf-8", "replace"),
-    }
+    files = {f"{picture.name}.png": picture.png for picture in pictures} | numbers
     files[REPORT] = page(plain, pictures).encode("utf-8", "replace")
     publish(folder, files, stale=[f"{name}.png" for name in NAMES])
     return folder / REPORT
+
+
+def number_files(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A result as strict JSON keeps it, and its files without page and pictures: what comparisons read."""
+    plain = json.loads(encode(result))
+    documents = json_bytes(plain.pop("documents", {}), indent=None)
+    plain["documents_sha256"] = hashlib.sha256(documents).hexdigest()
+    text = markdown(plain).encode("utf-8", "replace")
+    return plain, {DOCUMENTS: documents, RESULT: json_bytes(plain), MARKDOWN: text}
 
 
 def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = None) -> None:

@@ -36,7 +36,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> None:
         _memory_bars(right, rows)
         _explain_colours(figure)
 
-    _save(folder, (9.0, 1.2 + 0.32 * len(rows)), draw)
+    save(folder, (9.0, 1.2 + 0.32 * len(rows)), draw)
 
 
 def _rate_bars(axes: Axes, rows: list[Row]) -> None:
@@ -112,7 +112,7 @@ def draw_sweep(sweep: Sweep, folder: Path) -> None:
             right.xaxis.set_major_formatter("{x:,g}")
             right.locator_params(axis="x", nbins=5)
 
-    _save(folder, (8.0, 3.4), draw)
+    save(folder, (8.0, 3.4), draw)
 
 
 def draw_search(search: Search, folder: Path) -> None:
@@ -129,7 +129,7 @@ def draw_search(search: Search, folder: Path) -> None:
             axes.set_xlabel(KEY)
             axes.set_ylim(bottom=0)
 
-    _save(folder, (8.0, 3.4), draw)
+    save(folder, (8.0, 3.4), draw)
 
 
 def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str) -> None:
@@ -150,7 +150,8 @@ def _logarithmic(axes: Axes, xs: list[float]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _save(folder: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+def save(folder: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """Draw a figure into chart.png and chart.svg of a folder."""
     import matplotlib
     from matplotlib.figure import Figure
 

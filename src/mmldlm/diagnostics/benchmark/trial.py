@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,19 +15,11 @@ from typing import Any
 from mmldlm.diagnostics.benchmark.arms import Arm
 from mmldlm.diagnostics.benchmark.job import Job, Measurement
 from mmldlm.diagnostics.benchmark.options import Options
+from mmldlm.diagnostics.processes import Failure, end, explain_death, start
 
 WORKER = "mmldlm.diagnostics.benchmark.worker"
 Show = Callable[[str], None]
 """Called with a line for people."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no measurement."""
-
-    kind: str
-    """memory, settings, error, timeout or killed."""
-    reason: str
 
 
 @dataclass
@@ -109,38 +97,20 @@ def run_job(job: Job, log_path: Path, timeout: float) -> Measurement | Failure:
     with tempfile.TemporaryDirectory(prefix="mmldlm-job-") as folder, open(log_path, "ab") as log:
         job_path, result_path = Path(folder) / "job.json", Path(folder) / "result.json"
         job_path.write_text(json.dumps(job.to_json()))
-        process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(job_path), str(result_path)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        process = start(WORKER, [str(job_path), str(result_path)], log)
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
             return Failure("timeout", f"no result within {timeout:g} s; --timeout allows more")
         finally:
-            _end(process)
+            end(process)
         return _read(result_path, code, log_path)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and whatever it started, which may outlive it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _read(path: Path, code: int, log_path: Path) -> Measurement | Failure:
     if not path.is_file():
-        return _death(code, log_path)
+        return explain_death(code, log_path)
     found = json.loads(path.read_text())
     if "failure" in found:
         return Failure(**found["failure"])
     return Measurement.from_json(found["measurement"])
-
-
-def _death(code: int, log_path: Path) -> Failure:
-    if code == -signal.SIGKILL:
-        return Failure("memory", "killed by the system (signal 9), most likely because memory ran out")
-    if code < 0:
-        return Failure("killed", f"killed by signal {-code}; see {log_path}")
-    return Failure("error", f"ended with code {code} and no result; see {log_path}")
