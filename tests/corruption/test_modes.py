@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from mmldlm.config import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights
-from mmldlm.corruption.times import draw_times, mode_weights_at, modes_of_run, stage_at, without_schedule
+from mmldlm.corruption.times import (
+    describe_modes,
+    draw_times,
+    mode_weights_at,
+    modes_of_run,
+    stage_at,
+    without_schedule,
+)
 from mmldlm.types import When
 
 L2T, T2L, JOINT = (StageWeights(**{mode: 1.0}) for mode in MODES)
@@ -121,3 +128,13 @@ def test_a_dropped_condition_is_never_scored_and_joint_has_none(mode):
         assert set(conditions[mode].tolist()) == {0.0, 1.0}
         assert not targets[mode].any()
         assert conditions[mode].mean() == pytest.approx(0.3, abs=0.1)
+
+
+def test_shares_are_told_as_they_are_drawn():
+    two_set = CorruptionConfig(mode_weights=ModeWeights(l2t=2.0))  # the others stay at 1
+    assert describe_modes(two_set) == "l2t 50 %, t2l 25 %, joint 25 % of the documents"
+    staged = CorruptionConfig(
+        mode_weights=ModeWeights(0.0, 1.0, 0.0),
+        mode_schedule=[ModeStage(until=9, mode_weights=StageWeights(l2t=1.0))],
+    )
+    assert describe_modes(staged).startswith("l2t 50 %, t2l 50 %, joint 0 % of the documents, on average")

@@ -74,6 +74,7 @@ def train_run(config: Config, path: Path) -> RunFolder:
 def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     """The rank that writes, or the only one."""
     from mmldlm.cli.health import Health
+    from mmldlm.corruption.times import describe_modes
     from mmldlm.errors import UserError
     from mmldlm.metrics import rich_console, text_log
     from mmldlm.run_folder import lock_run
@@ -83,8 +84,9 @@ def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     with (
         lock_run(run),
         TrainProgress() as progress,
-        text_log(run.train_log, console=rich_console(progress.console)),
+        text_log(run.train_log, console=rich_console(progress.console)) as log,
     ):
+        log.info("modes: %s", describe_modes(setup.config.corruption))
         trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
         progress.health = Health(setup.config, trainer.events.record, lambda: trainer.saver.last_saved)
         trainer.fit()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.config import MODES, PARTS, Config
-from mmldlm.corruption.times import mode_weights_at
+from mmldlm.corruption.times import describe_modes, mode_weights_at
 from mmldlm.model.weights import parameter_groups
 from mmldlm.train.lr import lr_at
 from mmldlm.train.setup import Setup
@@ -42,6 +42,7 @@ def describe(setup: Setup) -> dict[str, Any]:
         "micro_batch_documents": setup.shape.caps.num_documents,
         "steps_per_epoch": round(steps_per_epoch, 1),
         "epochs": round(setup.config.train.steps / steps_per_epoch, 2),
+        "modes": describe_modes(setup.config.corruption),
     }
 
 
