@@ -124,16 +124,7 @@ def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
     from mmldlm.evaluation.validation import make_validation
     from mmldlm.train.loop import Hooks
 
-    validate = make_validation(
-        setup.store,
-        setup.valid_split,
-        setup.shape,
-        setup.corruption,
-        setup.objective,
-        setup.config,
-        setup.runtime,
-    )
-    return Hooks(validate=validate, decode=_decoding(setup), reporter=progress)
+    return Hooks(validate=make_validation(setup), decode=_decoding(setup), reporter=progress)
 
 
 def _decoding(setup: Setup) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,17 +45,29 @@ class Validation:
         )
 
 
-def make_validation(
-    store: PairStore,
-    split: Split,
-    shape: StepShape,
-    corruption: Corruption,
-    objective: Objective,
-    config: Config,
-    runtime: Runtime,
-) -> Validation:
+class RunParts(Protocol):
+    """What validation needs of a run; the set-up of a training run has it all."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def store(self) -> PairStore: ...
+    @property
+    def valid_split(self) -> Split: ...
+    @property
+    def shape(self) -> StepShape: ...
+    @property
+    def corruption(self) -> Corruption: ...
+    @property
+    def objective(self) -> Objective: ...
+
+
+def make_validation(run: RunParts) -> Validation:
     """The first train.valid_documents in the order of the seed, in the modes that hold after all stages."""
-    corruption = replace(corruption, config=without_schedule(config.corruption))
+    config, split, shape = run.config, run.valid_split, run.shape
+    corruption = replace(run.corruption, config=without_schedule(config.corruption))
     order = Order(len(split), config.train.seed)
     positions = np.arange(min(len(split), config.train.valid_documents))
     indices = order.documents(positions)
@@ -62,10 +75,10 @@ def make_validation(
     for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), shape):
         documents = split.read(indices[part])
         keys = document_keys(config.train.seed, order.epochs(positions[part]), documents.ids)
-        latents = store.normalize(documents.latents)
+        latents = run.store.normalize(documents.latents)
         batch = make_batch(documents, latents, positions[part], keys, shape.caps, config.speed.layout)
         batches.append(corruption.corrupt(batch))
-    return Validation(batches, corruption, objective, runtime)
+    return Validation(batches, corruption, run.objective, run.runtime)
 
 
 def validation_loss(

@@ -25,19 +25,6 @@ def job(tmp_path_factory):
     return Job(str(write_recipe(folder, store)), ("speed.precision=fp32",), 5, 1, 2, gate_steps=3)
 
 
-def held_out(setup):
-    found = make_validation(
-        setup.store,
-        setup.valid_split,
-        setup.shape,
-        setup.corruption,
-        setup.objective,
-        setup.config,
-        setup.runtime,
-    )(setup.denoiser)
-    return found["valid_loss"]
-
-
 def test_the_losses_are_those_of_a_training_run(job, tmp_path):
     from mmldlm.recipe import load_recipe
 
@@ -48,7 +35,7 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
         trainer._one_step(next(batches), 0.0)
         losses.append(trainer.interval.fields()["loss"])
     assert found.losses == losses
-    assert found.valid_loss == held_out(trainer.setup)
+    assert found.valid_loss == make_validation(trainer.setup)(trainer.setup.denoiser)["valid_loss"]
     assert [block.steps for block in found.blocks] == [3, 2]
     assert Measurement.from_json(json.loads(json.dumps(found.to_json()))) == found
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmldlm.cli.health import Health
-from mmldlm.cli.train import _validation
 from mmldlm.errors import Interrupted, UserError
+from mmldlm.evaluation.validation import make_validation
 from mmldlm.run_folder import lock_run
 from mmldlm.train.loop import Trainer
 from tests.diagnostics.monitor import trainer_faults as faults
@@ -205,7 +205,7 @@ def prepare(folder: Path, store: Path, *words: str) -> Trainer:
     health = Health(
         trainer.config, lambda *a, **k: trainer.events.record(*a, **k), lambda: trainer.saver.last_saved
     )
-    trainer.hooks.validate = _validation(trainer.setup)
+    trainer.hooks.validate = make_validation(trainer.setup)
     trainer.hooks.reporter.update = health.update  # type: ignore[method-assign]
     return trainer
 

@@ -86,17 +86,7 @@ class Drive:
 
     def held_out_loss(self) -> float | None:
         """The loss on the validation split with the weights of now, not their average, which is too young."""
-        setup = self.setup
-        validate = make_validation(
-            setup.store,
-            setup.valid_split,
-            setup.shape,
-            setup.corruption,
-            setup.objective,
-            setup.config,
-            setup.runtime,
-        )
-        value = validate(setup.denoiser)["valid_loss"]
+        value = make_validation(self.setup)(self.setup.denoiser)["valid_loss"]
         return value if math.isfinite(value) else None
 
     def read(self) -> dict[str, Any]:
