@@ -6,6 +6,7 @@ Nothing here knows what a checkpoint is. A *volatile* name starts with a dot and
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -13,7 +14,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -104,12 +105,24 @@ def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return [results[idx] for idx in range(len(tasks))]
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of a write says nothing about the file: say what was being made."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Give `path` a new content; a crash leaves the old one or the new one, never a mixture."""
     staged = volatile(path.parent, "new", path.name)
     try:
-        write_file(staged, [content])
-        os.replace(staged, path)
+        with naming(path):
+            write_file(staged, [content])
+            os.replace(staged, path)
     except BaseException:
         staged.unlink(missing_ok=True)
         raise

@@ -65,9 +65,10 @@ def write_export(folder: Path, export: Export) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = durable.volatile(folder.parent, "staging", folder.name)
     try:
-        staging.mkdir()
-        write_manifest(staging, Manifest(KIND, 0, 0, tuple(_write_files(staging, export))))
-        durable.flush_folder(staging)
+        with durable.naming(folder):
+            staging.mkdir()
+            write_manifest(staging, Manifest(KIND, 0, 0, tuple(_write_files(staging, export))))
+            durable.flush_folder(staging)
         swap_in(staging, folder)
     except BaseException:
         if staging.exists():

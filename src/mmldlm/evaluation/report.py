@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mmldlm.durable import flush_folder, volatile, write_file
+from mmldlm.durable import flush_folder, naming, volatile, write_file
 from mmldlm.evaluation import report_sections as sections
 from mmldlm.evaluation.figure import Picture
 from mmldlm.evaluation.plots import NAMES, draw_pictures
@@ -53,10 +53,11 @@ def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = Non
     exists = folder.is_dir()
     staged = volatile(folder if exists else folder.parent, "staging", folder.name)
     try:
-        staged.mkdir()
-        for name, content in files.items():
-            write_file(staged / name, [content])
-        flush_folder(staged)
+        with naming(folder):
+            staged.mkdir()
+            for name, content in files.items():
+                write_file(staged / name, [content])
+            flush_folder(staged)
         if not exists:
             os.rename(staged, folder)
         else:

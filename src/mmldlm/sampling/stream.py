@@ -166,8 +166,9 @@ class LineFile:
         content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         rest = memoryview(content)
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            with durable.naming(self.path):
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
         except BaseException:
             os.ftruncate(self._fd, self._size)
             raise
