@@ -40,6 +40,13 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
     assert Measurement.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+def test_a_store_that_holds_nothing_out_is_measured_all_the_same(job):
+    found = measure(Job(job.recipe, (*job.settings, "data.valid_split=none"), 1, 1, 1, gate_steps=1))
+    assert found.valid_loss is not None
+    assert len(found.blocks) == 1
+    assert [text for text in found.warnings if "no split 'none'" in text and "training documents" in text]
+
+
 def test_work_is_counted_without_padding(job):
     packed, padded = (
         measure(Job(job.recipe, (f"speed.layout={layout}",), 4, 1, 2)) for layout in ("packed", "padded")
