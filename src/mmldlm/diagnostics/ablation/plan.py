@@ -276,8 +276,8 @@ def _config(plan: Plan, arm: Arm) -> Config:
     asked = [name for name in _DECODING if getattr(config.evaluation, name)]
     if asked and not _decodes(config):
         raise UserError(
-            f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it for "
-            f"the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
+            f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
+            f"for the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
         )
     if arm.weights == LAST and not config.optim.ema_decay:
         raise UserError(
