@@ -41,10 +41,12 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
 
 
 def test_a_store_that_holds_nothing_out_is_measured_all_the_same(job):
-    found = measure(Job(job.recipe, (*job.settings, "data.valid_split=none"), 1, 1, 1, gate_steps=1))
-    assert found.valid_loss is not None
-    assert len(found.blocks) == 1
-    assert [text for text in found.warnings if "no split 'none'" in text and "training documents" in text]
+    settings = (*job.settings, "data.valid_split=none")
+    gated, ungated = (measure(Job(job.recipe, settings, 1, 1, 1, gate_steps=steps)) for steps in (1, 0))
+    assert gated.valid_loss is not None
+    assert len(gated.blocks) == len(ungated.blocks) == 1
+    assert [text for text in gated.warnings if "no split 'none'" in text and "training documents" in text]
+    assert ungated.warnings == []
 
 
 def test_work_is_counted_without_padding(job):

@@ -141,7 +141,7 @@ def measure(job: Job) -> Measurement:
     runtime = start_runtime(config)
     _limit_memory(runtime, job.memory_limit)
     with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
-        config = _with_valid_split(config, warnings)
+        config = _with_valid_split(config, warnings if job.gate_steps else [])
         drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
         found = Measurement(
             str(runtime.device), runtime.precision, drive.setup.denoiser.kernels.attention, runtime.compile,
