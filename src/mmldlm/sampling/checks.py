@@ -84,7 +84,7 @@ def require_conditional(model: LoadedModel) -> None:
     if not sees_latents(model.config.corruption):
         raise UserError(
             "this model never saw a latent in training (corruption.condition_dropout=1), so it cannot decode one; it "
-            "can fill blanks: mmldlm sample --infill"
+            "can fill blanks: mmldlm sample RUN --mode l2t --infill 'a ____ here'"
         )
 
 

@@ -8,11 +8,16 @@ import yaml
 
 from mmldlm.diagnostics.ablation.plan import list_plans, load_plan
 from mmldlm.diagnostics.ablation.quantities import default_names
+from mmldlm.diagnostics.ablation.report import Report
+from mmldlm.diagnostics.ablation.summary import summarise
+from mmldlm.diagnostics.ablation.work import Work
 from mmldlm.errors import UserError
 
 PAGE = Path(__file__).parents[3] / "docs" / "ablations.md"
 GOOD = {"recipe": "demo", "arms": {"base": [], "fast": ["optim.lr=0.01"]}}
 BLIND = ["corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"]
+
+TEXT_ALONE = ["corruption.condition_dropout=1", "corruption.mode_weights={l2t: 1}"]
 
 
 def write(folder, **changes):
@@ -45,6 +50,8 @@ def write(folder, **changes):
     ({"arms": {"base": ["optim.ema_decay=0"], "b": {"of": "base", "weights": "last"}}}, "keeps no average"),
     ({"arms": {"base": BLIND, "b": {"of": "base", "sampling": {"guidance": 2}}}}, "which this arm never sees"),
     ({"arms": {"base": [], "b": BLIND}, "eval": {"guidances": [1, 2]}}, "arm 'b': guidance compares"),
+    ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.guidances=[2]"]}, "evaluation.guidances: this arm"),
+    ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.candidates=[4]"]}, "evaluation.candidates: this arm"),
     ({"eval": {"num_document": 3}}, "eval: unknown key 'num_document'"),
     ({"eval": {"num_documents": "many"}}, "evaluation.num_documents=many: a whole number"),
     ({"eval": {"steps": 16}}, "eval: steps: 16: a list of whole numbers"),
@@ -86,10 +93,16 @@ def test_settings_of_base_command_line_and_arm_win_in_this_order(tmp_path):
 
 def test_a_recipe_beside_the_plan_is_found_and_ways_to_decode_need_text(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: {store: x}\n")
-    arms = {"base": [], "t2l": ["corruption.mode_weights={t2l: 1}"]}
+    arms = {"base": [], "t2l": ["corruption.mode_weights={t2l: 1}"], "text alone": TEXT_ALONE}
     plan = load_plan(write(tmp_path, recipe="mine.yaml", arms=arms, eval={"guidances": [1, 2]}))
     assert plan.recipe == str(tmp_path / "mine.yaml")
-    assert [plan.config(arm, 0).evaluation.guidances for arm in plan.arms] == [[1, 2], []]
+    assert [plan.config(arm, 0).evaluation.guidances for arm in plan.arms] == [[1, 2], [], []]
+
+
+def test_the_report_says_which_arm_never_saw_a_latent(tmp_path):
+    plan = load_plan(write(tmp_path, arms={"base": [], "text alone": TEXT_ALONE}))
+    notes = Report(Work(plan, tmp_path, range(2), ""), {}, 1).notes(summarise(plan, []))
+    assert [note for note in notes if "condition_dropout=1): text alone; of their text bounds only" in note]
 
 
 @pytest.mark.parametrize("name", list_plans())

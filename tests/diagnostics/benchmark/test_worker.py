@@ -40,6 +40,15 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
     assert Measurement.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+def test_a_store_that_holds_nothing_out_is_measured_all_the_same(job):
+    settings = (*job.settings, "data.valid_split=none")
+    gated, ungated = (measure(Job(job.recipe, settings, 1, 1, 1, gate_steps=steps)) for steps in (1, 0))
+    assert gated.valid_loss is not None
+    assert len(gated.blocks) == len(ungated.blocks) == 1
+    assert [text for text in gated.warnings if "no split 'none'" in text and "training documents" in text]
+    assert ungated.warnings == []
+
+
 def test_work_is_counted_without_padding(job):
     packed, padded = (
         measure(Job(job.recipe, (f"speed.layout={layout}",), 4, 1, 2)) for layout in ("packed", "padded")

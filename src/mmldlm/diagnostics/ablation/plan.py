@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from mmldlm.config import Config
-from mmldlm.corruption.times import modes_of_run
+from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.diagnostics.ablation.quantities import check_names
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
@@ -35,7 +35,9 @@ _OURS = {
 """Settings that the ablation itself chooses."""
 _SETTINGS = {"steps": "step_counts"}
 _WAYS = ("text_samplers", "guidances")
-"""Ways to decode; arms that have no loss on text go without."""
+"""Ways to decode; arms that have no loss on text, or never see a latent, go without."""
+_DECODING = ("candidates", "refine", *_WAYS)
+"""Settings of evaluation that ask for a decode."""
 _QUICK = {"num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16]}
 _SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps", *_WAYS)
 
@@ -269,8 +271,14 @@ def _config(plan: Plan, arm: Arm) -> Config:
         words += next(one for one in plan.arms if one.name == arm.of).words
     words += [*arm.words, *own]
     config, ways = load_recipe(plan.recipe, words), plan.evaluation.ways
-    if ways and Active.of(config.corruption, config.objective, length_modelled=True).text:
+    if ways and _decodes(config):
         config = load_recipe(plan.recipe, [*words, *ways])
+    asked = [name for name in _DECODING if getattr(config.evaluation, name)]
+    if asked and not _decodes(config):
+        raise UserError(
+            f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
+            f"for the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
+        )
     if arm.weights == LAST and not config.optim.ema_decay:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
@@ -286,6 +294,12 @@ def _config(plan: Plan, arm: Arm) -> Config:
             "corruption.condition_dropout=0); leave guidance out, or give it one of them"
         )
     return config
+
+
+def _decodes(config: Config) -> bool:
+    """Whether there will be anything to decode a latent with."""
+    text = Active.of(config.corruption, config.objective, length_modelled=True).text
+    return text and sees_latents(config.corruption)
 
 
 def _check_same_data(plan: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mmldlm.corruption.times import sees_latents
 from mmldlm.diagnostics.ablation.chart import draw
 from mmldlm.diagnostics.ablation.plan import AVERAGED, Plan
 from mmldlm.diagnostics.ablation.statistics import BETTER, SAME, WORSE, Mean
@@ -51,6 +52,13 @@ class Report:
         unmeasured = [name for name in self.work.plan.quantities or () if name not in columns]
         if unmeasured and summary.num_seeds:
             found.append(f"measured by no arm, so not in the table: {', '.join(unmeasured)}")
+        configs = self.work.plan.configs
+        blind = [row.arm.name for row in summary.rows if not sees_latents(configs[row.arm.name].corruption)]
+        if blind:
+            found.append(
+                f"never saw a latent (corruption.condition_dropout=1): {', '.join(blind)}; of their text bounds only "
+                "text_bound/none is about what they were trained for"
+            )
         found += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
         if self.num_jobs > 1:
             found.append(

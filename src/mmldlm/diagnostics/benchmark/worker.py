@@ -15,13 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmldlm.config import resolve_model
+from mmldlm.config import Config, resolve_model
 from mmldlm.data.loader import StepBatch
+from mmldlm.data.store import PairStore
 from mmldlm.diagnostics.benchmark.job import Block, Job, Measurement, Memory
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
@@ -139,6 +141,7 @@ def measure(job: Job) -> Measurement:
     runtime = start_runtime(config)
     _limit_memory(runtime, job.memory_limit)
     with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
+        config = _with_valid_split(config, warnings if job.gate_steps else [])
         drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
         found = Measurement(
             str(runtime.device), runtime.precision, drive.setup.denoiser.kernels.attention, runtime.compile,
@@ -151,6 +154,17 @@ def measure(job: Job) -> Measurement:
             drive.close()
         found.memory = drive.memory()
     return found
+
+
+def _with_valid_split(config: Config, warnings: list[str]) -> Config:
+    """The settings as they are; where the store holds nothing out, training documents stand in, and it is said."""
+    data, store = config.data, PairStore.open(config.data.store)
+    if data.valid_split in store.manifest.splits:
+        return config
+    warnings.append(
+        f"{store.path} has no split {data.valid_split!r}: the held-out loss of the gate is of training documents"
+    )
+    return replace(config, data=replace(data, valid_split=data.train_split))
 
 
 @contextlib.contextmanager
