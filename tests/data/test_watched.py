@@ -1,6 +1,8 @@
 """Loader processes that die or hang, shards that are cut off or vanish: noticed, told, and survived where possible."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -73,6 +75,45 @@ def test_workers_that_hang_are_started_anew_too(store, whole, tmp_path):
     assert len(failures(trainer)) == 1
     assert "gave nothing for" in failures(trainer)[0]
     assert same(weights(trainer), weights(whole))
+
+
+def test_a_worker_that_dies_with_the_lock_of_all_hangs_nobody(store, tmp_path):
+    """As a process may that is stopped or killed just while it looks whether it is to end."""
+    trainer = make_trainer(tmp_path, store, *WORKERS)
+    batches = trainer._batches()
+    next(batches)
+    event = trainer.watched._steps._workers_done_event.event
+
+    def take_along():
+        event._cond.acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    robber = multiprocessing.get_context("fork").Process(target=take_along)
+    robber.start()
+    robber.join(20.0)
+    assert not event._cond.acquire(timeout=0.1)
+    hit_loader(trainer, signal.SIGKILL)
+    with within(30.0):
+        for _ in range(4):
+            next(batches)
+        batches.close()
+    assert len(failures(trainer)) == 1
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Fails instead of hanging."""
+
+    def late(number, frame):
+        pytest.fail(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_slow_worker_is_waited_for(store, whole, tmp_path):

@@ -26,6 +26,8 @@ POLL_SECONDS = 1.0
 """How long a loader waits before it looks whether its processes live."""
 _GOOD_STEPS = 100
 """After so many, earlier trouble is forgotten."""
+_TELL_SECONDS = 1.0
+"""How long it may take to tell loader processes that they are to end."""
 _LAST_SECONDS = 5.0
 """How long killed processes, all together, are waited for."""
 
@@ -54,6 +56,8 @@ class WatchedSteps:
             theirs = getattr(before, "__module__", "").startswith("torch.")
             signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
         self.workers: list[Any] = list(getattr(self._steps, "_workers", []))
+        if self.workers:
+            _use_ending(self._steps)
         self.patience, self._waiting = patience, waiting
         self._waiting_since: float | None = None
         self._hung = ""
@@ -103,6 +107,32 @@ class WatchedSteps:
         until = time.monotonic() + _LAST_SECONDS
         for worker in self.workers:
             worker.join(max(0.0, until - time.monotonic()))
+
+
+class _Ending:
+    """PyTorch's note to the loader processes that they are to end, which cannot hang the one who writes it.
+
+    The note has a lock that all processes share. One that is killed while it looks at the note keeps that lock for
+    ever. Only this process ever writes it, so it need not ask; and it does not wait for the lock.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self.event, self._written = event, False
+
+    def is_set(self) -> bool:
+        """Whether the processes were told to end."""
+        return self._written
+
+    def set(self) -> None:
+        """Tell them, if the lock can be had; those that are gone need not be told."""
+        self._written = True
+        telling = threading.Thread(target=self.event.set, daemon=True)
+        telling.start()
+        telling.join(_TELL_SECONDS)
+
+
+def _use_ending(steps: Any) -> None:
+    steps._workers_done_event = _Ending(steps._workers_done_event)
 
 
 def _guard(steps: weakref.ref[WatchedSteps], pause: float) -> None:
