@@ -15,6 +15,8 @@ from yaml import YAMLError
 from mmldlm.config import MODES, Config, find_problems
 from mmldlm.errors import UserError
 
+_RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
+
 
 def list_recipes() -> dict[str, Path]:
     """Recipes that come with the package, by name."""
@@ -25,7 +27,7 @@ def list_recipes() -> dict[str, Path]:
 def load_recipe(recipe: str, overrides: list[str] | None = None) -> Config:
     """A recipe by name or file, with settings changed by `section.key=value`. All problems are told at once."""
     path = find_recipe(recipe)
-    return _build(_read_yaml(path), overrides or [], source=str(path))
+    return _build(read_mapping(path, _RECIPE), overrides or [], source=str(path))
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:
@@ -56,13 +58,14 @@ def find_recipe(recipe: str) -> Path:
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """A YAML file that holds a mapping; `expected` says of what, for the one who gave another."""
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise UserError(f"{path}: a recipe is a mapping of sections, such as 'data:' and 'model:'")
+        raise UserError(f"{path}: {expected}")
     return cast(dict[str, Any], loaded)
 
 

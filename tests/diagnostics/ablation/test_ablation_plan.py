@@ -123,7 +123,8 @@ def test_single_modes_at_a_third_see_as_many_documents_of_their_mode():
 def test_plans_of_the_page_load(tmp_path, text):
     path = tmp_path / "plan.yaml"
     path.write_text(text)
-    load_plan(str(path), ["data.store=x"])
+    plan = load_plan(str(path), ["data.store=x"])
+    assert {config.data.store for config in plan.configs.values()} == {"x"}
 
 
 def test_default_columns_are_what_there_is():

@@ -13,16 +13,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from mmldlm.config import Config
 from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.diagnostics.ablation.quantities import check_names
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
-from mmldlm.recipe import config_to_dict, find_recipe, load_recipe
+from mmldlm.recipe import config_to_dict, find_recipe, load_recipe, read_mapping
 
 AVERAGED, LAST = "averaged", "last"
 _KEYS = ("recipe", "base", "eval", "quantities", "arms")
@@ -145,12 +141,7 @@ def _find(name: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: a plan is a mapping with the keys {', '.join(_KEYS)}")
+    values = read_mapping(path, f"a plan is a mapping with the keys {', '.join(_KEYS)}")
     return {str(key): value for key, value in values.items()}
 
 
