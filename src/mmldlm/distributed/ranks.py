@@ -88,6 +88,10 @@ class Ranks:
         letters = self._agreed(torch.tensor(list(padded)), dist.ReduceOp.MAX)
         return bytes(letters.tolist()).rstrip(b"\0").decode()
 
+    def tensor_from_main(self, tensor: Tensor) -> Tensor:
+        """What the main rank gives, bit by bit, on all ranks; the others give zeros of the same shape, on the host."""
+        return self._agreed(tensor, dist.ReduceOp.SUM) if self.several else tensor
+
     def _agreed(self, values: Tensor, how: Any) -> Tensor:
         try:
             dist.all_reduce(values, how, group=self.host)

@@ -23,7 +23,7 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.flops import step_flops
 from mmldlm.model.layers import Kernels
 from mmldlm.model.recompute import recomputed_blocks
-from mmldlm.model.weights import init_weights
+from mmldlm.model.weights import init_weights, whitening_of
 from mmldlm.objective.joint import Active, Objective
 from mmldlm.objective.weighting import build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
@@ -35,6 +35,9 @@ from mmldlm.train.step import Stepper
 from mmldlm.types import Counts, When, to_device
 
 log = logging.getLogger(__name__)
+
+WHITENED_DOCUMENTS = 16_384
+"""Documents at most that tell how training latents vary."""
 
 
 @dataclass
@@ -147,7 +150,9 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
     )  # fmt: skip
     denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
-    init_weights(denoiser, config.train.seed, counts)
+    ranks = ranks or Ranks()
+    whitening = _whitening(store, train_split, ranks) if config.model.whiten_init else None
+    init_weights(denoiser, config.train.seed, counts, whitening)
     denoiser.to(runtime.device)
     active = Active.of(config.corruption, config.objective, length_modelled=config.model.length == "modelled")
     setup = Setup(
@@ -170,13 +175,24 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
-        ranks=ranks or Ranks(),
+        ranks=ranks,
     )
     setup.plan  # noqa: B018  sizes that do not fit the data are refused here
     choose_kernels(setup)
     if runtime.compile:
         compile_blocks(denoiser)
     return setup
+
+
+def _whitening(store: PairStore, split: Split, ranks: Ranks) -> np.ndarray:
+    """What makes the training latents white, found from documents all over the split; the same on all ranks."""
+    if ranks.main:
+        documents = np.unique(np.linspace(0, len(split) - 1, WHITENED_DOCUMENTS).astype(np.int64))
+        latents = store.normalize(split.read(documents).latents)
+        found = torch.from_numpy(whitening_of(latents.reshape(-1, latents.shape[-1])))
+    else:
+        found = torch.zeros((store.manifest.num_channels,) * 2, dtype=torch.float64)
+    return ranks.tensor_from_main(found).numpy()
 
 
 def choose_kernels(setup: Setup) -> None:
