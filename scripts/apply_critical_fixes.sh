@@ -32,7 +32,7 @@ fi
 
 mmldlm=(mmldlm)
 if ! command -v mmldlm >/dev/null 2>&1; then
-  mmldlm=("${PYTHON:-python3}" -m mmldlm.cli.main)
+  mmldlm=("${PYTHON:-python3}" -m mmldlm)
 fi
 doctor() { "${mmldlm[@]}" doctor "$@"; }
 

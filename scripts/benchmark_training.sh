@@ -23,7 +23,7 @@ elif [ -x "$root/.venv/bin/mmldlm" ]; then
   mmldlm=("$root/.venv/bin/mmldlm")
 else
   export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
-  mmldlm=("${PYTHON:-python3}" -m mmldlm.cli.main)
+  mmldlm=("${PYTHON:-python3}" -m mmldlm)
 fi
 
 OUT=${OUT:-${TMPDIR:-/tmp}/mmldlm-benchmark-$(date +%Y%m%d-%H%M%S)}

@@ -6,7 +6,7 @@ import sys
 
 from tests.runs import write_recipe
 
-MMLDLM = [sys.executable, "-m", "mmldlm.cli.main"]
+MMLDLM = [sys.executable, "-m", "mmldlm"]
 
 
 def train(folder, store, *words):

@@ -54,7 +54,7 @@ def test_the_way_to_your_own_data_works_as_written(tmp_path):
         arguments = shlex.split(line)[1:]
         arguments += SMALLER.get(arguments[0], [])
         done = subprocess.run(
-            [sys.executable, "-m", "mmldlm.cli.main", *arguments],
+            [sys.executable, "-m", "mmldlm", *arguments],
             cwd=tmp_path,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,

@@ -27,7 +27,7 @@ def place(tmp_path_factory):
 
 
 def start(place, *words):
-    command = [sys.executable, "-m", "mmldlm.cli.main", "train", "--recipe", "small.yaml", *words]
+    command = [sys.executable, "-m", "mmldlm", "train", "--recipe", "small.yaml", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.Popen(
         command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

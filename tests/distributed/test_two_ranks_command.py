@@ -31,7 +31,7 @@ def place(tmp_path_factory):
 
 
 def train(*words):
-    return ("mmldlm.cli.main", "train", "--recipe", "small.yaml", *words)
+    return ("mmldlm", "train", "--recipe", "small.yaml", *words)
 
 
 def wait_for_step(log, step, processes):

@@ -329,7 +329,7 @@ def test_mistakes_are_told_in_one_line(run: Path, words: str, message: str) -> N
 
 
 def test_a_closed_pipe_is_no_accident(run: Path) -> None:
-    words = [sys.executable, "-m", "mmldlm.cli.main", "sample", str(run), "--mode", "joint"]
+    words = [sys.executable, "-m", "mmldlm", "sample", str(run), "--mode", "joint"]
     process = subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

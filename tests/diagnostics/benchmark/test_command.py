@@ -19,7 +19,7 @@ from tests.stores import write_store
 COMMAND = [
     sys.executable,
     "-m",
-    "mmldlm.cli.main",
+    "mmldlm",
     "benchmark",
     "--steps",
     "4",

@@ -61,7 +61,7 @@ def run_own(recipe: Path, run: Path, *settings: str, kill_after: str = "") -> No
     words = [
         sys.executable,
         "-m",
-        "mmldlm.cli.main",
+        "mmldlm",
         "train",
         "--recipe",
         str(recipe),

@@ -19,7 +19,7 @@ from mmldlm.diagnostics.monitor.alerts import Alert, Change
 from mmldlm.diagnostics.monitor.sinks import AlertFile, message_of, webhook_body, webhook_sink
 from mmldlm.errors import UserError
 
-COMMAND = [sys.executable, "-m", "mmldlm.cli.main", "monitor"]
+COMMAND = [sys.executable, "-m", "mmldlm", "monitor"]
 SECRET = "T000-not-for-anybody"
 
 

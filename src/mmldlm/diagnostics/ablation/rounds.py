@@ -17,7 +17,7 @@ from mmldlm.diagnostics.ablation.work import Job, Work
 from mmldlm.diagnostics.processes import end, explain_death, last_line, start
 from mmldlm.durable import replace_file
 
-COMMAND = "mmldlm.cli.main"
+COMMAND = "mmldlm"
 RUN_JOB = "ablate-run"
 """Hidden command that does one job; it lives in `cli`, like training and evaluation."""
 PATIENCE = 300.0
