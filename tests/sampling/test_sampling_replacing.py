@@ -18,7 +18,7 @@ from mmldlm.model.denoiser import DataShape
 from mmldlm.randomness import make_key
 from mmldlm.sampling import consensus as consensus_module
 from mmldlm.sampling import judge as judge_module
-from mmldlm.sampling import replacing
+from mmldlm.sampling import remasking, replacing
 from mmldlm.sampling.consensus import candidate_weights, consensus
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
 from mmldlm.sampling.guidance import guided_logits
@@ -139,11 +139,9 @@ def test_cosine_never_falls_and_speaks_of_the_text() -> None:
     assert (rounds[-1].first_cosine == rounds[0].cosine).all()
 
 
-def test_a_text_depends_neither_on_others_nor_on_packs_nor_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_depends_neither_on_others_nor_on_packs() -> None:
     model = random_model()
     together = check(model)
-    monkeypatch.setattr(replacing, "CHUNK_TOKENS", 500)
-    monkeypatch.setattr(judge_module, "CHUNK_TOKENS", 70)
     others = [check(model, options=replace(OPTIONS, batch_tokens=400))]
     parts = [slice(i, i + 1) for i in range(6)]
     alone = [check(model, latents=LATENTS[p], keys=KEYS[p], lengths=LENGTHS[p]) for p in parts]
@@ -160,6 +158,31 @@ def test_a_text_depends_neither_on_others_nor_on_packs_nor_on_chunks(monkeypatch
         assert together.cosine == pytest.approx(other.cosine, abs=1e-5)
         for name in ("passes", "num_encoded", "num_accepted"):
             assert getattr(together, name).tolist() == getattr(other, name).tolist()
+
+
+@pytest.mark.parametrize("refine_by", ["remask", "replace"])
+def test_chunks_leave_no_trace(monkeypatch: pytest.MonkeyPatch, refine_by: str) -> None:
+    model = random_model()
+    together = check(model, num_rounds=1, refine_by=refine_by)
+    for module in (judge_module, replacing, remasking):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 64)
+    found = check(model, num_rounds=1, refine_by=refine_by)
+    assert all(map(np.array_equal, together.tokens, found.tokens))
+    assert together.num_encoded.tolist() == found.num_encoded.tolist()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "self_conditioning", "noise"])
+def test_every_kind_of_model_can_do_it(kind: str) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "hybrid": {"text_noise": "hybrid"},
+        "self_conditioning": {"self_conditioning": True},
+        "noise": {"prediction_type": "noise"},
+    }
+    sampler = "hybrid" if kind == "hybrid" else "confidence"
+    options = replace(OPTIONS, text_sampler=sampler, num_encode_steps=1)
+    found = check(random_model(**settings[kind]), options=options, num_rounds=1)
+    assert (found.cosine >= found.first_cosine).all()
+    assert (found.cosine > found.first_cosine).any()
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -321,4 +344,5 @@ def test_texts_in_one_array() -> None:
     changed = some.put(np.array([0, 2]), np.array([1, 0]), np.array([8, 9]))
     assert [text.tolist() for text in changed.split()] == [[5, 8], [1, 2, 3], [9, 6]]
     assert [text.tolist() for text in some.split()] == [[5, 6], [1, 2, 3], [5, 6]]
+    assert [text.tolist() for text in some.drop(np.array([0, 1, 1])).split()] == [[6], [1, 3], [5]]
     assert [(s.start, s.stop) for s in slices(np.array([3, 3, 9, 1, 1, 4]), 6)] == [(0, 2), (2, 3), (3, 6)]

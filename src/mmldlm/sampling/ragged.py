@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-CHUNK_TOKENS = 2**20
+CHUNK_TOKENS = 2**19
 """Tokens of variants that are held in memory at a time; enough to fill the batches of any encoder."""
 
 
@@ -20,7 +20,7 @@ class Ragged:
     """Token ids of texts, one after the other."""
 
     tokens: np.ndarray
-    """(T,) int64"""
+    """(T,) int64, or something else that each token has."""
     lengths: np.ndarray
     """(N,) int64"""
 
@@ -46,9 +46,14 @@ class Ragged:
         tokens[self.starts[rows] + places] = values
         return Ragged(tokens, self.lengths)
 
+    def drop(self, places: np.ndarray) -> Ragged:
+        """The texts, each without its token at one place."""
+        return Ragged(np.delete(self.tokens, self.starts + places), self.lengths - 1)
+
     def split(self) -> list[np.ndarray]:
         """The texts one by one."""
-        return np.split(self.tokens, self.starts[1:])
+        bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
+        return [self.tokens[start:end] for start, end in bounds]
 
 
 def slices(costs: np.ndarray, limit: int) -> Iterator[slice]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from mmldlm import randomness
 from mmldlm.sampling.decode import infill_tokens
-from mmldlm.sampling.judge import ROUND, Checked, Judge, probed_places
+from mmldlm.sampling.judge import MAX_PROBED, ROUND, Checked, Judge, probed_places
+from mmldlm.sampling.ragged import CHUNK_TOKENS, Ragged, slices
 
 ROUND_SHARE = 0.15
 """Share of the tokens that a round masks, at least one."""
@@ -51,13 +52,16 @@ def _harm(
     judge: Judge, tokens: list[np.ndarray], keys: np.ndarray, passes: np.ndarray, encoded: np.ndarray
 ) -> list[np.ndarray]:
     """For each token, the cosine of its text without it; minus infinity where that was not tried."""
-    owner, place = probed_places(tokens, keys)  # a text of one token has none to spare
-    harm = [np.full(len(text), -np.inf) for text in tokens]
-    if len(owner):
-        shorter = [np.delete(tokens[i], at) for i, at in zip(owner, place, strict=True)]
-        found = judge.cosine(shorter, owner, passes, encoded)
-        for i, at, value in zip(owner, place, found, strict=True):
-            harm[i][at] = value
+    lengths = np.array([len(text) for text in tokens], np.int64)
+    harm: list[np.ndarray] = []
+    for part in slices(np.minimum(lengths, MAX_PROBED) * lengths, CHUNK_TOKENS):
+        texts = Ragged.of(tokens[part])
+        owner, place = probed_places(tokens[part], keys[part])  # a text of one token has none to spare
+        shorter = texts.take(owner).drop(place)
+        found = Ragged(np.full(len(texts.tokens), -np.inf), texts.lengths)
+        harm += found.put(
+            owner, place, judge.cosine(shorter.split(), part.start + owner, passes, encoded)
+        ).split()
     return harm
 
 
