@@ -171,8 +171,8 @@ def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
     ]
     judges = {"model": "the model's own t2l side", "encoder": "the encoder"}
     how = (
-        f"The first candidate takes the most probable tokens, the others and the rounds are drawn at temperature "
-        f"{check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
+        f"The first candidate takes the most probable tokens, the others and what is decoded anew are drawn at "
+        f"temperature {check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
         if check["judge"]
         else ""
     )
