@@ -310,6 +310,31 @@ def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: 
     assert any("self_check.judge is encoder" in note for note in comparison["notes"])
 
 
+def test_kinds_of_rounds_and_of_keeping_are_rows(run: Path, tmp_path: Path) -> None:
+    ways = (
+        "--candidates",
+        "2",
+        "--keep",
+        "nearest,consensus",
+        "--refine",
+        1,
+        "--refine-by",
+        "remask,replace",
+    )
+    words = ("-n", 6, "--num-decoded", 3, "--steps", "2", "--no-encoder", "--num-generated", 0)
+    text = call(run, "--out", tmp_path / "here", *words, *ways)
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert "--keep nearest,consensus --refine 1 --refine-by remask,replace" in result["command"]
+    shown = [line.split("|")[3:5] for line in (tmp_path / "here" / "report.md").read_text().splitlines()
+             if line.startswith("| confidence | 1 |")]  # fmt: skip
+    cells = [[kept.strip(), rounds.strip()] for kept, rounds in shown]
+    further = [[kept, rounds] for kept in ("2", "2 consensus") for rounds in ("0", "1", "1 replace")]
+    assert cells == [["1", "0"], *further, *further]  # in the second table all but the plain one
+    assert "2 consensus" in text
+    html = (tmp_path / "here" / "report.html").read_text()
+    assert "confidence, consensus, replace" in html
+
+
 def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
     other = write_store(tmp_path / "other", num_train=30, num_valid=5, encoder="another")
     cases = [
@@ -320,6 +345,14 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ((run, "--steps", "1,two"), "--steps 1,two"),
         ((run, "--steps", "0"), "--steps 0"),
         ((run, "--candidates", "1,some"), "--candidates 1,some: numbers"),
+        (
+            (run, "--keep", "consensus"),
+            r"evaluation.keep=\['consensus'\]: a consensus needs several candidates",
+        ),
+        (
+            (run, "--refine", 1, "--refine-by", "1,2"),
+            r"evaluation.refine_by=\['1', '2'\]: one or more of remask",
+        ),
         ((run, "--candidates", "0"), r"evaluation.candidates=\[0\]: numbers of texts from 1"),
         (
             (run, "--text-samplers", "fast"),

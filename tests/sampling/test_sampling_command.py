@@ -169,6 +169,20 @@ def test_candidates_and_rounds_say_what_they_cost(run: Path, encoder: None, chec
         assert best["num_encoded"] == first["num_encoded"] + 2 == 3 + 5 + 1
 
 
+@pytest.mark.parametrize("check", ["model", "encoder"])
+def test_consensus_and_replacing_rounds(run: Path, encoder: None, check: str) -> None:
+    words = ("--mode", "l2t", "--from-split", "validation", "-n", 3, "--candidates", 3, "--check", check)
+    agreed = call_json(run, *words, "--keep", "consensus")["samples"]
+    better = call_json(run, *words, "--keep", "consensus", "--refine", 2, "--refine-by", "replace")["samples"]
+    for before, after in zip(agreed, better, strict=True):
+        assert before["num_encoded"] == 4
+        assert len(before["tokens"]) == len(after["tokens"])
+        assert after["first_cosine"] == pytest.approx(before["first_cosine"])
+        assert after["cosine"] >= before["cosine"]
+        assert (after["num_accepted"] == 0) == (after["tokens"] == before["tokens"])
+        assert after["num_encoded"] > 4 + 2 * len(after["tokens"])
+
+
 def test_texts_through_the_model_itself(run: Path) -> None:
     found = call_json(run, "--mode", "l2t", "--text", "w1 w2", "--encode-with", "model")["samples"]
     assert found[0]["original"] == "w1 w2"
@@ -318,6 +332,11 @@ def test_bad_files_are_told_with_their_line(run: Path, tmp_path: Path, content: 
         ("--mode l2t --interpolate w1 w2 --points 1", "--points 1: allowed is at least 2"),
         ("--mode l2t --text w1 --candidates 0", "--candidates 0: allowed is at least 1"),
         ("--mode l2t --text w1 --check encoder", "--check: has an effect only with --candidates or --refine"),
+        ("--mode l2t --text w1 --refine-by replace", "--refine-by: has an effect only with --refine"),
+        ("--mode l2t --text w1 --refine 1 --keep consensus", "--keep: has an effect only with --candidates"),
+        ("--mode l2t --text w1 --refine 1 --refine-by swap", "--refine-by swap: allowed are remask, replace"),
+        ("--mode l2t --text w1 --candidates 2 --keep all", "--keep all: allowed are nearest, consensus"),
+        ("--mode joint --keep consensus", "--keep: has no effect with --mode joint"),
         ("--mode l2t --text w1 --joint-order text_first", "--joint-order: has no effect with --mode l2t"),
         ("--mode l2t --infill ____ --neighbours 3", "--neighbours: these texts have no latent"),
         ("--mode joint --latent-sampler euler", "latent_sampler=euler: allowed are ddim"),

@@ -7,10 +7,12 @@ import pytest
 from sampling_oracles import random_model, spy
 
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.sampling import self_check
+from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
+from mmldlm.sampling.judge import Checked, cosine, probed_places
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.self_check import checked_stages, cosine, decode_checked, probed_places, with_blanks
+from mmldlm.sampling.remasking import with_blanks
+from mmldlm.sampling.self_check import checked_stages, decode_checked
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
 LENGTHS = np.array([5, 9, 2, 1, 12, 7])
@@ -18,7 +20,7 @@ LATENTS = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
 KEYS = document_keys(4, 6)
 
 
-def check(model: LoadedModel, **settings: object) -> self_check.Checked:
+def check(model: LoadedModel, **settings: object) -> Checked:
     return decode_checked(model, LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, **settings)  # type: ignore[arg-type]
 
 
@@ -105,7 +107,7 @@ def test_what_hurts_most_is_masked() -> None:
 
 
 def test_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_check, "MAX_PROBED", 4)
+    monkeypatch.setattr(judge, "MAX_PROBED", 4)
     owner, place = probed_places([np.arange(9), np.arange(1), np.arange(3)], document_keys(0, 3))
     assert owner.tolist() == [0, 0, 0, 0, 2, 2, 2]
     assert len(set(place[:4])) == 4

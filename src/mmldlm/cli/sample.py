@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmldlm.config import CONSENSUS, NEAREST, REMASK, REPLACE
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,16 +38,29 @@ NO_EFFECT = {
         "--against",
         "--encode-with",
         "--candidates",
+        "--keep",
         "--refine",
+        "--refine-by",
         "--check",
     ),
-    "joint": ("--infill", "--against", "--encode-with", "--candidates", "--refine", "--check"),
+    "joint": (
+        "--infill",
+        "--against",
+        "--encode-with",
+        "--candidates",
+        "--keep",
+        "--refine",
+        "--refine-by",
+        "--check",
+    ),
 }
 FILES = {"l2t": (".jsonl",), "t2l": (".npy", ".jsonl"), "joint": (".npy", ".jsonl")}
 NEEDS = {
     "--strength": ("--paraphrase",),
     "--vary": ("--paraphrase",),
     "--points": ("--interpolate",),
+    "--keep": ("--candidates",),
+    "--refine-by": ("--refine",),
     "--check": ("--candidates", "--refine"),
     "--data": ("--from-split", "--neighbours"),
 }
@@ -179,10 +193,24 @@ def sample(
             help="Decode so many and keep the one whose own latent is nearest.", rich_help_panel=_CHECK
         ),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="What is kept of them: nearest, or consensus, token by token. [nearest]",
+            rich_help_panel=_CHECK,
+        ),
+    ] = None,
     refine: Annotated[
         int | None,
         typer.Option(
-            help="Rounds in which the tokens that hurt most are decoded anew.", rich_help_panel=_CHECK
+            help="Rounds in which the text is brought nearer to its latent.", rich_help_panel=_CHECK
+        ),
+    ] = None,
+    refine_by: Annotated[
+        str | None,
+        typer.Option(
+            help="remask: what hurts is decoded anew; replace: other tokens are tried. [remask]",
+            rich_help_panel=_CHECK,
         ),
     ] = None,
     check: Annotated[
@@ -213,7 +241,8 @@ def sample(
         "text": text, "latents": latents, "from_split": from_split, "in": in_file, "infill": infill,
         "paraphrase": paraphrase, "strength": strength, "vary": vary, "interpolate": interpolate,
         "points": points, "data": data, "neighbours": neighbours, "length": length, "encode_with": encode_with,
-        "against": against, "candidates": candidates, "refine": refine, "check": check,
+        "against": against, "candidates": candidates, "keep": keep, "refine": refine, "refine_by": refine_by,
+        "check": check,
     }  # fmt: skip
     words = [
         f"--{name.replace('_', '-')}" for name, value in (wanted | asked).items() if value not in (None, [])
@@ -314,6 +343,8 @@ def _check_values(wanted: dict[str, Any]) -> None:
             raise UserError(f"--{name} {wanted[name]}: allowed is at least {low}")
     choices = {
         "vary": ("latent", "text", "both"),
+        "keep": (NEAREST, CONSENSUS),
+        "refine_by": (REMASK, REPLACE),
         "check": ("model", "encoder"),
         "encode_with": ("encoder", "model"),
     }

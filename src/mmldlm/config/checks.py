@@ -10,7 +10,7 @@ from mmldlm.config.corruption import MODES, CorruptionConfig, ModeWeights, Stage
 from mmldlm.config.data import BatchConfig
 from mmldlm.config.run import Config
 from mmldlm.config.train import PARTS, OptimConfig
-from mmldlm.config.use import SamplingConfig
+from mmldlm.config.use import CONSENSUS, NEAREST, REMASK, REPLACE, SamplingConfig
 
 
 def find_problems(config: Config) -> list[str]:
@@ -99,6 +99,18 @@ def _decoding_problems(config: Config) -> list[str]:
         found.append(
             f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
         )
+    found += _choices_problem("evaluation.keep", evaluation.keep, (NEAREST, CONSENSUS))
+    found += _choices_problem("evaluation.refine_by", evaluation.refine_by, (REMASK, REPLACE))
+    if CONSENSUS in evaluation.keep and max(evaluation.candidates, default=1) < 2:
+        found.append(
+            f"evaluation.keep={evaluation.keep}: a consensus needs several candidates; give evaluation.candidates, "
+            "such as [32], or leave it out"
+        )
+    if REPLACE in evaluation.refine_by and not evaluation.refine:
+        found.append(
+            f"evaluation.refine_by={evaluation.refine_by}: has an effect only with rounds; give evaluation.refine, "
+            "such as 8, or leave it out"
+        )
     if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
         found.append(
             f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
@@ -112,6 +124,13 @@ def _decoding_problems(config: Config) -> list[str]:
         if name not in fitting
     ]
     return found
+
+
+def _choices_problem(key: str, values: list[str], allowed: tuple[str, ...]) -> list[str]:
+    """Values of a list that may hold each allowed word once, and one at least."""
+    if values and len(set(values)) == len(values) and set(values) <= set(allowed):
+        return []
+    return [f"{key}={values}: one or more of {', '.join(allowed)} are needed, each once"]
 
 
 def _objective_problems(config: Config) -> list[str]:

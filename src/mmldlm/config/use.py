@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 
 from mmldlm.config.fields import choice, number
 
+NEAREST, CONSENSUS = "nearest", "consensus"
+"""What is kept of several candidates."""
+REMASK, REPLACE = "remask", "replace"
+"""How rounds improve a text."""
+
 
 @dataclass
 class SamplingConfig:
@@ -70,8 +75,14 @@ class EvaluationConfig:
     candidates: list[int] = field(default_factory=list)
     """Numbers of texts decoded for each latent, of which the one nearest to the latent is kept, such as [1, 4, 16]; []:
     not measured."""
+    keep: list[str] = field(default_factory=lambda: [NEAREST])
+    """What is kept of the candidates, beside each other: nearest, the one nearest to the latent; consensus, in each
+    place the token that most of them have, near ones counting more."""
     refine: int = number(0, 0)
-    """Rounds that improve the best candidate, measured beside none; 0: none."""
+    """Rounds that improve what is kept, measured beside none; 0: none."""
+    refine_by: list[str] = field(default_factory=lambda: [REMASK])
+    """How rounds improve a text, beside each other: remask, what hurts is masked and decoded anew; replace, single
+    tokens give way to other probable ones that bring the text nearer to the latent."""
     candidate_temperature: float = number(1.0, 0, above=True)
     """Of all candidates but the first, which takes the most probable tokens, and of the rounds."""
     check: str = choice("auto", "auto", "model", "encoder")

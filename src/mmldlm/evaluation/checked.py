@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mmldlm.config import NEAREST, REMASK
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context
@@ -21,8 +22,9 @@ from mmldlm.evaluation.inversion import Decoded, Truth, decode_keys, inversion_o
 from mmldlm.evaluation.quantities import LESS, Quantity
 from mmldlm.evaluation.statistics import estimate, mean_estimate
 from mmldlm.sampling.decode import decode_latents
+from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.self_check import Encode, checked_stages
+from mmldlm.sampling.self_check import checked_stages
 
 COMPARED = ("token_accuracy", "exact_match", "bleu", "reencoded_cosine")
 MODEL, ENCODER = "model", "encoder"
@@ -36,10 +38,17 @@ class Way:
     guidance: float
     num_candidates: int = 1
     num_rounds: int = 0
+    keep: str = NEAREST
+    refine_by: str = REMASK
 
     def name(self) -> str:
-        """Part of the name of its quantities."""
-        return f"{self.text_sampler}/{self.guidance:g}/{self.num_candidates}/{self.num_rounds}"
+        """Part of the name of its quantities; what is as usual is not in it."""
+        usual = f"{self.text_sampler}/{self.guidance:g}/{self.num_candidates}/{self.num_rounds}"
+        return "/".join([usual, *self._unusual()])
+
+    def _unusual(self) -> list[str]:
+        pairs = ((self.keep, NEAREST), (self.refine_by, REMASK))
+        return [value for value, usual in pairs if value != usual]
 
     def title(self) -> str:
         """For people; what is as usual is not said."""
@@ -47,7 +56,7 @@ class Way:
         parts += [f"guidance {self.guidance:g}"] if self.guidance != 1.0 else []
         parts += [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else []
         parts += [f"{self.num_rounds} rounds"] if self.num_rounds else []
-        return ", ".join(parts)
+        return ", ".join([*parts, *self._unusual()])
 
 
 @dataclass(frozen=True)
@@ -164,19 +173,18 @@ def decode_ways(
     if judge is None or not counts:
         return
     stages = checked_stages(
-        model, latents, options, keys=keys, lengths=lengths, counts=counts, num_rounds=config.refine,
-        drawn=_drawn(context, options), encode=_encode(context) if judge == ENCODER else None,
+        model, latents, options, keys=keys, lengths=lengths, counts=counts, keeps=config.keep,
+        num_rounds=config.refine, refine_by=config.refine_by, drawn=_drawn(context, options),
+        encode=_encode(context) if judge == ENCODER else None,
         progress=context.watch(f"self-check, {first.title()}"),
     )  # fmt: skip
-    spent, start = 0.0, time.perf_counter()
     for stage in stages:
-        took = time.perf_counter() - start
-        spent += 0.0 if stage.num_rounds else took
         if stage.num_candidates > 1 or stage.num_rounds:
-            way = replace(first, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
-            seconds = spent + took if stage.num_rounds else spent
-            yield Found(way, stage.found.tokens, stage.found.passes, stage.found.num_encoded, seconds)
-        start = time.perf_counter()
+            way = replace(
+                first, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds, keep=stage.keep,
+                refine_by=stage.refine_by or REMASK,
+            )  # fmt: skip
+            yield Found(way, stage.found.tokens, stage.found.passes, stage.found.num_encoded, stage.seconds)
 
 
 def _drawn(context: Context, options: SamplingOptions) -> SamplingOptions:
@@ -187,7 +195,7 @@ def _encode(context: Context) -> Encode:
     encode, decode_text = context.encode, context.decode_text
     assert encode is not None
     assert decode_text is not None
-    return lambda tokens: encode(decode_text(tokens))
+    return lambda tokens: encode(decode_text([text.tolist() for text in tokens]))
 
 
 def _row(

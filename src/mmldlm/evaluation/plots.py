@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmldlm.config import NEAREST, REMASK
 from mmldlm.evaluation.figure import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
 from mmldlm.evaluation.tables import LATENT_NAMES, TEXT_NAMES
 
@@ -250,11 +251,11 @@ def _self_check(result: dict[str, Any]) -> Picture | None:
     if not check:
         return None
     rows = sorted(check["rows"], key=lambda row: row["passes"]["value"])
-    kinds = list(dict.fromkeys((row["text_sampler"], row["guidance"]) for row in check["rows"]))
+    kinds = list(dict.fromkeys(map(_kind_of_way, check["rows"])))
 
     def draw(axes: Axes) -> None:
-        for number, (sampler, guidance) in enumerate(kinds):
-            mine = [row for row in rows if (row["text_sampler"], row["guidance"]) == (sampler, guidance)]
+        for number, kind in enumerate(kinds):
+            mine = [row for row in rows if _kind_of_way(row) == kind]
             cost, points = [row["passes"]["value"] for row in mine], [row["token_accuracy"] for row in mine]
             values = [100 * point["value"] for point in points]
             low = [100 * (point["value"] - point["low"]) for point in points]
@@ -262,7 +263,7 @@ def _self_check(result: dict[str, Any]) -> Picture | None:
             axes.errorbar(
                 cost, values, yerr=[low, high], color=_KIND_COLORS[number % len(_KIND_COLORS)], marker="o",
                 markersize=4, capsize=2, linestyle=("-", "--", ":")[number // len(_KIND_COLORS) % 3],
-                label=sampler if guidance == 1 else f"{sampler}, guidance {guidance:g}",
+                label=kind,
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_xlabel("passes of the network per document")
@@ -273,6 +274,14 @@ def _self_check(result: dict[str, Any]) -> Picture | None:
         "Each point is a number of candidates, with or without rounds. Bars: 95 % interval over documents."
     )
     return make_picture("self_check", "What more work in decoding buys", caption, draw)
+
+
+def _kind_of_way(row: dict[str, Any]) -> str:
+    """What the points of one line share; what is as usual is not said."""
+    parts = [row["text_sampler"]]
+    parts += [f"guidance {row['guidance']:g}"] if row["guidance"] != 1 else []
+    pairs = ((row["keep"], NEAREST), (row["refine_by"], REMASK))
+    return ", ".join([*parts, *(value for value, usual in pairs if value != usual)])
 
 
 def _similarity(result: dict[str, Any]) -> Picture | None:

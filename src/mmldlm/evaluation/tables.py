@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmldlm.config import NEAREST, REMASK
+
 LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
 TEXT_NAMES = {"right": "right text", "shuffled": "shuffled text", "none": "no text"}
 INTERVAL = "95 % interval"
@@ -154,6 +156,7 @@ _GAINS = {
 }
 """Name of each score of decoding, and how a difference of it is shown."""
 _WAY_HEAD = ["sampler", "guidance", "candidates", "rounds"]
+_WAY_KEYS = ("text_sampler", "guidance", "num_candidates", "num_rounds")
 
 
 def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
@@ -168,8 +171,8 @@ def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
     ]
     judges = {"model": "the model's own t2l side", "encoder": "the encoder"}
     how = (
-        f"The first candidate takes the most probable tokens, the others and the rounds are drawn at temperature "
-        f"{check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
+        f"The first candidate takes the most probable tokens, the others and what is decoded anew are drawn at "
+        f"temperature {check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
         if check["judge"]
         else ""
     )
@@ -182,10 +185,10 @@ def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
 
 
 def _self_check_gain(check: dict[str, Any], result: dict[str, Any]) -> Table:
-    plain = [check["plain"][key] for key in ("text_sampler", "guidance", "num_candidates", "num_rounds")]
+    plain = [check["plain"][key] for key in _WAY_KEYS]
     rows = []
     for row in check["rows"]:
-        way = [row[key] for key in ("text_sampler", "guidance", "num_candidates", "num_rounds")]
+        way = [row[key] for key in _WAY_KEYS]
         found = [(row["difference"][key], show) for key, (_, show) in _GAINS.items()]
         if way != plain:
             cells = [
@@ -201,7 +204,12 @@ def _self_check_gain(check: dict[str, Any], result: dict[str, Any]) -> Table:
 
 
 def _way(row: dict[str, Any]) -> list[str]:
-    return [row["text_sampler"], f"{row['guidance']:g}", str(row["num_candidates"]), str(row["num_rounds"])]
+    """How a row was decoded; the usual way of keeping and refining is not said."""
+    kept = f" {row['keep']}" if row["keep"] != NEAREST else ""
+    by = f" {row['refine_by']}" if row["refine_by"] != REMASK else ""
+    return [
+        row["text_sampler"], f"{row['guidance']:g}", f"{row['num_candidates']}{kept}", f"{row['num_rounds']}{by}"
+    ]  # fmt: skip
 
 
 def _retrieval(retrieval: dict[str, Any], result: dict[str, Any]) -> Table:

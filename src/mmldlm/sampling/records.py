@@ -15,6 +15,7 @@ import numpy as np
 
 from mmldlm import durable, randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.config import NEAREST, REMASK
 from mmldlm.sampling.decode import (
     Progress,
     decode_latents,
@@ -24,8 +25,9 @@ from mmldlm.sampling.decode import (
     infill_tokens,
     vary,
 )
+from mmldlm.sampling.judge import Encode, cosine
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.self_check import Encode, cosine, decode_checked
+from mmldlm.sampling.self_check import decode_checked
 from mmldlm.sampling.sources import Given, texts_of
 
 
@@ -45,7 +47,9 @@ class SelfCheck:
     """How much work is spent on finding better texts; see `self_check`."""
 
     num_candidates: int = 1
+    keep: str = NEAREST
     num_rounds: int = 0
+    refine_by: str = REMASK
     encode: Encode | None = None
     """None: the model's own t2l side."""
 
@@ -71,7 +75,8 @@ def sample_texts(
         return Samples(_with_originals(given, text_records(model, tokens)), None, latents)
     found = decode_checked(
         model, normalised, options, keys=keys, lengths=lengths, num_candidates=check.num_candidates,
-        num_rounds=check.num_rounds, encode=check.encode, against=away, progress=progress,
+        keep=check.keep, num_rounds=check.num_rounds, refine_by=check.refine_by, encode=check.encode,
+        against=away, progress=progress,
     )  # fmt: skip
     records = text_records(model, found.tokens)
     for index, record in enumerate(records):

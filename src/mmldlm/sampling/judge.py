@@ -1,0 +1,112 @@
+"""Who judges a decoded text: it is turned back into a latent, and that is compared with the one that was given.
+
+Shapes: n documents, S latent slots, C latent channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mmldlm import randomness
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.sampling.decode import encode_tokens
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
+
+ROUND = 2**41
+"""Word of the keys of rounds; no step has such a number."""
+MAX_PROBED = 32
+"""Tokens of a text that are tried in turn in a round; of longer texts, so many drawn ones."""
+
+Encode = Callable[[list[np.ndarray]], np.ndarray]
+"""Texts (token ids) to raw latents (n, S, C), such as the encoder that made the training data."""
+
+
+@dataclass
+class Checked:
+    """Texts with what is known about them."""
+
+    tokens: list[np.ndarray]
+    cosine: np.ndarray
+    """(n,) float64, of the text's own latent to the given one."""
+    first_cosine: np.ndarray
+    """(n,) that of the first candidate before any round."""
+    passes: np.ndarray
+    """(n,) int64, passes of the model's network, for all candidates and rounds."""
+    num_encoded: np.ndarray
+    """(n,) int64, texts that were turned back into latents."""
+    num_accepted: np.ndarray
+    """(n,) int64, rounds that made the text better."""
+
+    def copy(self) -> Checked:
+        """One that may be changed."""
+        arrays = (self.cosine, self.first_cosine, self.passes, self.num_encoded, self.num_accepted)
+        return Checked(list(self.tokens), *(values.copy() for values in arrays))
+
+
+class Judge:
+    """The given latents and how texts are compared with them."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        latents: np.ndarray,
+        options: SamplingOptions,
+        drawn: SamplingOptions,
+        keys: np.ndarray,
+        encode: Encode | None,
+        against: np.ndarray | None,
+    ) -> None:
+        self.model, self.latents, self.options, self.drawn, self.keys = model, latents, options, drawn, keys
+        self.encode, self.against = encode, against
+        self.raw = model.denormalize(latents)
+        self.reading = replace(options, guidance=1.0)  # a text is read as it stands, however it was decoded
+
+    def cosine(
+        self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray, encoded: np.ndarray
+    ) -> np.ndarray:
+        """(m,) cosine of each text's latent to the given one of its owner; the cost is added to the owner's."""
+        np.add.at(encoded, owner, 1)
+        sizes = np.array([len(text) for text in texts], np.int64)
+        parts = [
+            cosine(self._latents(texts[part], owner[part], passes), self.raw[owner[part]])
+            for part in slices(sizes, CHUNK_TOKENS)
+        ]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
+        """(m, S, C) raw."""
+        if self.encode is not None:
+            return self.encode(texts)
+        spent = np.zeros(len(texts), np.int64)
+        made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
+        np.add.at(passes, owner, spent)
+        return self.model.denormalize(made)
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(n,) cosine between latents (n, S, C), all slots together."""
+    product = (first * second).sum((1, 2), dtype=np.float64)
+    size = np.sqrt((first**2).sum((1, 2), dtype=np.float64) * (second**2).sum((1, 2), dtype=np.float64))
+    return product / np.maximum(size, 1e-30)
+
+
+def probed_places(
+    tokens: list[np.ndarray], keys: np.ndarray, shortest: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are tried in turn: text and place of each; texts that are shorter than told have none."""
+    owner: list[int] = []
+    place: list[int] = []
+    for i, text in enumerate(tokens):
+        if len(text) < shortest:
+            continue
+        chosen = np.arange(len(text))
+        if len(text) > MAX_PROBED:
+            chance = randomness.uniform(keys[i], randomness.SHUFFLE, chosen)
+            chosen = np.sort(np.argsort(chance, kind="stable")[:MAX_PROBED])
+        owner += [i] * len(chosen)
+        place += chosen.tolist()
+    return np.array(owner, np.int64), np.array(place, np.int64)

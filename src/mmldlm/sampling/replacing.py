@@ -1,0 +1,164 @@
+"""Rounds that try other tokens in the place of single ones, and keep those that bring the text nearer to its latent.
+
+For each token the network is asked, with this one masked and everything else in sight, for the most probable others.
+All texts with one such replacement are turned back into latents. Then the best replacements of a text, one for each
+place, are made together: the best one, two, three, a quarter, a half and all that help; the nearest of these texts is
+kept. Nothing is drawn, so a text of which no replacement helps is as near as this way can bring it.
+Shapes: N texts, P places that are tried, K replacements of each, M replacements that help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mmldlm import randomness
+from mmldlm.sampling.checks import check_latents
+from mmldlm.sampling.draw import require_finite
+from mmldlm.sampling.guidance import guided_logits
+from mmldlm.sampling.judge import MAX_PROBED, ROUND, Checked, Judge, probed_places
+from mmldlm.sampling.pack import Pack, Tally, group_documents
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.ragged import CHUNK_TOKENS, Ragged, slices
+from mmldlm.sampling.unmask import masked_tokens, time_of_share
+
+NUM_REPLACEMENTS = 8
+"""Most probable other tokens that are tried in each place."""
+SMALLEST_GAIN = 1e-5
+"""Of the cosine; less may be rounding, which changes with the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Swaps:
+    """Replacements that help, by text, the best of each text first."""
+
+    text: np.ndarray
+    """(M,) which text."""
+    place: np.ndarray
+    token: np.ndarray
+    cosine: np.ndarray
+    """(M,) of the text with this replacement alone."""
+
+    def tries(self, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which texts are tried with how many of their replacements; each number once."""
+        num = np.bincount(self.text, minlength=num_texts)
+        sizes = np.stack([np.full_like(num, count) for count in (1, 2, 3)] + [num // 4, num // 2, num], 1)
+        sizes = np.sort(np.minimum(sizes, num[:, None]), 1)
+        is_new = np.diff(sizes, axis=1, prepend=0) > 0
+        return np.nonzero(is_new)[0], sizes[is_new]
+
+
+def replace_rounds(judge: Judge, best: Checked, num_rounds: int, report: Callable[[], None]) -> Checked:
+    """So many rounds, each reported; texts that can get no better this way are left out of later ones."""
+    found, left = best.copy(), np.arange(len(best.tokens))
+    proposals = Proposals(judge)
+    for number in range(num_rounds):
+        keys = randomness.make_key(judge.keys, ROUND, number)
+        lengths = np.array([len(found.tokens[i]) for i in left], np.int64)
+        costs = np.minimum(lengths, MAX_PROBED) * NUM_REPLACEMENTS * lengths
+        parts = [left[part] for part in slices(costs, CHUNK_TOKENS)]
+        left = np.concatenate(
+            [_improve(judge, proposals, found, part, keys[part]) for part in parts] or [left]
+        )
+        report()
+    return found
+
+
+def _improve(
+    judge: Judge, proposals: Proposals, found: Checked, documents: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """One round of some documents, in place; those are returned that may get better still."""
+    texts = Ragged.of([found.tokens[i] for i in documents])
+    owner, place = probed_places(texts.split(), keys, shortest=1)
+    swaps = _swaps(judge, proposals, found, documents, texts, owner, place)
+    text, size = swaps.tries(len(documents))
+    first = np.searchsorted(swaps.text, text)
+    row = np.repeat(np.arange(len(text)), size)
+    swap = np.arange(len(row)) - np.repeat(np.cumsum(size) - size, size) + first[row]
+    tried = texts.take(text).put(row, swaps.place[swap], swaps.token[swap])
+    cosine = swaps.cosine[first]  # a single replacement was judged before
+    several = np.flatnonzero(size > 1)
+    if len(several):
+        cosine[several] = judge.cosine(
+            tried.take(several).split(), documents[text[several]], found.passes, found.num_encoded
+        )
+    order = np.lexsort((size, -cosine, text))
+    improved, nearest = np.unique(text[order], return_index=True)
+    for index, document in zip(order[nearest], documents[improved], strict=True):
+        start = tried.starts[index]
+        found.tokens[document] = tried.tokens[start : start + tried.lengths[index]].copy()
+        found.cosine[document] = cosine[index]
+        found.num_accepted[document] += 1
+    may_improve = np.bincount(owner, minlength=len(documents)) < texts.lengths  # other places next time
+    may_improve[improved] = True
+    return documents[may_improve]
+
+
+def _swaps(
+    judge: Judge,
+    proposals: Proposals,
+    found: Checked,
+    documents: np.ndarray,
+    texts: Ragged,
+    owner: np.ndarray,
+    place: np.ndarray,
+) -> Swaps:
+    """The best replacement in each of these places of these texts, where one helps."""
+    tokens = proposals.ask(texts, documents, owner, place, found.passes)
+    num = tokens.shape[1]
+    text = np.repeat(owner, num)
+    variants = texts.take(text).put(np.arange(len(text)), np.repeat(place, num), tokens.reshape(-1))
+    cosines = judge.cosine(variants.split(), documents[text], found.passes, found.num_encoded)
+    cosines = cosines.reshape(tokens.shape)
+    rows, best = np.arange(len(owner)), cosines.argmax(1)
+    gain = cosines[rows, best] - found.cosine[documents[owner]]
+    order = np.lexsort((-gain, owner))
+    order = order[gain[order] > SMALLEST_GAIN]
+    best = best[order]
+    return Swaps(owner[order], place[order], tokens[order, best], cosines[order, best])
+
+
+class Proposals:
+    """What the network would say instead of single tokens."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge, self.predictor = judge, ModelPredictor(judge.model)
+        self.latents = torch.from_numpy(check_latents(judge.model, judge.latents))
+        self.against = (
+            None if judge.against is None else torch.from_numpy(check_latents(judge.model, judge.against))
+        )
+        self.num = min(NUM_REPLACEMENTS, judge.model.denoiser.shape.vocab_size - 1)
+
+    def ask(
+        self, texts: Ragged, documents: np.ndarray, owner: np.ndarray, place: np.ndarray, passes: np.ndarray
+    ) -> np.ndarray:
+        """(P, K) the most probable other tokens in these places of these texts, most probable first."""
+        result = np.empty((len(owner), self.num), np.int64)
+        num_slots, batch_tokens = self.latents.shape[1], self.judge.drawn.batch_tokens
+        for rows in group_documents(texts.lengths[owner], num_slots, batch_tokens):
+            result[rows] = self._ask(texts.take(owner[rows]), documents[owner[rows]], place[rows], passes)
+        return result
+
+    def _ask(self, texts: Ragged, documents: np.ndarray, place: np.ndarray, passes: np.ndarray) -> np.ndarray:
+        """One pack: a place of each of these texts."""
+        process, chosen = self.judge.model.corruption.text, torch.from_numpy(documents)
+        at = texts.starts + place
+        pack = Pack(
+            noisy_tokens=torch.from_numpy(texts.put(np.arange(len(place)), place, process.mask_id).tokens),
+            noisy_latents=self.latents[chosen],
+            text_time=torch.ones(len(documents)),
+            latent_time=torch.zeros(len(documents)),
+            lengths=texts.lengths,
+            keys=self.judge.keys[documents],
+            against=None if self.against is None else self.against[chosen],
+            tally=Tally(passes, documents),
+        )
+        masked = masked_tokens(pack, process)
+        pack = replace(pack, fixed=~masked, text_time=time_of_share(pack, masked, process))
+        logits = guided_logits(self.predictor, pack, torch.from_numpy(at), self.judge.drawn.guidance)
+        require_finite(logits)
+        present = torch.from_numpy(texts.tokens[at])[:, None].to(logits.device)
+        return logits.scatter(1, present, -torch.inf).topk(self.num, dim=-1).indices.cpu().numpy()

@@ -1,0 +1,348 @@
+"""Replacing rounds and consensus, where the right answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from sampling_oracles import random_model, spy
+from torch import Tensor
+
+from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.layout import Layout
+from mmldlm.model.denoiser import DataShape
+from mmldlm.randomness import make_key
+from mmldlm.sampling import consensus as consensus_module
+from mmldlm.sampling import judge as judge_module
+from mmldlm.sampling import remasking, replacing
+from mmldlm.sampling.consensus import candidate_weights, consensus
+from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
+from mmldlm.sampling.guidance import guided_logits
+from mmldlm.sampling.judge import Checked, Judge, cosine
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import Pack
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.ragged import Ragged, slices
+from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
+from mmldlm.sampling.self_check import CANDIDATE, checked_stages, decode_checked
+from mmldlm.types import DenoiserOutput
+
+OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
+LENGTHS = np.array([5, 9, 2, 1, 12, 7])
+LATENTS = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+KEYS = document_keys(4, 6)
+GREEDY = replace(OPTIONS, temperature=0.0)
+VOCAB, LONGEST = 50, 12
+
+
+def check(model: LoadedModel, **settings: Any) -> Checked:
+    settings = {"keys": KEYS, "lengths": LENGTHS, "num_rounds": 2, "refine_by": "replace"} | settings
+    return decode_checked(
+        model, settings.pop("latents", LATENTS), settings.pop("options", OPTIONS), **settings
+    )
+
+
+class Knowing:
+    """Decodes badly, but has the right token among the most probable ones whatever else it sees.
+
+    A document's latent holds a one in the channel of each (place, token) of its text, so it tells the text.
+    """
+
+    length_head = None
+    shape = DataShape(VOCAB, 1, LONGEST * VOCAB, LONGEST)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        """How many other tokens are more probable than the right one."""
+
+    def __call__(
+        self, tokens: Tensor, latents: Tensor, text_time: Tensor, latent_time: Tensor, layout: Layout
+    ) -> DenoiserOutput:
+        truth = latents.view(len(latents), LONGEST, VOCAB)
+        sizes = (truth.amax(-1) > 0).sum(1)
+        right = torch.cat([truth[i, :size].argmax(-1) for i, size in enumerate(sizes.tolist())])
+        ahead = (torch.arange(VOCAB)[None] - right[:, None]) % VOCAB  # 0 for the right one
+        logits = torch.where(ahead == 0, 0.0, torch.where(ahead <= self.rank, 1.0 + ahead, -1.0 * ahead))
+        return DenoiserOutput(logits, torch.zeros_like(latents), None)
+
+    @staticmethod
+    def token_logits(hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def knowing_model(rank: int) -> LoadedModel:
+    model = random_model()
+    model.denoiser = cast(Any, Knowing(rank))
+    return model
+
+
+def bag(texts: list[np.ndarray]) -> np.ndarray:
+    """An encoder that is linear in the set of (place, token)."""
+    found = np.zeros((len(texts), 1, LONGEST * VOCAB), np.float32)
+    for i, text in enumerate(texts):
+        found[i, 0, np.arange(len(text)) * VOCAB + text] = 1.0
+    return found
+
+
+def truth_texts() -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB, length) for length in LENGTHS]
+
+
+def test_replacing_reaches_the_text_wherever_its_tokens_are_proposed() -> None:
+    """Each right token raises the cosine by itself, so one round makes all replacements, the next finds none."""
+    truth = truth_texts()
+    settings: dict[str, Any] = {"latents": bag(truth), "encode": bag, "options": GREEDY}
+    first = check(knowing_model(NUM_REPLACEMENTS), num_rounds=0, **settings)
+    assert all((a != b).all() for a, b in zip(first.tokens, truth, strict=True))
+    found = check(knowing_model(NUM_REPLACEMENTS), num_rounds=3, **settings)
+    assert all(map(np.array_equal, found.tokens, truth))
+    assert found.cosine == pytest.approx(np.ones(6))
+    assert found.num_accepted.tolist() == [1] * 6
+    # the text holds the most probable tokens, so the right one is the last of the others that are asked for; one rank
+    # farther down it is never tried
+    missed = check(knowing_model(NUM_REPLACEMENTS + 1), num_rounds=3, **settings)
+    assert not any((a == b).any() for a, b in zip(missed.tokens, truth, strict=True))
+    assert missed.num_accepted.tolist() == [0] * 6
+
+
+def test_cost_is_what_was_asked_and_finished_texts_are_left_alone() -> None:
+    truth = truth_texts()
+    found = check(knowing_model(3), latents=bag(truth), encode=bag, options=GREEDY, num_rounds=5)
+    # two rounds: the one that repairs everything, and the one that finds nothing to do
+    num_steps = np.minimum(LENGTHS, GREEDY.num_sampling_steps)
+    assert (found.passes - num_steps).tolist() == (2 * LENGTHS).tolist()
+    sizes = [
+        len({1, min(2, n), min(3, n), *(x for x in (n // 4, n // 2) if x), n}) - 1 for n in LENGTHS.tolist()
+    ]
+    assert found.num_encoded.tolist() == (1 + 2 * NUM_REPLACEMENTS * LENGTHS + sizes).tolist()
+    model = random_model()
+    record = spy(model)
+    own = check(model)
+    assert own.passes.sum() == sum(call.layout.num_documents for call in record)
+
+
+def test_cosine_never_falls_and_speaks_of_the_text() -> None:
+    model = random_model()
+    rounds = [check(model, num_rounds=number) for number in range(4)]
+    for before, after in pairwise(rounds):
+        assert (after.cosine >= before.cosine).all()
+        assert ((after.cosine > before.cosine) == (after.num_accepted > before.num_accepted)).all()
+    assert (rounds[1].cosine > rounds[0].cosine).sum() >= 4
+    assert [len(text) for text in rounds[-1].tokens] == LENGTHS.tolist()
+    again = cosine(encode_tokens(model, rounds[-1].tokens, OPTIONS, keys=KEYS), LATENTS)
+    assert rounds[-1].cosine == pytest.approx(again, abs=1e-4)
+    assert (rounds[-1].first_cosine == rounds[0].cosine).all()
+
+
+def test_a_text_depends_neither_on_others_nor_on_packs() -> None:
+    model = random_model()
+    together = check(model)
+    others = [check(model, options=replace(OPTIONS, batch_tokens=400))]
+    parts = [slice(i, i + 1) for i in range(6)]
+    alone = [check(model, latents=LATENTS[p], keys=KEYS[p], lengths=LENGTHS[p]) for p in parts]
+    others.append(
+        Checked(
+            [one.tokens[0] for one in alone],
+            *(np.concatenate([getattr(one, name) for one in alone]) for name in (
+                "cosine", "first_cosine", "passes", "num_encoded", "num_accepted"
+            )),
+        )
+    )  # fmt: skip
+    for other in others:
+        assert all(map(np.array_equal, together.tokens, other.tokens))
+        assert together.cosine == pytest.approx(other.cosine, abs=1e-5)
+        for name in ("passes", "num_encoded", "num_accepted"):
+            assert getattr(together, name).tolist() == getattr(other, name).tolist()
+
+
+@pytest.mark.parametrize("refine_by", ["remask", "replace"])
+def test_chunks_leave_no_trace(monkeypatch: pytest.MonkeyPatch, refine_by: str) -> None:
+    model = random_model()
+    together = check(model, num_rounds=1, refine_by=refine_by)
+    for module in (judge_module, replacing, remasking):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 64)
+    found = check(model, num_rounds=1, refine_by=refine_by)
+    assert all(map(np.array_equal, together.tokens, found.tokens))
+    assert together.num_encoded.tolist() == found.num_encoded.tolist()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "self_conditioning", "noise"])
+def test_every_kind_of_model_can_do_it(kind: str) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "hybrid": {"text_noise": "hybrid"},
+        "self_conditioning": {"self_conditioning": True},
+        "noise": {"prediction_type": "noise"},
+    }
+    sampler = "hybrid" if kind == "hybrid" else "confidence"
+    options = replace(OPTIONS, text_sampler=sampler, num_encode_steps=1)
+    found = check(random_model(**settings[kind]), options=options, num_rounds=1)
+    assert (found.cosine >= found.first_cosine).all()
+    assert (found.cosine > found.first_cosine).any()
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: float) -> None:
+    model = random_model()
+    options = replace(OPTIONS, guidance=guidance)
+    texts = decode_latents(model, LATENTS, options, lengths=LENGTHS, keys=KEYS)
+    judge = Judge(model, LATENTS, options, options, KEYS, None, LATENTS[::-1].copy())
+    record, passes = spy(model), np.zeros(6, np.int64)
+    documents, owner, place = np.array([4, 0, 1]), np.array([0, 0, 1, 2, 2]), np.array([0, 11, 3, 8, 2])
+    asked = Ragged.of([texts[i] for i in documents])
+    found = Proposals(judge).ask(asked, documents, owner, place, passes)
+    assert passes.tolist() == [int(n * (1 if guidance == 1 else 2)) for n in (1, 2, 0, 0, 2, 0)]
+    process = model.corruption.text
+    for call in record:  # the share of one masked token
+        share = process.schedule.mask_probability(call.text_time)
+        parts = (call.tokens == process.mask_id).split((1 / share).round().int().tolist())
+        assert [int(part.sum()) for part in parts] == [1] * call.layout.num_documents
+    for row, (i, at) in enumerate(zip(documents[owner], place, strict=True)):
+        one = texts[i].copy()
+        one[at] = process.mask_id
+        time = process.schedule.time_of(torch.tensor([1 / len(one)]))
+        pack = Pack(
+            torch.from_numpy(one), torch.from_numpy(LATENTS[[i]]), time,
+            torch.zeros(1), np.array([len(one)]), KEYS[[i]], against=torch.from_numpy(LATENTS[::-1].copy()[[i]]),
+        )  # fmt: skip
+        logits = guided_logits(ModelPredictor(model), pack, torch.tensor([at]), guidance)[0]
+        best = [token for token in logits.argsort(descending=True).tolist() if token != texts[i][at]]
+        assert found[row].tolist() == best[:NUM_REPLACEMENTS]
+
+
+def test_long_texts_are_tried_in_other_places_until_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 places 2 are drawn in a round: what found nothing there goes on, and ends at the text."""
+    for module in (judge_module, replacing):
+        monkeypatch.setattr(module, "MAX_PROBED", 2)
+    truth = truth_texts()
+    found = check(knowing_model(3), latents=bag(truth), encode=bag, options=GREEDY, num_rounds=60)
+    assert all(map(np.array_equal, found.tokens, truth))
+    tries = (found.num_encoded - 1) // (2 * NUM_REPLACEMENTS)
+    assert tries[4] >= 60  # longer than 2, so never known to be finished
+    assert found.num_encoded[2] < 4 * 2 * NUM_REPLACEMENTS
+
+
+def test_which_replacements_are_tried_together() -> None:
+    text = np.repeat([0, 2, 3, 4], [1, 2, 5, 20])
+    swaps = Swaps(text, *(np.zeros(len(text)),) * 3)
+    who, size = swaps.tries(5)
+    found = {i: size[who == i].tolist() for i in range(5)}
+    assert found == {0: [1], 1: [], 2: [1, 2], 3: [1, 2, 3, 5], 4: [1, 2, 3, 5, 10, 20]}
+
+
+def test_replacements_that_spoil_each_other_are_not_made_together() -> None:
+    """Two replacements help alone but not together: the better one is made, and the text is then as good as it gets."""
+    model = random_model()
+    values = {(1, 0): 0.8, (0, 1): 0.7, (1, 1): 0.1}
+
+    def encode(texts: list[np.ndarray]) -> np.ndarray:
+        start = decode_latents(model, target, OPTIONS, lengths=np.array([2]), keys=KEYS[:1])[0]
+        height = np.array([values.get(tuple((text != start).astype(int)), 0.5) for text in texts])
+        found = np.zeros((len(texts), 2, 3), np.float32)
+        found[:, 0, 0], found[:, 0, 1] = height, np.sqrt(1 - height**2)
+        return found
+
+    target = np.zeros((1, 2, 3), np.float32)
+    target[0, 0, 0] = 1.0
+    found = check(model, latents=target, keys=KEYS[:1], lengths=np.array([2]), encode=encode)
+    assert found.cosine[0] == pytest.approx(0.8)
+    assert found.num_accepted[0] == 1
+
+
+def test_consensus_by_hand() -> None:
+    """Two far candidates outvote the nearest one only where their weights together are larger than its own."""
+    near = np.log(0.6) / 20  # a candidate that is this much farther counts 0.6
+    cosines = np.array([[0.5, 0.9], [0.5 + near, 0.9 + 4 * near], [0.5 + near, 0.9 + 4 * near]])
+    assert candidate_weights(cosines) == pytest.approx(np.array([[1, 1], [0.6, 0.6**4], [0.6, 0.6**4]]))
+    tokens = np.array([[1, 2, 3, 7, 8], [1, 5, 4, 6, 6], [9, 5, 2, 6, 6]], np.int32)
+    found = consensus(tokens, np.array([3, 2]), cosines)
+    assert [text.tolist() for text in found] == [[1, 5, 3], [7, 8]]
+    tied = consensus(np.array([[4, 9], [8, 2]]), np.array([2]), np.array([[0.3], [0.3]]))
+    assert tied[0].tolist() == [4, 9]  # the earlier candidate's
+
+
+def nearly_equal(texts: list[np.ndarray]) -> np.ndarray:
+    """An encoder to which all texts are much the same; how much, their tokens say."""
+    angle = np.array([0.5 + 0.002 * (text.sum() % 50) for text in texts])
+    found = np.zeros((len(texts), 2, 3), np.float32)
+    found[:, 0, 0], found[:, 0, 1] = np.cos(angle), np.sin(angle)
+    return found
+
+
+def test_consensus_is_a_vote_of_the_candidates() -> None:
+    """The candidates are those that `nearest` chooses from; the votes are counted one by one here."""
+    model, target = random_model(), np.zeros((6, 2, 3), np.float32)
+    target[:, 0, 0] = 1.0
+    keys = [KEYS, *(make_key(KEYS, CANDIDATE, number) for number in range(1, 7))]
+    drawn = [decode_latents(model, target, OPTIONS, lengths=LENGTHS, keys=key) for key in keys]
+    near = np.stack([cosine(nearly_equal(texts), target) for texts in drawn])
+    found = check(
+        model, latents=target, encode=nearly_equal, num_candidates=7, keep="consensus", num_rounds=0
+    )
+    for i, text in enumerate(found.tokens):
+        for place, token in enumerate(text):
+            votes: dict[int, float] = {}
+            for texts, weight in zip(drawn, np.exp(20 * (near[:, i] - near[:, i].max())), strict=True):
+                votes[int(texts[i][place])] = votes.get(int(texts[i][place]), 0.0) + weight
+            assert votes[int(token)] == pytest.approx(max(votes.values()))
+    assert found.cosine == pytest.approx(cosine(nearly_equal(found.tokens), target))
+    assert (found.cosine < near.max(0)).any()  # it is kept even where one of them is nearer
+    assert found.num_encoded.tolist() == [8] * 6
+    assert (found.first_cosine == near[0]).all()
+
+
+def test_stages_are_what_each_way_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, drawn = random_model(), {"keys": KEYS, "lengths": LENGTHS, "encode": nearly_equal}
+    stages = list(checked_stages(
+        model, LATENTS, OPTIONS, **drawn, counts=[1, 3], keeps=["nearest", "consensus"], num_rounds=1,
+        refine_by=["remask", "replace"],
+    ))  # fmt: skip
+    ways = [(s.num_candidates, s.keep, s.num_rounds, s.refine_by) for s in stages]
+    rounds = [(0, None), (1, "remask"), (1, "replace")]
+    keeps = [(1, "nearest"), (3, "nearest"), (3, "consensus")]
+    assert ways == [(*keep, *end) for keep in keeps for end in rounds]
+    monkeypatch.setattr(consensus_module, "CHUNK_TOKENS", 40)
+    for stage in stages:
+        alone = check(
+            model, **drawn, num_candidates=stage.num_candidates, keep=stage.keep, num_rounds=stage.num_rounds,
+            refine_by=stage.refine_by or "remask",
+        )  # fmt: skip
+        assert all(map(np.array_equal, alone.tokens, stage.found.tokens))
+        for name in ("cosine", "passes", "num_encoded"):
+            assert getattr(alone, name).tolist() == getattr(stage.found, name).tolist()
+    for start, *ends in (stages[:3], stages[3:6], stages[6:]):
+        assert all((end.found.cosine >= start.found.cosine).all() for end in ends)
+
+
+def test_candidates_of_a_consensus_have_the_length_of_the_first() -> None:
+    model = random_model()
+    first = check(model, lengths=None, num_rounds=0)
+    found = check(model, lengths=None, num_candidates=4, keep="consensus", num_rounds=0)
+    lengths = [len(text) for text in first.tokens]
+    assert [len(text) for text in found.tokens] == lengths
+    given = check(model, lengths=np.array(lengths), num_candidates=4, keep="consensus", num_rounds=0)
+    assert all(map(np.array_equal, found.tokens, given.tokens))
+
+
+def test_progress_reaches_its_end() -> None:
+    seen: list[float] = []
+    list(checked_stages(
+        random_model(), LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, counts=[1, 2], keeps=["nearest", "consensus"],
+        num_rounds=2, refine_by=["replace", "remask"], progress=lambda done, total: seen.append(done / total),
+    ))  # fmt: skip
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_texts_in_one_array() -> None:
+    texts = [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])]
+    some = Ragged.of(texts).take(np.array([2, 0, 2]))
+    changed = some.put(np.array([0, 2]), np.array([1, 0]), np.array([8, 9]))
+    assert [text.tolist() for text in changed.split()] == [[5, 8], [1, 2, 3], [9, 6]]
+    assert [text.tolist() for text in some.split()] == [[5, 6], [1, 2, 3], [5, 6]]
+    assert [text.tolist() for text in some.drop(np.array([0, 1, 1])).split()] == [[6], [1, 3], [5]]
+    assert [(s.start, s.stop) for s in slices(np.array([3, 3, 9, 1, 1, 4]), 6)] == [(0, 2), (2, 3), (3, 6)]
