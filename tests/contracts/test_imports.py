@@ -26,6 +26,7 @@ TIERS = [
     {"train", "evaluation", "prepare"},
     {"diagnostics"},
     {"cli"},
+    {"__main__"},
 ]
 TIER_OF = {part: number for number, tier in enumerate(TIERS) for part in tier}
 MODULES = sorted(SOURCE.rglob("*.py"))
