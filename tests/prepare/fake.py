@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mmldlm.prepare.encoders import Tokenized
+
 CHANNELS = 6
 
 
@@ -33,8 +35,14 @@ class FakeEncoder:
     def spec(self) -> dict[str, Any]:
         return self.options
 
-    def count_tokens(self, texts: list[str]) -> np.ndarray:
-        return np.array([len(text.split()) for text in texts])
+    def accepts(self, tokenizer: object) -> bool:
+        return False
+
+    def tokenize(self, texts: list[str], tokens: object = None) -> Tokenized:
+        return Tokenized(texts, np.array([len(text.split()) for text in texts]), self.max_tokens)
+
+    def embed(self, tokenized: Tokenized, progress: Callable[[int], None] | None = None) -> np.ndarray:
+        return self.encode(tokenized.texts, progress)
 
     def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
         from mmldlm.prepare.segments import hash63

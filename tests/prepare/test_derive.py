@@ -209,7 +209,7 @@ def test_kill_and_go_on_is_byte_identical(tmp_path: Path) -> None:
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
     kept = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/shard-*.json")]
-    assert len(kept) == documents // 50
+    assert documents // 50 - 1 <= len(kept) <= documents // 50  # the last one may not be written yet
     options = {"validation": None, "validation_input": (str(held),)}
     FakeEncoder.seen = 0
     whole = _prepare(source, tmp_path / "whole", **options)

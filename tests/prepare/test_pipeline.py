@@ -170,7 +170,7 @@ def test_changed_text_is_noticed_when_going_on(tmp_path: Path, text: Path) -> No
         "sentences",
         "--shard-documents",
         50,
-        KILL_AFTER=60,
+        KILL_AFTER=110,
     )
     path = text / "00.txt"
     path.write_text(path.read_text().replace("Sentence 1", "Sentence X"))

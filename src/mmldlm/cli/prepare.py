@@ -102,7 +102,7 @@ def prepare(
     ] = None,
     device: Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")] = "auto",
     shard_documents: Annotated[
-        int, typer.Option(help="Documents per file; a stopped run loses at most one file.")
+        int, typer.Option(help="Documents per file; a killed run loses at most two files.")
     ] = 8192,
     seed: Annotated[int, typer.Option(help="For the split, --limit and --derive.")] = 0,
 ) -> None:

@@ -92,7 +92,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def flatten(token_lists: Sequence[Any], lengths: np.ndarray, vocab_size: int) -> np.ndarray:
     if not len(lengths) or lengths.min() < 1:
         raise UserError("a document without tokens cannot be stored; leave it out")
-    flat = np.concatenate([np.asarray(tokens, np.int64) for tokens in token_lists])
+    flat = np.concatenate(token_lists).astype(np.int64)
     if flat.min() < 0 or flat.max() >= vocab_size:
         raise UserError(
             f"token id {int(flat.max())}: the vocabulary has {vocab_size} entries; is it another tokenizer?"

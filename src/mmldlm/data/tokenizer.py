@@ -7,8 +7,11 @@ import json
 import logging
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mmldlm.data.files import write_durably
 from mmldlm.errors import UserError
@@ -53,6 +56,13 @@ class Tokenizer:
         return [
             encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The same as arrays; quicker for many texts."""
+        lists = self.encode_batch(texts)
+        ends = list(accumulate(map(len, lists)))
+        flat = np.fromiter(chain.from_iterable(lists), np.uint32, ends[-1] if ends else 0)
+        return [flat[end - len(ids) : end].copy() for ids, end in zip(lists, ends, strict=True)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text begins and ends, in characters."""

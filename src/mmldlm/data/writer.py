@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,15 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 
 LATENT_DTYPES = ("float16", "float32")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shard will be that is not written yet."""
+
+    path: Path
+    entry: dict[str, Any]
+    """Empty until then."""
 
 
 def store_state(path: Path, settings: dict[str, Any]) -> str:
@@ -163,6 +173,13 @@ class StoreWriter:
         shards.append(entry)
         return True
 
+    def reserve(self, split: str) -> Place:
+        """The next place of this split, for `write_shard`; those after it can be looked at before it is filled."""
+        shards = self._done.setdefault(split, [])
+        place = Place(self._shard_path(split, len(shards)), {})
+        shards.append(place.entry)
+        return place
+
     def write_shard(
         self,
         split: str,
@@ -172,10 +189,12 @@ class StoreWriter:
         ids: np.ndarray,
         counts: dict[str, int] | None = None,
         made_of: Sequence[str | None] | None = None,
+        place: Place | None = None,
     ) -> None:
-        """Write the next shard of a split: latents (N, S, C). `counts` are added to those of the manifest.
+        """Write the next shard of a split, or that of a reserved place: latents (N, S, C).
 
-        `made_of` says of each derived document what it is made of; without it there is no such column.
+        `counts` are added to those of the manifest. `made_of` says of each derived document what it is made of;
+        without it there is no such column.
         """
         import pyarrow as pa
 
@@ -183,7 +202,8 @@ class StoreWriter:
         flat = flatten(token_lists, lengths, self.vocab_size)
         stored = self._stored_latents(latents, texts)
         batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size, made_of)
-        path = self._shard_path(split, len(self._done.setdefault(split, [])))
+        shards = self._done.setdefault(split, [])
+        path = place.path if place else self._shard_path(split, len(shards))
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def fill(file: Any) -> None:
@@ -203,7 +223,10 @@ class StoreWriter:
             "moments": moments.to_json(),
         }
         write_json(path.with_suffix(".json"), sidecar)
-        self._done[split].append(sidecar)
+        if place:
+            place.entry.update(sidecar)
+        else:
+            shards.append(sidecar)
 
     def _stored_latents(self, latents: np.ndarray, texts: Sequence[str | None]) -> np.ndarray:
         """Check shape and values, then the number format of the store."""

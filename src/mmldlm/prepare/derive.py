@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-
-import numpy as np
+from functools import lru_cache
+from itertools import compress, islice
+from typing import NamedTuple
 
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.prepare.segments import BATCH, SeenIds, Segment, SegmentOptions, hash63, text_id
+from mmldlm.prepare.segments import BATCH, SeenIds, Segment, SegmentOptions, hash63, text_ids
 
 MOST_PARTNERS = 65_536
 PARTNER_TOKENS = 2**23
@@ -31,8 +31,7 @@ _BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
 _LETTER = re.compile(r"\w")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A derived text before it is known whether it may enter the store."""
 
     kind: str
@@ -86,35 +85,38 @@ class Deriver:
         )
         self.share_done = 0.0
         self._known = known
+        self._starts_of = lru_cache(len(survey.partners) + 1)(boundaries)
 
-    def extend(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+    def extend(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
         """All segments, some at a time, each lot followed by the documents that are derived from it."""
         passed, stream = 0, iter(segments)
         while batch := list(islice(stream, BATCH)):
-            yield from batch
-            yield from self._derive([segment for segment in batch if segment.split == "train"])
             passed += len(batch)
+            derived = self._derive([segment for segment in batch if segment.split == "train"])
             self.share_done = passed / self.survey.num_documents
+            yield batch + derived
 
-    def _derive(self, parents: list[Segment]) -> Iterator[Segment]:
+    def _derive(self, parents: list[Segment]) -> list[Segment]:
         """The candidates whose text is not in the store, in no split, and whose length is allowed."""
         candidates = [candidate for parent in parents for candidate in self._candidates(parent)]
-        ids = [text_id(candidate.text) for candidate in candidates]
-        fresh = self._known.add(np.array(ids, np.int64))
+        ids = text_ids([candidate.text for candidate in candidates])
+        fresh = self._known.add(ids)
         self.counts["derived_duplicates"] += int((~fresh).sum())
-        chosen = [(candidates[i], ids[i]) for i in np.flatnonzero(fresh)]
-        lists = self.tokenizer.encode_batch([candidate.text for candidate, _ in chosen])
-        for (candidate, id), tokens in zip(chosen, lists, strict=True):
-            if self._fits(len(tokens)):
-                self.counts[f"derived_{candidate.kind}s"] += 1
-                array = np.array(tokens, np.uint32)
-                yield Segment(candidate.text, array, id, "train", candidate.made_of)
+        chosen = list(compress(candidates, fresh))
+        arrays = self.tokenizer.encode_arrays([candidate.text for candidate in chosen])
+        fitting = [
+            (candidate, Segment(candidate.text, tokens, id, "train", candidate.made_of))
+            for candidate, tokens, id in zip(chosen, arrays, ids[fresh].tolist(), strict=True)
+            if self._fits(len(tokens))
+        ]
+        self.counts.update(f"derived_{candidate.kind}s" for candidate, _ in fitting)
+        return [segment for _, segment in fitting]
 
     def _candidates(self, parent: Segment) -> list[Candidate]:
         seed, count = self.options.seed, self.options.derive
         return [
             *draw_spans(parent.id, parent.text, seed, count),
-            *draw_splices(parent.id, parent.text, seed, count, self.survey.partners),
+            *draw_splices(parent.id, parent.text, seed, count, self.survey.partners, self._starts_of),
         ]
 
     def _fits(self, num_tokens: int) -> bool:
@@ -127,6 +129,12 @@ class Deriver:
         return False
 
 
+def boundaries(text: str) -> list[int]:
+    """Where a text may be cut: after `: ; , . ! ?` before white space, with a letter or digit on both sides."""
+    ends = [match.end() for match in _BOUNDARY.finditer(text)]
+    return [end for end in ends if _LETTER.search(text, 0, end) and _LETTER.search(text, end)]
+
+
 def draw_spans(id: int, text: str, seed: int, count: int) -> list[Candidate]:
     """`count` runs of words of a text, shorter than the whole: first the length is drawn, then the place."""
     words = [match.span() for match in _WORD.finditer(text)]
@@ -134,42 +142,44 @@ def draw_spans(id: int, text: str, seed: int, count: int) -> list[Candidate]:
         return []
     spans: list[Candidate] = []
     for draw in range(count):
-        length = SHORTEST_SPAN + _below(len(words) - SHORTEST_SPAN, "span length", seed, id, draw)
-        first = _below(len(words) - length + 1, "span start", seed, id, draw)
+        length = SHORTEST_SPAN + _below(len(words) - SHORTEST_SPAN, f"span length {seed} {id} {draw}")
+        first = _below(len(words) - length + 1, f"span start {seed} {id} {draw}")
         made_of = f"span {id} {first} {first + length}"
         spans.append(Candidate("span", text[words[first][0] : words[first + length - 1][1]], made_of))
     return spans
 
 
 def draw_splices(
-    id: int, text: str, seed: int, count: int, partners: list[tuple[int, str]]
+    id: int,
+    text: str,
+    seed: int,
+    count: int,
+    partners: list[tuple[int, str]],
+    starts_of: Callable[[str], list[int]] = boundaries,
 ) -> list[Candidate]:
-    """`count` times the beginning of a text up to a boundary and the rest of a partner after one of its own."""
+    """`count` times the beginning of a text up to a boundary and the rest of a partner after one of its own.
+
+    `starts_of` gives the boundaries of a partner, for a caller who remembers them.
+    """
     ends = boundaries(text)
     if not ends or not partners:
         return []
     splices: list[Candidate] = []
     for draw in range(count):
-        place = _below(len(partners), "splice partner", seed, id, draw)
+        place = _below(len(partners), f"splice partner {seed} {id} {draw}")
         if partners[place][0] == id:
             place = (place + 1) % len(partners)
         partner_id, partner = partners[place]
         if partner_id == id:  # there is no other
             return []
-        starts = boundaries(partner)
-        end = ends[_below(len(ends), "splice end", seed, id, draw)]
-        start = starts[_below(len(starts), "splice start", seed, id, draw)]
+        starts = starts_of(partner)
+        end = ends[_below(len(ends), f"splice end {seed} {id} {draw}")]
+        start = starts[_below(len(starts), f"splice start {seed} {id} {draw}")]
         made_of = f"splice {id} {end} {partner_id} {start}"
         splices.append(Candidate("splice", f"{text[:end]} {partner[start:].lstrip()}", made_of))
     return splices
 
 
-def boundaries(text: str) -> list[int]:
-    """Where a text may be cut: after `: ; , . ! ?` before white space, with a letter or digit on both sides."""
-    ends = [match.end() for match in _BOUNDARY.finditer(text)]
-    return [end for end in ends if _LETTER.search(text, 0, end) and _LETTER.search(text, end)]
-
-
-def _below(limit: int, *words: object) -> int:
+def _below(limit: int, words: str) -> int:
     """A number in 0..limit-1, all alike, that follows from the words."""
-    return hash63(" ".join(map(str, words))) * limit >> 63
+    return hash63(words) * limit >> 63

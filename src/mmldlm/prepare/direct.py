@@ -6,13 +6,18 @@ ways of their own, so this way is taken only where it gives the same latents for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmldlm.data.shard import ranges
+
 if TYPE_CHECKING:
+    import torch
     from sentence_transformers import SentenceTransformer
     from tokenizers import Tokenizer
 
@@ -23,23 +28,57 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Tokens of many texts, one after the other."""
+    """Tokens of many texts as the network gets them, one after the other."""
 
     ids: np.ndarray
     type_ids: np.ndarray
-    starts: np.ndarray
     lengths: np.ndarray
+    full_lengths: np.ndarray
+    """Before they were cut to what the model takes."""
 
-    def padded(self, values: np.ndarray, rows: np.ndarray, fill: int) -> np.ndarray:
-        """(n, longest) of these texts, filled up on the right."""
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each text begins."""
+        return self.lengths.cumsum() - self.lengths
+
+    def padded(self, rows: np.ndarray, pad: int) -> dict[str, np.ndarray]:
+        """The network's inputs (n, longest) for these texts, filled up on the right."""
         lengths = self.lengths[rows]
-        found = np.full((len(rows), max(1, int(lengths.max()))), fill, np.int64)
-        place = np.arange(found.shape[1]) < lengths[:, None]
-        found[place] = values[
-            np.repeat(self.starts[rows] - np.concatenate([[0], lengths.cumsum()[:-1]]), lengths)
-            + np.arange(lengths.sum())
-        ]
+        places = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
+        positions = ranges(self.starts[rows], lengths)
+        found = {"attention_mask": places.astype(np.int64)}
+        for name, values, fill in (("input_ids", self.ids, pad), ("token_type_ids", self.type_ids, 0)):
+            found[name] = np.full(places.shape, fill, np.int64)
+            found[name][places] = values[positions]
         return found
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a model puts before and after a text."""
+
+    before: np.ndarray
+    after: np.ndarray
+    max_tokens: int | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def around(self, token_lists: Sequence[np.ndarray]) -> TokenTable:
+        """The table of texts whose plain tokens are known already."""
+        plain = np.fromiter(map(len, token_lists), np.int64, len(token_lists))
+        kept = plain if self.max_tokens is None else np.minimum(plain, self.max_tokens - self.num_tokens)
+        lengths = kept + self.num_tokens
+        starts = lengths.cumsum() - lengths
+        ids = np.empty(int(lengths.sum()), np.int64)
+        for place, token in enumerate(self.before):
+            ids[starts + place] = token
+        for place, token in enumerate(self.after):
+            ids[starts + len(self.before) + kept + place] = token
+        flat = np.concatenate(token_lists)
+        ids[ranges(starts + len(self.before), kept)] = flat[ranges(plain.cumsum() - plain, kept)]
+        return TokenTable(ids, np.zeros_like(ids), lengths, plain + self.num_tokens)
 
 
 class Direct:
@@ -49,36 +88,43 @@ class Direct:
         self.model, self.tokenizer = model, tokenizer
         self.names = tuple(model.tokenizer.model_input_names)
         self.pad = model.tokenizer.pad_token_id
+        self.max_tokens = model.max_seq_length
+        self._cutting = plain_copy(tokenizer)
+        if self.max_tokens is not None:
+            self._cutting.enable_truncation(self.max_tokens)
+        self.frame = _find_frame(self)
 
     def tokenize(self, texts: list[str]) -> TokenTable:
         """All texts, each cut to what the model takes."""
         found = self.tokenizer.encode_batch_fast(texts)
-        lengths = np.array([len(one) for one in found], np.int64)
+        full_lengths = np.fromiter(map(len, found), np.int64, len(found))
+        if self.max_tokens is not None:
+            for row in np.flatnonzero(full_lengths > self.max_tokens):
+                found[row] = self._cutting.encode(texts[row])
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
         ids, types = (
             np.fromiter(
                 chain.from_iterable(getattr(one, name) for one in found), np.int64, int(lengths.sum())
             )
             for name in ("ids", "type_ids")
         )
-        return TokenTable(ids, types, np.concatenate([[0], lengths.cumsum()[:-1]]), lengths)
+        return TokenTable(ids, types, lengths, full_lengths)
 
-    def embed(self, table: TokenTable, rows: np.ndarray) -> np.ndarray:
-        """Latents (n, C) of these texts, float32."""
+    def embed(self, table: TokenTable, rows: np.ndarray) -> torch.Tensor:
+        """Latents (n, C) of these texts, float32, on the model's device, which may still be at work on them."""
         import torch
 
-        places = np.arange(max(1, int(table.lengths[rows].max()))) < table.lengths[rows, None]
-        known = {
-            "input_ids": lambda: table.padded(table.ids, rows, self.pad),
-            "token_type_ids": lambda: table.padded(table.type_ids, rows, 0),
-            "attention_mask": lambda: places.astype(np.int64),
-        }
-        inputs = {
-            name: torch.from_numpy(known[name]()).to(self.model.device, non_blocking=True)
-            for name in self.names
-        }
+        padded = table.padded(rows, self.pad)
+        inputs = {name: self._sent(torch.from_numpy(padded[name])) for name in self.names}
         with torch.inference_mode():
-            found: np.ndarray = self.model(inputs)["sentence_embedding"].float().cpu().numpy()
+            found: torch.Tensor = self.model(inputs)["sentence_embedding"].float()
         return found
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        """To the device; from pinned memory, so that the host need not wait for the work before it."""
+        if self.model.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.model.device, non_blocking=True)
 
 
 def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
@@ -88,7 +134,7 @@ def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
         if direct is None:
             return None
         texts = [prompt + text for text in _PROBE]
-        ours = direct.embed(direct.tokenize(texts), np.arange(len(texts)))
+        ours = direct.embed(direct.tokenize(texts), np.arange(len(texts))).cpu().numpy()
         theirs = model.encode(_PROBE, prompt=prompt or None, show_progress_bar=False, convert_to_numpy=True)
     except Exception:  # a model of another kind may fail anywhere; its own way remains
         return None
@@ -105,11 +151,36 @@ def _build(model: SentenceTransformer) -> Direct | None:
         return None
     if not {"input_ids", "attention_mask"} <= set(model.tokenizer.model_input_names) <= names:
         return None
+    return Direct(model, plain_copy(backend))
+
+
+def plain_copy(backend: Tokenizer) -> Tokenizer:
+    """The same tokenizer, but it neither fills up nor cuts."""
     from tokenizers import Tokenizer
 
     plain = Tokenizer.from_str(backend.to_str())
     plain.no_padding()
     plain.no_truncation()
-    if model.max_seq_length is not None:
-        plain.enable_truncation(model.max_seq_length)
-    return Direct(model, plain)
+    return plain
+
+
+def _find_frame(direct: Direct) -> Frame | None:
+    """What the model puts around a text; None if it does more than that to its tokens."""
+    plain = [
+        np.array(one.ids, np.int64)
+        for one in direct.tokenizer.encode_batch_fast(_PROBE, add_special_tokens=False)
+    ]
+    whole = np.array(direct.tokenizer.encode(_PROBE[0]).ids, np.int64)
+    added = len(whole) - len(plain[0])
+    if added < 0 or (direct.max_tokens is not None and direct.max_tokens <= added):
+        return None
+    expected = direct.tokenize(_PROBE)
+    for num_before in range(added + 1):
+        frame = Frame(whole[:num_before], whole[num_before + len(plain[0]) :], direct.max_tokens)
+        found = frame.around(plain)
+        if all(
+            np.array_equal(getattr(found, name), getattr(expected, name))
+            for name in ("ids", "type_ids", "lengths", "full_lengths")
+        ):
+            return frame
+    return None

@@ -7,28 +7,58 @@ CPU several threads work on batches of their own, which beats one batch spread o
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
+from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line, quiet_hub
 from mmldlm.errors import UserError
-from mmldlm.prepare.direct import direct_way
+from mmldlm.prepare.direct import TokenTable, direct_way, plain_copy
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+    from tokenizers import Tokenizer as Backend
 
-Embed = Callable[[np.ndarray], np.ndarray]
-"""Latents of the texts at these rows."""
+Embed = Callable[[np.ndarray], Any]
+"""Latents of the texts at these rows: an array, or a tensor that a device may still be at work on."""
 CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 65536
 MAX_WORKERS = 16
+_NO_RULES = ("post_processor", "padding", "truncation")
+"""Parts of a tokenizer that come after the plain tokens."""
 HASHED_VALUES = 4096
 """Values of each weight that identify it; enough to tell any two models apart, cheap for the largest."""
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Texts as the encoder sees them, before the network has them."""
+
+    texts: list[str]
+    full_lengths: np.ndarray
+    """Tokens of each text."""
+    max_tokens: int | None
+    """Of these so many reach the network."""
+    table: TokenTable | None = None
+    """The tokens, where they are given to the network directly."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text that reach the network."""
+        return np.minimum(self.full_lengths, self.max_tokens or 2**31)
+
+    @property
+    def num_truncated(self) -> int:
+        """How many texts are longer than what reaches the network."""
+        return int((self.full_lengths > self.max_tokens).sum()) if self.max_tokens else 0
 
 
 class Encoder:
@@ -108,39 +138,58 @@ class Encoder:
             "max_tokens": self.max_tokens,
         }
 
+    def accepts(self, tokenizer: Tokenizer) -> bool:
+        """True if the tokens of this tokenizer, with special tokens around them, are the encoder's own."""
+        if self.direct is None or self.direct.frame is None or self.prompt:
+            return False
+        return _rules(self.direct.tokenizer) == _rules(tokenizer.backend)
+
+    def tokenize(self, texts: list[str], tokens: Sequence[np.ndarray] | None = None) -> Tokenized:
+        """What `embed` needs. `tokens`: those of a tokenizer that the encoder accepts, so they are not made again."""
+        if self.direct is None:
+            return Tokenized(texts, self.count_tokens(texts), self.max_tokens)
+        if tokens is not None and self.direct.frame is not None:
+            table = self.direct.frame.around(tokens)
+        else:
+            table = self.direct.tokenize([self.prompt + text for text in texts])
+        return Tokenized(texts, table.full_lengths, self.max_tokens, table)
+
     def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
         """Latents of the texts, float32 (N, S, C), in their order. `progress` gets the size of each batch."""
-        out = np.empty((len(texts), self.num_channels), np.float32)
-        lengths, embed = self._way(texts)
-        batches = list(make_batches(lengths, self.batch_tokens, self.batch_size))
+        return self.embed(self.tokenize(texts), progress)
+
+    def embed(self, tokenized: Tokenized, progress: Callable[[int], None] | None = None) -> np.ndarray:
+        """The same from texts that are tokenized already: the network's part."""
+        out = np.empty((len(tokenized.texts), self.num_channels), np.float32)
+        embed = self._way(tokenized)
+        batches = list(make_batches(tokenized.lengths, self.batch_tokens, self.batch_size))
         with _Workers(self.model.device.type) as workers:
-            for rows, latents in workers.map(lambda rows: (rows, self._halving(embed, rows)), batches):
-                out[rows] = cut_dimension(latents.astype(np.float32), self.dimension, self.normalize)
+            for rows, found in workers.map(lambda rows: (rows, self._halving(embed, rows)), batches):
+                latents = np.concatenate([_on_host(part) for part in found])
+                out[rows] = cut_dimension(latents, self.dimension, self.normalize)
                 if progress is not None:
                     progress(len(rows))
         return out[:, None, :]
 
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
         """Length of each text as the encoder sees it, before it truncates."""
-        backend = getattr(self.model.tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        if self._counting is None:
             return np.array([len(text) // 4 + 1 for text in texts], np.int64)
-        from tokenizers import Tokenizer
+        found = self._counting.encode_batch_fast([self.prompt + text for text in texts])
+        return np.fromiter(map(len, found), np.int64, len(found))
 
-        plain = Tokenizer.from_str(backend.to_str())
-        plain.no_padding()
-        plain.no_truncation()
-        return np.array(
-            [len(e.ids) for e in plain.encode_batch_fast([self.prompt + text for text in texts])], np.int64
-        )
+    @cached_property
+    def _counting(self) -> Backend | None:
+        """A copy of the model's tokenizer that cuts nothing, if it has a fast one."""
+        backend = getattr(self.model.tokenizer, "backend_tokenizer", None)
+        return None if backend is None else plain_copy(backend)
 
-    def _way(self, texts: list[str]) -> tuple[np.ndarray, Embed]:
-        """Lengths of the texts as the network gets them, and what makes latents of some of them."""
-        if self.direct is None:
-            lengths = np.minimum(self.count_tokens(texts), self.max_tokens or 2**31)
-            return lengths, lambda rows: self._encode([texts[row] for row in rows])
-        direct, table = self.direct, self.direct.tokenize([self.prompt + text for text in texts])
-        return table.lengths, lambda rows: direct.embed(table, rows)
+    def _way(self, tokenized: Tokenized) -> Embed:
+        """What makes latents of some of the texts."""
+        direct, table, texts = self.direct, tokenized.table, tokenized.texts
+        if direct is None or table is None:
+            return lambda rows: self._encode([texts[row] for row in rows])
+        return lambda rows: direct.embed(table, rows)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         return self.model.encode(
@@ -151,12 +200,12 @@ class Encoder:
             convert_to_numpy=True,
         )
 
-    def _halving(self, embed: Embed, rows: np.ndarray) -> np.ndarray:
-        """Latents of a batch, in two halves where there is too little memory for it."""
+    def _halving(self, embed: Embed, rows: np.ndarray) -> list[Any]:
+        """Latents of a batch; in parts, each half as large, where there is too little memory for it."""
         import torch
 
         try:
-            return embed(rows)
+            return [embed(rows)]
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
                 raise UserError(
@@ -164,7 +213,19 @@ class Encoder:
                     "use --device cpu or a smaller encoder"
                 ) from error
         half = len(rows) // 2
-        return np.concatenate([self._halving(embed, rows[:half]), self._halving(embed, rows[half:])])
+        return self._halving(embed, rows[:half]) + self._halving(embed, rows[half:])
+
+
+def _on_host(latents: Any) -> np.ndarray:
+    """An array of float32; waits for the device if need be."""
+    found = latents if isinstance(latents, np.ndarray) else latents.cpu().numpy()
+    return found.astype(np.float32, copy=False)
+
+
+def _rules(backend: Backend) -> dict[str, Any]:
+    """All that decides the plain tokens of a text."""
+    rules: dict[str, Any] = json.loads(backend.to_str())
+    return {key: value for key, value in rules.items() if key not in _NO_RULES}
 
 
 def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:
@@ -201,7 +262,7 @@ class _Workers:
         )
 
     def map(self, work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
-        return self.pool.map(work, items) if self.count > 1 else map(work, items)
+        return self.pool.map(work, items) if self.count > 1 else _one_ahead(map(work, items))
 
     def __enter__(self) -> _Workers:
         return self
@@ -211,6 +272,15 @@ class _Workers:
 
         self.pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self.cores)
+
+
+def _one_ahead(results: Iterator[Any]) -> Iterator[Any]:
+    """The same, with the next begun before the last is looked at: a device has work while the host waits for it."""
+    begun = list(islice(results, 1))
+    for result in results:
+        begun.append(result)
+        yield begun.pop(0)
+    yield from begun
 
 
 def _choose_device(device: str) -> str:

@@ -1,15 +1,19 @@
 """Text to pair store, from end to end: sources, segments, latents, shards.
 
 The text is streamed anew on every start, which is cheap; encoding, which is not, is done shard by shard and
-skipped for every shard that is on the disk already. Sources that are held out as a whole come first: of a text that
+skipped for every shard that is on the disk already. The next shards are read and cut while one is encoded and the last
+one is written. Sources that are held out as a whole come first: of a text that
 is found twice the first stays, so no such text trains.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +21,19 @@ import numpy as np
 
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.data.writer import LATENT_DTYPES, StoreWriter, store_state
+from mmldlm.data.writer import LATENT_DTYPES, Place, StoreWriter, store_state
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.prepare.derive import Deriver, Survey
-from mmldlm.prepare.encoders import Encoder
+from mmldlm.prepare.encoders import Encoder, Tokenized
+from mmldlm.prepare.overlap import Ahead, Behind, short_turns, until
 from mmldlm.prepare.segments import Segment, Segmenter, SegmentOptions
 from mmldlm.prepare.sources import TEXT_UNITS, SourceOptions, Sources, refuse_overlap, resolve
 
 HELD_OUT = ("validation", "test")
 VALIDATION_SHARE = 0.05
 """Held out if nothing else is said."""
+SHARDS_AHEAD = 2
+"""So many shards are read, cut and tokenized before the encoder has time for them."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,20 @@ class Report:
         """`done` of about `total` documents are finished, `encoded` of them in this run."""
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """Documents that are written together, read ahead of their encoding."""
+
+    split: str
+    segments: list[Segment]
+    ids: np.ndarray
+    total: int | None
+    """How many documents there will be in all, as far as that is known by now."""
+    place: Place | None
+    """None: the shard is on the disk already."""
+    tokenized: Tokenized | None
+
+
 @dataclass
 class _Work:
     """The moving parts of one run."""
@@ -155,39 +176,74 @@ class _Work:
     encoder: Encoder
     report: Report
     derives: bool
-    pending: dict[str, list[Segment]] = field(default_factory=dict)
+    accepts_tokens: bool
+    """The encoder can use the tokens of the store."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when what is read ahead is no longer wanted."""
     done: int = 0
     encoded: int = 0
     total: int | None = None
 
-    def add(self, segment: Segment) -> None:
-        waiting = self.pending.setdefault(segment.split, [])
-        waiting.append(segment)
-        if len(waiting) == self.writer.shard_documents:
-            self.flush(segment.split)
+    def shards(self, lots: Iterable[_Lot]) -> Iterator[_Shard]:
+        """The documents of all lots, put together shard by shard."""
+        pending: dict[str, list[Segment]] = {}
+        total = None
+        for lot in lots:
+            total = lot.total
+            for segment in lot.segments:
+                waiting = pending.setdefault(segment.split, [])
+                waiting.append(segment)
+                if len(waiting) == self.writer.shard_documents:
+                    yield self._shard(segment.split, pending.pop(segment.split), total)
+        for split in sorted(pending):
+            yield self._shard(split, pending[split], total)
 
-    def flush(self, split: str) -> None:
-        """Encode and write one shard, unless it is there already."""
-        segments = self.pending.pop(split, [])
+    def _shard(self, split: str, segments: list[Segment], total: int | None) -> _Shard:
+        """Tokenized for the encoder, unless it is there already."""
         ids = np.array([segment.id for segment in segments], np.int64)
-        if not segments:
-            return
         if self.writer.keeps_shard(split, ids):
-            self.progress(len(segments), encoded=False)
-            return
+            return _Shard(split, segments, ids, total, None, None)
         texts = [segment.text for segment in segments]
-        longest = self.encoder.max_tokens
-        truncated = int((self.encoder.count_tokens(texts) > longest).sum()) if longest else 0
-        latents = self.encoder.encode(texts, lambda count: self.progress(count, encoded=True))
-        counts = {"truncated_by_encoder": truncated}
-        made_of = [segment.made_of for segment in segments] if self.derives and split == "train" else None
-        tokens = [segment.tokens for segment in segments]
-        self.writer.write_shard(split, tokens, latents, texts, ids, counts, made_of)
+        tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
+        place, tokenized = self.writer.reserve(split), self.encoder.tokenize(texts, tokens)
+        return _Shard(split, segments, ids, total, place, tokenized)
+
+    def fill(self, shards: Iterable[_Shard], behind: Behind) -> None:
+        """Encode one shard after the other; each is written while the next is encoded."""
+        for shard in shards:
+            self.total = shard.total
+            if shard.place is None or shard.tokenized is None:
+                self.progress(len(shard.segments), encoded=False)
+                continue
+            latents = self.encoder.embed(shard.tokenized, lambda count: self.progress(count, encoded=True))
+            behind.do(partial(self._write, shard, latents))
+
+    def _write(self, shard: _Shard, latents: np.ndarray) -> None:
+        assert shard.tokenized is not None
+        segments = shard.segments
+        self.writer.write_shard(
+            shard.split,
+            [segment.tokens for segment in segments],
+            latents,
+            shard.tokenized.texts,
+            shard.ids,
+            {"truncated_by_encoder": shard.tokenized.num_truncated},
+            [segment.made_of for segment in segments] if self.derives and shard.split == "train" else None,
+            shard.place,
+        )
 
     def progress(self, count: int, *, encoded: bool) -> None:
         self.done += count
         self.encoded += count if encoded else 0
         self.report.update(self.done, self.total, self.encoded)
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """Some documents, and how many there will be in all, as far as that is known by now."""
+
+    segments: list[Segment]
+    total: int | None
 
 
 def run(
@@ -224,7 +280,8 @@ def run(
     )
     try:
         with _open_writer(out, settings, written, tokenizer, encoder) as writer:
-            work = _Work(writer, encoder, report, derives=options.derive > 0)
+            accepts_tokens = encoder.accepts(tokenizer)
+            work = _Work(writer, encoder, report, options.derive > 0, accepts_tokens)
             return _fill(work, tokenizer, options, sources)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
@@ -250,33 +307,43 @@ def _fill(
     work: _Work, tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]
 ) -> PairStore:
     work.report.note("reading and cutting the text")
-    segmenter = Segmenter(tokenizer, options)
-    segments: Iterable[Segment] = _cut(segmenter, sources)
+    counts: dict[str, int] = {}
+    shards = work.shards(_lots(Segmenter(tokenizer, options), sources, work.stop, counts))
+    with short_turns(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
+        work.fill(ahead, behind)
+    return work.writer.finish(counts)
+
+
+def _lots(
+    segmenter: Segmenter, sources: tuple[Sources, ...], stop: threading.Event, counts: dict[str, int]
+) -> Iterator[_Lot]:
+    """All documents, in their order; in the end `counts` has what happened on the way."""
+    options = segmenter.options
+    batches: Iterable[list[Segment]] = _cut(segmenter, sources, stop)
     if options.limit is not None:
-        segments = list(segments)
-        work.total = len(segments)
-    counts = [segmenter.counts]
-    if options.derive:
-        deriver = _deriver(segmenter, segments, sources)
-        segments = _with_total(work, deriver.extend(segments), lambda: deriver.share_done)
-        counts.append(deriver.counts)
-    elif options.limit is None:
+        batches = list(batches)
+    deriver = _deriver(segmenter, batches, sources, stop) if options.derive else None
+    if deriver is not None:
+        lots = _with_total(deriver.extend(chain.from_iterable(batches)), lambda: deriver.share_done)
+    elif isinstance(batches, list):
+        total = sum(map(len, batches))
+        lots = (_Lot(batch, total) for batch in batches)
+    else:
         size = sum(part.num_bytes for part in sources)
-        segments = _with_total(work, segments, lambda: segmenter.read_bytes / size if size else 0.0)
-    for segment in segments:
-        work.add(segment)
-    for split in sorted(work.pending):
-        work.flush(split)
-    return work.writer.finish({key: value for part in counts for key, value in part.items()})
+        lots = _with_total(batches, lambda: segmenter.read_bytes / size if size else 0.0)
+    yield from lots
+    counts.update(segmenter.counts)
+    if deriver is not None:
+        counts.update(deriver.counts)
 
 
-def _cut(segmenter: Segmenter, sources: Iterable[Sources]) -> Iterator[Segment]:
+def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event) -> Iterator[list[Segment]]:
     """The segments of all sources; a source that gives none is a mistake."""
     for part in sources:
         before, found = Counter(segmenter.counts), False
-        for segment in segmenter.segments(part, part.options.split):
-            found = True
-            yield segment
+        for batch in segmenter.segments(until(stop, part), part.options.split):
+            found = found or bool(batch)
+            yield batch
         if not found:
             counts = segmenter.counts - before
             told = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
@@ -287,21 +354,24 @@ def _told_names(part: Sources) -> str:
     return f"{part.options.name} {' '.join(part.names())}"
 
 
-def _deriver(segmenter: Segmenter, segments: Iterable[Segment], sources: tuple[Sources, ...]) -> Deriver:
+def _deriver(
+    segmenter: Segmenter,
+    batches: Iterable[list[Segment]],
+    sources: tuple[Sources, ...],
+    stop: threading.Event,
+) -> Deriver:
     """What derives further documents: it has met every text before the first is derived."""
-    if not isinstance(segments, list):  # a stream: another one goes ahead of it
+    if not isinstance(batches, list):  # a stream: another one goes ahead of it
         segmenter = Segmenter(segmenter.tokenizer, segmenter.options)
-        segments = _cut(segmenter, sources)
-    survey = Survey.of(segments, segmenter.options)
+        batches = _cut(segmenter, sources, stop)
+    survey = Survey.of(chain.from_iterable(batches), segmenter.options)
     return Deriver(segmenter.tokenizer, segmenter.options, survey, segmenter.seen)
 
 
-def _with_total(
-    work: _Work, segments: Iterable[Segment], share_done: Callable[[], float]
-) -> Iterator[Segment]:
-    """Pass segments on, with an estimate of how many there will be."""
-    for count, segment in enumerate(segments, start=1):
+def _with_total(batches: Iterable[list[Segment]], share_done: Callable[[], float]) -> Iterator[_Lot]:
+    """The documents, with an estimate of how many there will be."""
+    count = 0
+    for batch in batches:
+        count += len(batch)
         share = share_done()
-        if share:
-            work.total = max(count, round(count / share))
-        yield segment
+        yield _Lot(batch, max(count, round(count / share)) if share else None)

@@ -103,7 +103,8 @@ def _read_txt(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[
 def _read_jsonl(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
     for number, line in enumerate(_decoded(stream), start=1):
         if line.strip():
-            yield text_of_row(_parse(line, f"{path}:{number}"), text_field, f"{path}:{number}")
+            where = f"{path}:{number}"
+            yield text_of_row(_parse(line, where), text_field, where)
 
 
 def _read_json(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:

@@ -7,6 +7,8 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,8 @@ BATCH = 2048
 SHORTEST_MAX = 8
 """Below this many tokens not even one unusual character is sure to fit."""
 MOST_DERIVED = 16
+Piece = tuple[str, str, np.ndarray]
+"""Split, text and tokens."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ class SegmentOptions:
             raise UserError("; ".join(found))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One document of the store, before it has its latent."""
 
     text: str
@@ -91,24 +94,28 @@ class Segmenter:
         self._forced = ["train", "validation"] if options.validation > 0 else ["train"]
         self._cut = cutter(options.cut)
 
-    def segments(self, documents: Iterable[SourceDocument], split: str | None = None) -> Iterator[Segment]:
-        """All segments in order, or the sample that `limit` asks for.
+    def segments(
+        self, documents: Iterable[SourceDocument], split: str | None = None
+    ) -> Iterator[list[Segment]]:
+        """All segments in order, some at a time, or the sample that `limit` asks for.
 
         With `split` all of them go there, whole: shares and limit are for sources without a split of their own.
         """
         stream, limit = self._stream(documents, split), self.options.limit
-        return stream if limit is None or split is not None else iter(self._sample(stream, limit))
+        if limit is None or split is not None:
+            return stream
+        return iter([self._sample(chain.from_iterable(stream), limit)])
 
-    def _stream(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[Segment]:
+    def _stream(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[list[Segment]]:
         batch: list[tuple[str, str]] = []
         before = self.read_bytes
         for document in documents:
             batch += self._cut_document(document, split)
             self.read_bytes = before + document.read_bytes
             if len(batch) >= BATCH:
-                yield from self._finish(batch)
+                yield self._finish(batch)
                 batch = []
-        yield from self._finish(batch)
+        yield self._finish(batch)
 
     def _cut_document(self, document: SourceDocument, split: str | None) -> list[tuple[str, str]]:
         """(split, text) of each segment; the split is given, or follows from the whole document."""
@@ -126,27 +133,32 @@ class Segmenter:
             return self._forced.pop(0)
         return choose_split(text, self.options.validation, self.options.test, self.options.seed)
 
-    def _finish(self, batch: list[tuple[str, str]]) -> Iterator[Segment]:
+    def _finish(self, batch: list[tuple[str, str]]) -> list[Segment]:
         """Tokenise, cut what is too long, leave out what is too short or known."""
-        tokens = self.tokenizer.encode_batch([text for _, text in batch])
+        arrays = self.tokenizer.encode_arrays([text for _, text in batch])
         pieces = [
             piece
-            for (split, text), ids in zip(batch, tokens, strict=True)
-            for piece in self._fit(split, text, ids)
+            for (split, text), tokens in zip(batch, arrays, strict=True)
+            for piece in self._fit(split, text, tokens)
         ]
-        kept = [piece for piece in pieces if self._long_enough(piece.tokens)]
-        fresh = self.seen.add(np.array([piece.id for piece in kept], np.int64))
+        kept = [piece for piece in pieces if self._long_enough(piece[2])]
+        ids = text_ids([text for _, text, _ in kept])
+        fresh = self.seen.add(ids)
         self.counts["duplicates"] += int((~fresh).sum())
-        yield from (piece for piece, is_fresh in zip(kept, fresh, strict=True) if is_fresh)
+        return [
+            Segment(text, tokens, id, split)
+            for (split, text, tokens), id, is_fresh in zip(kept, ids.tolist(), fresh.tolist(), strict=True)
+            if is_fresh
+        ]
 
-    def _fit(self, split: str, text: str, ids: list[int]) -> list[Segment]:
-        if len(ids) <= self.options.max_tokens:
-            return [_segment(split, text, ids)]
+    def _fit(self, split: str, text: str, tokens: np.ndarray) -> list[Piece]:
+        if len(tokens) <= self.options.max_tokens:
+            return [(split, text, tokens)]
         if self.options.cut != "chunks":
             self.counts["too_long_cut"] += 1
         chunks = split_chunks(text, self.tokenizer, self.options.max_tokens)
-        lists = self.tokenizer.encode_batch(chunks)
-        return [_segment(split, chunk, chunk_ids) for chunk, chunk_ids in zip(chunks, lists, strict=True)]
+        arrays = self.tokenizer.encode_arrays(chunks)
+        return [(split, chunk, chunk_tokens) for chunk, chunk_tokens in zip(chunks, arrays, strict=True)]
 
     def _long_enough(self, tokens: np.ndarray) -> bool:
         if len(tokens) >= self.options.min_tokens:
@@ -169,19 +181,24 @@ class Segmenter:
         return [segment for _, _, segment in sorted(heap, key=lambda entry: entry[1])]
 
 
-def _segment(split: str, text: str, ids: list[int]) -> Segment:
-    return Segment(text, np.array(ids, np.uint32), text_id(text), split)
-
-
 def hash63(text: str) -> int:
     """A hash that fits a signed 64-bit integer, the same on every machine."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int.from_bytes(_digest(text), "big") >> 1
 
 
 def text_id(text: str) -> int:
     """The id of a document: a hash of its text, whitespace collapsed."""
     return hash63(collapse(text))
+
+
+def text_ids(texts: Iterable[str]) -> np.ndarray:
+    """The ids of many documents."""
+    digests = [_digest(collapse(text)) for text in texts]
+    return (np.frombuffer(b"".join(digests), ">u8") >> 1).astype(np.int64)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def choose_split(text: str, validation: float, test: float, seed: int) -> str:

@@ -94,11 +94,11 @@ class Sources:
 
     def __iter__(self) -> Iterator[SourceDocument]:
         done = 0
+        unit, part_characters = self.text_unit, self._part_characters
         for path in self.files:
+            plain = _is_plain(path)
             for text, position in read_file(path, self.options.text_field):
-                for part in (
-                    _divide(text, self.text_unit, self._part_characters) if _is_plain(path) else [text]
-                ):
+                for part in _divide(text, unit, part_characters) if plain else [text]:
                     yield SourceDocument(part, done + position)
             done += path.stat().st_size
         for name in self.datasets:
