@@ -315,6 +315,32 @@ def test_a_store_needs_training_documents(tmp_path: Path) -> None:
         writer.finish()
 
 
+def test_reserved_places_are_filled_in_any_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shards = [
+        (
+            "train",
+            rng.integers(0, 9, (4, 3)),
+            rng.normal(size=(4, 1, 2)),
+            [None] * 4,
+            np.arange(4) + 4 * number,
+        )
+        for number in range(3)
+    ]
+    for name in ("plain", "reserved"):
+        writer = StoreWriter(tmp_path / name, vocab_size=9, num_slots=1, num_channels=2, shard_documents=4)
+        places = [writer.reserve("train") if name == "reserved" else None for _ in shards]
+        for number in (0, 1, 2) if name == "plain" else (2, 0, 1):
+            writer.write_shard(*shards[number], place=places[number])
+        writer.finish()
+    plain, reserved = (
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in ("plain", "reserved")
+    )
+    assert plain == reserved
+    assert len([path for path in plain if path.suffix == ".arrow"]) == 3
+
+
 def _large_store(path: Path, num_shards: int, shard_documents: int) -> int:
     """A store whose shards are links to one file, so that its index is of full size and its disk use is not."""
     rng = np.random.default_rng(0)

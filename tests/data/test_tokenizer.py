@@ -19,6 +19,10 @@ def test_plain_ids_without_padding_or_truncation(minilm: Tokenizer) -> None:
     short, long = minilm.encode_batch(["Hello world", "word " * 1000])
     assert short == [7592, 2088]
     assert len(long) == 1000
+    arrays = minilm.encode_arrays(["Hello world", "", "word"])
+    assert [array.tolist() for array in arrays] == [[7592, 2088], [], [2773]]
+    assert {array.dtype.name for array in arrays} == {"uint32"}
+    assert minilm.encode_arrays([]) == []
     assert minilm.vocab_size == 30522
     assert minilm.decode_batch([[101, *short, 102, 0]]) == ["hello world"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from mmldlm.data import files
 from mmldlm.data.store import PairStore
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.prepare import overlap, pipeline
-from mmldlm.prepare.overlap import Ahead, Behind, StoppedError, short_turns, until
+from mmldlm.prepare.overlap import Ahead, Behind, StoppedError, many_documents, until
 from mmldlm.prepare.pipeline import PrepareSettings, Report, run
 from mmldlm.prepare.segments import Segmenter
 from tests.prepare.fake import FakeEncoder
@@ -121,11 +122,22 @@ def _fail_while_busy(done: list[int]) -> None:
         raise KeyError
 
 
-def test_turns_are_as_before_afterwards() -> None:
-    before = sys.getswitchinterval()
-    with short_turns():
-        assert sys.getswitchinterval() < before
-    assert sys.getswitchinterval() == before
+def test_python_is_set_up_as_before_afterwards(tmp_path: Path, text: Path) -> None:
+    def setup() -> tuple[object, ...]:
+        return sys.getswitchinterval(), gc.get_threshold()
+
+    before = setup()
+    with many_documents():
+        assert setup() != before
+    assert setup() == before
+    _prepare(text, tmp_path / "s")
+    assert setup() == before
+    gc.set_threshold(0)
+    try:
+        with many_documents():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before[1])  # type: ignore[misc]
 
 
 def _fail_in_reading(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -25,7 +25,7 @@ from mmldlm.data.writer import LATENT_DTYPES, Place, StoreWriter, store_state
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.prepare.derive import Deriver, Survey
 from mmldlm.prepare.encoders import Encoder, Tokenized
-from mmldlm.prepare.overlap import Ahead, Behind, short_turns, until
+from mmldlm.prepare.overlap import Ahead, Behind, many_documents, until
 from mmldlm.prepare.segments import Segment, Segmenter, SegmentOptions
 from mmldlm.prepare.sources import TEXT_UNITS, SourceOptions, Sources, refuse_overlap, resolve
 
@@ -309,7 +309,7 @@ def _fill(
     work.report.note("reading and cutting the text")
     counts: dict[str, int] = {}
     shards = work.shards(_lots(Segmenter(tokenizer, options), sources, work.stop, counts))
-    with short_turns(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
+    with many_documents(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
         work.fill(ahead, behind)
     return work.writer.finish(counts)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
@@ -183,7 +183,7 @@ class Segmenter:
 
 def hash63(text: str) -> int:
     """A hash that fits a signed 64-bit integer, the same on every machine."""
-    return int.from_bytes(_digest(text), "big") >> 1
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
 def text_id(text: str) -> int:
@@ -192,13 +192,12 @@ def text_id(text: str) -> int:
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """The ids of many documents."""
-    digests = [_digest(collapse(text)) for text in texts]
+    """The same for many documents."""
+    digests = [
+        blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for text in texts
+    ]
     return (np.frombuffer(b"".join(digests), ">u8") >> 1).astype(np.int64)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def choose_split(text: str, validation: float, test: float, seed: int) -> str:
