@@ -8,7 +8,7 @@ import torch
 from mmldlm.config import PARTS, PRESETS, ModelConfig
 from mmldlm.layout import Caps
 from mmldlm.model.denoiser import DataShape, Denoiser
-from mmldlm.model.layers import PLACE_RATES, Kernels, PlaceEmbedding
+from mmldlm.model.layers import Kernels
 from mmldlm.model.weights import LEAST_VARIANCE, init_weights, parameter_groups, whitening_of
 from tests.batches import (
     LENGTHS,
@@ -44,14 +44,13 @@ def run(denoiser, batch, backend="rows"):
     return torch.cat([text.flatten(), latent.flatten(), length.flatten()]).detach(), grads
 
 
-@pytest.mark.parametrize("model", [{}, {"place_embedding": True}], ids=["plain", "places"])
 @pytest.mark.parametrize("backend", ["rows", "reference"])
 @pytest.mark.parametrize(("layout", "caps"), [
     ("packed", None), ("packed", Caps(64, 9, 12)), ("packed", Caps(37, 6, 12)),
     ("padded", Caps(72, 6, 12)), ("padded", Caps(96, 8, 12)),
 ])  # fmt: skip
-def test_every_layout_and_backend_gives_the_same_output_and_gradient(backend, layout, caps, model):
-    denoiser = small_denoiser(**model)
+def test_every_layout_and_backend_gives_the_same_output_and_gradient(backend, layout, caps):
+    denoiser = small_denoiser()
     expected = run(denoiser, batch_of(DOCUMENTS), "reference")
     found = run(denoiser, batch_of(DOCUMENTS, caps=caps, layout=layout), backend)
     for ours, theirs in zip(found, expected, strict=True):
@@ -132,23 +131,9 @@ def test_text_order_matters_and_both_times_reach_both_outputs():
         assert all((a - b).abs().max() > 1e-4 for a, b in zip(base, changed, strict=True))
 
 
-def test_places_are_told_from_both_ends():
-    from mmldlm.layout import packed_layout
-
-    places = PlaceEmbedding(16)
-    places.output = torch.nn.Identity()
-    told = places(packed_layout(np.array([5, 3, 5]), 1, Caps(16, 4, 5)))[:13]
-    begin, end = told.unflatten(1, (2, 2 * PLACE_RATES)).unbind(1)
-    for rows in (slice(0, 5), slice(5, 8), slice(8, 13)):
-        angle = torch.arange(rows.stop - rows.start)[:, None] * places.rate
-        expected = torch.cat([angle.cos(), angle.sin()], dim=1)
-        torch.testing.assert_close(begin[rows], expected)
-        torch.testing.assert_close(end[rows].flip(0), expected)
-
-
 @pytest.mark.parametrize("change", [
     {"depth": 3}, {"width": 48}, {"latent_width": 24}, {"num_heads": 4}, {"head_width": 12}, {"mlp_ratio": 3.0},
-    {"time_width": 20}, {"qk_norm": False}, {"rope_base": 100.0}, {"length": "given"}, {"place_embedding": True},
+    {"time_width": 20}, {"qk_norm": False}, {"rope_base": 100.0}, {"length": "given"},
 ])  # fmt: skip
 def test_every_setting_reaches_the_network(change):
     torch.manual_seed(0)

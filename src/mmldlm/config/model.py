@@ -25,9 +25,6 @@ class ModelConfig:
     """Width of the time embedding that modulates both streams."""
     qk_norm: bool = True
     rope_base: float = number(10000.0, 1, above=True)
-    place_embedding: bool = False
-    """Tokens are also told how far they are from both ends of their document. Rotary positions alone leave a text of
-    masks with little to tell its places apart."""
     length: str = choice("modelled", "modelled", "given")
     """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
     unigram_init: bool = True
@@ -71,7 +68,6 @@ class ModelShape:
     time_width: int
     qk_norm: bool
     rope_base: float
-    place_embedding: bool
     length: str
     self_conditioning: bool
 

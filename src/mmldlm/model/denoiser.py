@@ -19,7 +19,6 @@ from mmldlm.model.layers import (
     Block,
     Kernels,
     LengthHead,
-    PlaceEmbedding,
     Places,
     Recall,
     Residual,
@@ -58,7 +57,6 @@ class Denoiser(nn.Module):
             return Stream(width, c.time_width, c.num_heads, c.head_width, c.mlp_ratio, c.qk_norm)
 
         self.token_embed = nn.Embedding(shape.vocab_size + 1, c.width)  # the mask comes after the vocabulary
-        self.text_places = PlaceEmbedding(c.width) if c.place_embedding else None
         self.latent_embed = nn.Linear(shape.num_channels, c.latent_width)
         self.slot_embed = nn.Parameter(torch.empty(shape.num_slots, c.latent_width))
         self.time_embed = TimeEmbedding(c.time_width)
@@ -96,8 +94,6 @@ class Denoiser(nn.Module):
         time_embedding = self.time_embed(text_time, latent_time)
         places = self._places(layout)
         token_rows = self.token_embed(noisy_tokens)
-        if self.text_places is not None:
-            token_rows = token_rows + self.text_places(layout)
         latent_rows = (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1).float()
         if previous is not None:
             assert self.token_recall is not None, "self-conditioning is off"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from mmldlm.config import ModelShape
 from mmldlm.model.denoiser import DataShape
-from mmldlm.model.layers import PLACE_RATES
 
 _FORWARD_AND_BACKWARD = 6
 
@@ -58,7 +57,6 @@ def _pass_flops(
     inner = model.num_heads * model.head_width
     per_token = model.depth * _block_weights(model.width, inner, model.mlp_ratio)
     per_slot = model.depth * _block_weights(model.latent_width, inner, model.mlp_ratio)
-    per_token += 4 * PLACE_RATES * model.width if model.place_embedding else 0
     per_slot += data.num_channels * model.latent_width
     per_slot += 4 * model.latent_width * (model.latent_width + data.num_channels) if latent else 0
     per_token -= 0 if text else _last_weights(model.width, inner, model.mlp_ratio)

@@ -18,9 +18,6 @@ from mmldlm.model.attention import attend
 from mmldlm.model.ops import RowsOf, add_and_norm, permute_rows, rotate
 from mmldlm.model.recompute import keep_products
 
-PLACE_RATES = 32
-"""Wavelengths of a place embedding, from 6 to 6,000 tokens."""
-
 
 class Modulation(NamedTuple):
     """Per document: shift, scale and gate of the attention and of the feed-forward half, (N, D) each."""
@@ -84,22 +81,6 @@ class TimeEmbedding(nn.Module):
         angle = torch.stack([text_time, latent_time], dim=1)[:, :, None] * self.rate
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).flatten(1)
         return self.output(F.silu(self.hidden(features)))
-
-
-class PlaceEmbedding(nn.Module):
-    """How far a token is from both ends of its document -> (T, D): sines and cosines, then a matrix."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.rate: Tensor
-        rate = torch.exp(torch.linspace(0.0, 1.0, PLACE_RATES) * -math.log(1000.0))
-        self.register_buffer("rate", rate, persistent=False)
-        self.output = nn.Linear(4 * PLACE_RATES, width, bias=False)
-
-    def forward(self, layout: Layout) -> Tensor:
-        left = layout.lengths[layout.document] - 1 - layout.position
-        angle = torch.stack([layout.position, left], dim=1)[:, :, None] * self.rate
-        return self.output(torch.cat([angle.cos(), angle.sin()], dim=-1).flatten(1)).float()
 
 
 class Recall(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.model.layers import PLACE_RATES, Stream
+from mmldlm.model.layers import Stream
 
 LEAST_VARIANCE = 0.03
 """Share of the mean variance that is added to that of every direction before latents are made white."""
@@ -48,8 +48,6 @@ def init_weights(
                 module.bias.zero_()
     gaussian(denoiser.token_embed.weight, 0.05)
     gaussian(denoiser.slot_embed, 0.02)
-    if denoiser.text_places is not None:  # as large as the token embeddings
-        gaussian(denoiser.text_places.output.weight, 0.05 * (2 * PLACE_RATES) ** -0.5)
     for module in denoiser.modules():
         if isinstance(module, Stream):
             _init_stream(module, len(denoiser.blocks))
