@@ -20,8 +20,10 @@ Progress = Callable[[str, int, int], None]
 NUM_RESAMPLES = 1000
 # First word after the seed in every key of the evaluation, so that no two of its parts share numbers.
 CHOICE, STRANGERS, BOOTSTRAP, BOUND, DECODE, ENCODE, LATENT_BOUND, GENERATE, PAIRS, SPLITS = range(101, 111)
-_MOST_KEPT = 2**22
-"""Resamples are kept where they are no more numbers than this (32 MiB), and drawn one at a time where they are."""
+_MOST_KEPT = 2**24
+"""Resamples are kept where they are no more numbers than this (64 MiB), and drawn one at a time where they are."""
+_ROWS_AT_ONCE = 64
+"""Resamples whose random numbers exist at the same time."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ def resample_rows(count: int, seed: int, num_resamples: int = NUM_RESAMPLES) -> 
 @lru_cache(maxsize=4)
 def _drawn(count: int, seed: int, first: int, last: int) -> np.ndarray:
     keys = randomness.make_key(seed, BOOTSTRAP, np.arange(first, last))[:, None]
-    numbers = randomness.uniform(keys, randomness.ORDER, np.arange(count)[None])
-    return (numbers * np.float64(count)).astype(np.int64)
+    rows = np.empty((last - first, count), np.int32)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        block = slice(start, start + _ROWS_AT_ONCE)
+        numbers = randomness.uniform(keys[block], randomness.ORDER, np.arange(count)[None])
+        rows[block] = (numbers * np.float64(count)).astype(np.int32)
+    return rows
 
 
 def bootstrap(
