@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,20 @@ def test_kinds_of_rounds_and_of_keeping_are_rows(run: Path, tmp_path: Path) -> N
     assert "2 consensus" in text
     html = (tmp_path / "here" / "report.html").read_text()
     assert "confidence, consensus, replace" in html
+
+
+def test_another_store_leaves_the_report_on_the_own_one_alone(store: PairStore, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", store)
+    write_store(tmp_path / "other", num_train=30, num_valid=20, seed=1)
+    moved = shutil.copytree(store.path, tmp_path / "elsewhere" / store.path.name)
+    words = ("-n", 4, "--num-decoded", 2, "--steps", "1", "--no-encoder", "--num-generated", 0)
+    call(run, *words)
+    first = (run / "reports" / "validation" / "result.json").read_bytes()
+    call(run, *words, "--data", tmp_path / "other")
+    assert (run / "reports" / "validation" / "result.json").read_bytes() == first
+    assert (run / "reports" / "validation-of-other" / "report.html").is_file()
+    call(run, *words, "--data", moved)
+    assert sorted(path.name for path in (run / "reports").iterdir()) == ["validation", "validation-of-other"]
 
 
 def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:

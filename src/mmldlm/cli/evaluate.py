@@ -91,7 +91,10 @@ def evaluate(
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the documents and their noise.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the report; RUN/reports/SPLIT unless told otherwise.")
+        Path | None,
+        typer.Option(
+            help="Folder of the report; RUN/reports/SPLIT unless told otherwise, SPLIT-of-STORE with --data."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[
@@ -134,6 +137,12 @@ def evaluate(
     _evaluate(run[0], options, split, seed, out, device, as_json, _command(run, **options, **common))
 
 
+def _report_name(split: str, own: Path, data: Path | None) -> str:
+    """Folder of a report: another store than the run's own, which may have moved, leaves the report on that alone."""
+    other = own if data is None else data.resolve()
+    return split if other.name == own.name else f"{split}-of-{other.name}"
+
+
 def _evaluate(
     run: Path,
     options: dict[str, Any],
@@ -156,7 +165,8 @@ def _evaluate(
     store = _open_store(model, options["data"])
     result = measure(model, store, split_name, config, options, seed) | {"command": command}
     home = RunFolder(run.parent if run.name == "export" else run)
-    report = write_report(out or home.reports / split_name, result, training_log=home.training_log)
+    name = _report_name(split_name, Path(model.config.data.store), options["data"])
+    report = write_report(out or home.reports / name, result, training_log=home.training_log)
     if as_json:
         _print_json({key: value for key, value in result.items() if key != "documents"}, report)
         return
