@@ -15,6 +15,7 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
+from mmldlm.sampling.sources import model_tokenizer
 
 ROUND = 2**41
 """Word of the keys of rounds; no step has such a number."""
@@ -64,6 +65,7 @@ class Judge:
         self.encode, self.against = encode, against
         self.raw = model.denormalize(latents)
         self.reading = replace(options, guidance=1.0)  # a text is read as it stands, however it was decoded
+        self.unwritten = unwritten_tokens(model)
 
     def cosine(
         self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray, encoded: np.ndarray
@@ -77,6 +79,10 @@ class Judge:
         ]
         return np.concatenate(parts) if parts else np.empty(0)
 
+    def num_unwritten(self, texts: list[np.ndarray]) -> np.ndarray:
+        """(m,) tokens of each text that nobody would read. Rounds may not add any: that would be to delete others."""
+        return np.array([int(np.isin(text, self.unwritten).sum()) for text in texts], np.int64)
+
     def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m, S, C) raw."""
         if self.encode is not None:
@@ -85,6 +91,13 @@ class Judge:
         made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
         return self.model.denormalize(made)
+
+
+def unwritten_tokens(model: LoadedModel) -> np.ndarray:
+    """Ids, in order, of tokens that are left out where ids become text, such as [SEP]; none without a tokenizer."""
+    tokenizer, vocab_size = model_tokenizer(model), model.corruption.vocab_size
+    found = set() if tokenizer is None else tokenizer.unwritten_ids()
+    return np.array(sorted(token for token in found if token < vocab_size), np.int64)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
