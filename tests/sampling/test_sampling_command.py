@@ -184,6 +184,19 @@ def test_consensus_and_replacing_rounds(run: Path, encoder: None, check: str) ->
         assert after["num_encoded"] > 4 + 2 * len(after["tokens"])
 
 
+def test_at_temperature_zero_only_the_first_candidate_is_the_most_probable_text(
+    run: Path, encoder: None
+) -> None:
+    """Else all candidates would be one text, and a round would decode what was there before."""
+    words = ("--mode", "l2t", "--from-split", "validation", "-n", 8, "--length", 6, "--temperature", 0)
+    plain = call_json(run, *words)["samples"]
+    for more in (("--candidates", 4), ("--refine", 4)):
+        checked = call_json(run, *words, *more, "--check", "encoder")["samples"]
+        assert any(one["tokens"] != other["tokens"] for one, other in zip(plain, checked, strict=True))
+        for one, other in zip(plain, checked, strict=True):
+            assert (one["tokens"] == other["tokens"]) == (other["cosine"] == other["first_cosine"])
+
+
 def test_texts_through_the_model_itself(run: Path) -> None:
     found = call_json(run, "--mode", "l2t", "--text", "w1 w2", "--encode-with", "model")["samples"]
     assert found[0]["original"] == "w1 w2"
