@@ -135,6 +135,16 @@ def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
     assert direct_way(loaded.model, "") is None
 
 
+def test_the_short_way_is_not_taken_where_texts_lose_their_beginnings(
+    loaded: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the texts that are tried fit in, so that none of them is cut."""
+    monkeypatch.setattr(loaded.model, "max_seq_length", 512)
+    assert direct_way(loaded.model, "") is not None
+    monkeypatch.setattr(loaded.model.tokenizer, "truncation_side", "left")
+    assert direct_way(loaded.model, "") is None
+
+
 def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: Encoder) -> None:
     texts = ["word " * 500, "\u200bnaïve 東京 🙂 [MASK] a [SEP] b", "A" * 300, "x " * 254, "x " * 255, *TEXTS]
     tokenizer = Tokenizer.load("builtin:minilm")
