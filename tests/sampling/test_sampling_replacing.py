@@ -386,3 +386,17 @@ def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, refine_by: str, 
     )
     assert num_special_after == num_special_before
     assert found.num_accepted.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("refine_by", ["remask", "replace"])
+def test_a_latent_of_zeros_is_near_to_nothing(refine_by: str) -> None:
+    """What normalising leaves of it is rounding, whose direction means nothing."""
+    model, rng = random_model(), np.random.default_rng(5)
+    model.mean, model.scale = (rng.normal(size=3).astype(np.float32) for _ in range(2))
+    zeros = model.normalize(np.zeros((6, 2, 3), np.float32))
+    assert model.denormalize(zeros).any()
+    plain = decode_latents(model, zeros, OPTIONS, lengths=LENGTHS, keys=KEYS)
+    found = check(model, latents=zeros, num_candidates=3, refine_by=refine_by)
+    assert not found.cosine.any()
+    assert not found.num_accepted.any()
+    assert all(map(np.array_equal, found.tokens, plain))

@@ -63,7 +63,7 @@ class Judge:
     ) -> None:
         self.model, self.latents, self.options, self.drawn, self.keys = model, latents, options, drawn, keys
         self.encode, self.against = encode, against
-        self.raw = model.denormalize(latents)
+        self.raw = _raw(model, latents)
         self.reading = replace(options, guidance=1.0)  # a text is read as it stands, however it was decoded
         self.unwritten = unwritten_tokens(model)
 
@@ -91,6 +91,12 @@ class Judge:
         made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
         return self.model.denormalize(made)
+
+
+def _raw(model: LoadedModel, latents: np.ndarray) -> np.ndarray:
+    """(n, S, C) raw latents; what is only rounding is zero, so that a latent of zeros has no direction."""
+    raw = model.denormalize(latents)
+    return np.where(np.abs(raw) <= 4 * np.finfo(np.float32).eps * np.abs(model.mean), np.float32(0), raw)
 
 
 def unwritten_tokens(model: LoadedModel) -> np.ndarray:
