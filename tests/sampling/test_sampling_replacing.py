@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.randomness import make_key
@@ -400,3 +401,16 @@ def test_a_latent_of_zeros_is_near_to_nothing(refine_by: str) -> None:
     assert not found.cosine.any()
     assert not found.num_accepted.any()
     assert all(map(np.array_equal, found.tokens, plain))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_judge_that_gives_no_numbers_is_told(bad: float) -> None:
+    def broken(texts: list[np.ndarray]) -> np.ndarray:
+        found = nearly_equal(texts)
+        found[-1, 1, 2] = bad
+        return found
+
+    with pytest.raises(
+        UserError, match="check=encoder: the encoder gives NaN or infinity for 1 of 6 decoded"
+    ):
+        check(random_model(), encode=broken)

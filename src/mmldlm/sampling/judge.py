@@ -12,6 +12,7 @@ import numpy as np
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.errors import UserError
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
@@ -86,11 +87,23 @@ class Judge:
     def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m, S, C) raw."""
         if self.encode is not None:
-            return self.encode(texts)
+            return _require_finite(self.encode(texts), "encoder")
         spent = np.zeros(len(texts), np.int64)
         made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
-        return self.model.denormalize(made)
+        return _require_finite(self.model.denormalize(made), "model")
+
+
+def _require_finite(latents: np.ndarray, who: str) -> np.ndarray:
+    """The latents; one that is no number would win or lose every comparison."""
+    num_bad = int((~np.isfinite(latents).all(axis=(1, 2))).sum())
+    if num_bad:
+        other = "encoder" if who == "model" else "model"
+        raise UserError(
+            f"check={who}: the {who} gives NaN or infinity for {num_bad} of {len(latents)} decoded texts, so they "
+            f"cannot be compared; use {other}, or decode without candidates and rounds"
+        )
+    return latents
 
 
 def _raw(model: LoadedModel, latents: np.ndarray) -> np.ndarray:
