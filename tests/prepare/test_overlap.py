@@ -140,6 +140,22 @@ def test_python_is_set_up_as_before_afterwards(tmp_path: Path, text: Path) -> No
         gc.set_threshold(*before[1])  # type: ignore[misc]
 
 
+def test_ctrl_c_while_python_is_set_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval(), gc.get_threshold()
+    real, calls = gc.set_threshold, []
+
+    def interrupted(*values: int) -> None:
+        calls.append(values)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(*values)
+
+    monkeypatch.setattr(gc, "set_threshold", interrupted)
+    with pytest.raises(KeyboardInterrupt), many_documents():
+        pass
+    assert (sys.getswitchinterval(), gc.get_threshold()) == before
+
+
 def _fail_in_reading(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     real, calls = Segmenter._finish, []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -111,3 +112,10 @@ def test_half_a_character_is_named_with_its_line(tmp_path: Path, name: str) -> N
     assert next(stream).text == "whole 😀"
     with pytest.raises(UserError, match=r"half\.json(l:|, item )2: \\ud83d is half of a character"):
         next(stream)
+
+
+@pytest.mark.parametrize("name", ["pipe.txt", "/dev/null"])
+def test_a_pipe_is_refused_before_anything_waits_for_it(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        resolve([str(tmp_path / name)], SourceOptions())

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.loaded import load_model
 from mmldlm.cli.sample import sample
-from mmldlm.config import Config, DataConfig, ModelConfig
+from mmldlm.config import Config, CorruptionConfig, DataConfig, ModelConfig, ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
@@ -51,7 +51,9 @@ def make_store(path: Path, seed: int, encoder_name: str = "synthetic") -> PairSt
     return writer.finish()
 
 
-def make_run(path: Path, store: PairStore, *, length: str = "modelled") -> Path:
+def make_run(
+    path: Path, store: PairStore, *, length: str = "modelled", modes: ModeWeights | None = None
+) -> Path:
     shape = ModelConfig(
         depth=1,
         width=16,
@@ -62,7 +64,8 @@ def make_run(path: Path, store: PairStore, *, length: str = "modelled") -> Path:
         time_width=8,
         length=length,
     )
-    config = Config(model=shape, data=DataConfig(store=str(store.path)))
+    corruption = CorruptionConfig(mode_weights=modes or ModeWeights())
+    config = Config(model=shape, data=DataConfig(store=str(store.path)), corruption=corruption)
     denoiser = Denoiser(shape, DataShape(VOCAB_SIZE, 1, NUM_CHANNELS, LONGEST))
     init_weights(denoiser, 0)
     with torch.no_grad():

@@ -15,6 +15,7 @@ from test_sampling_cli import LONGEST, NUM_CHANNELS, FakeEncoder, call, call_jso
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
@@ -183,6 +184,19 @@ def test_consensus_and_replacing_rounds(run: Path, encoder: None, check: str) ->
         assert after["num_encoded"] > 4 + 2 * len(after["tokens"])
 
 
+def test_at_temperature_zero_only_the_first_candidate_is_the_most_probable_text(
+    run: Path, encoder: None
+) -> None:
+    """Else all candidates would be one text, and a round would decode what was there before."""
+    words = ("--mode", "l2t", "--from-split", "validation", "-n", 8, "--length", 6, "--temperature", 0)
+    plain = call_json(run, *words)["samples"]
+    for more in (("--candidates", 4), ("--refine", 4)):
+        checked = call_json(run, *words, *more, "--check", "encoder")["samples"]
+        assert any(one["tokens"] != other["tokens"] for one, other in zip(plain, checked, strict=True))
+        for one, other in zip(plain, checked, strict=True):
+            assert (one["tokens"] == other["tokens"]) == (other["cosine"] == other["first_cosine"])
+
+
 def test_texts_through_the_model_itself(run: Path) -> None:
     found = call_json(run, "--mode", "l2t", "--text", "w1 w2", "--encode-with", "model")["samples"]
     assert found[0]["original"] == "w1 w2"
@@ -240,12 +254,13 @@ def test_a_file_in_and_a_file_out(
     assert (first[0], second[1]) == (1, 2)
 
 
+@pytest.mark.parametrize("how", ["", "--candidates 2 --keep consensus --refine 1 --refine-by replace"])
 def test_an_interrupted_file_is_gone_on_with(
-    run: Path, encoder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, encoder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(stream, "PART", 2)
     (tmp_path / "in.txt").write_text("".join(f"w{i} w{i}\n" for i in range(7)))
-    words = (run, "--mode", "l2t", "--in", tmp_path / "in.txt", "--out")
+    words = (run, "--mode", "l2t", *how.split(), "--in", tmp_path / "in.txt", "--out")
     assert call(*words, tmp_path / "whole.jsonl").exit_code == 0
     calls, encode = [], FakeEncoder.encode
 
@@ -269,6 +284,27 @@ def test_an_interrupted_file_is_gone_on_with(
     assert "4 of them by an earlier call" in result.stdout
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize("words", ["--candidates 2", "--refine 1", "--length 2"])
+def test_a_file_of_blanks_takes_no_words_that_it_would_ignore(run: Path, tmp_path: Path, words: str) -> None:
+    path = tmp_path / "blanks.jsonl"
+    path.write_text('{"infill": "w1 ____", "text": "w1"}\n')
+    asked = ("--mode", "l2t", "--in", path, "--out", tmp_path / "out.jsonl", "--encode-with", "model")
+    message = f"--in {path}: texts with blanks do not go with {words.split()[0]}; leave it out"
+    assert told(run, *asked, *words.split()) == message
+    assert call(run, *asked, "--candidates", 1, "--refine", 0).exit_code == 0
+
+
+def test_a_model_without_t2l_is_checked_by_the_encoder(
+    store: PairStore, tmp_path: Path, encoder: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", store, modes=ModeWeights(l2t=1, t2l=0, joint=0))
+    words = (run, "--mode", "l2t", "--text", "w1 w2", "--length", 3, "--candidates", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("mmldlm.sampling.self_check.decode_latents", None)  # refused before any work
+        assert told(*words).startswith("--check model: this model was not trained to produce latents")
+    assert call_json(*words, "--check", "encoder")["samples"][0]["num_encoded"] == 2
 
 
 def test_lines_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +373,8 @@ def test_bad_files_are_told_with_their_line(run: Path, tmp_path: Path, content: 
         ("--mode l2t --text w1 --refine 1 --refine-by swap", "--refine-by swap: allowed are remask, replace"),
         ("--mode l2t --text w1 --candidates 2 --keep all", "--keep all: allowed are nearest, consensus"),
         ("--mode joint --keep consensus", "--keep: has no effect with --mode joint"),
+        ("--mode l2t --text w1 --candidates 1 --keep consensus", "--keep: has no effect with --candidates 1"),
+        ("--mode l2t --text w1 --refine 0 --refine-by replace", "--refine-by: has no effect with --refine 0"),
         ("--mode l2t --text w1 --joint-order text_first", "--joint-order: has no effect with --mode l2t"),
         ("--mode l2t --infill ____ --neighbours 3", "--neighbours: these texts have no latent"),
         ("--mode joint --latent-sampler euler", "latent_sampler=euler: allowed are ddim"),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from sampling_oracles import random_model, spy
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.randomness import make_key
@@ -29,6 +34,7 @@ from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.ragged import Ragged, slices
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import CANDIDATE, checked_stages, decode_checked
+from mmldlm.sampling.sources import texts_of
 from mmldlm.types import DenoiserOutput
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
@@ -346,3 +352,65 @@ def test_texts_in_one_array() -> None:
     assert [text.tolist() for text in some.split()] == [[5, 6], [1, 2, 3], [5, 6]]
     assert [text.tolist() for text in some.drop(np.array([0, 1, 1])).split()] == [[6], [1, 3], [5]]
     assert [(s.start, s.stop) for s in slices(np.array([3, 3, 9, 1, 1, 4]), 6)] == [(0, 2), (2, 3), (3, 6)]
+
+
+def with_special_tokens(model: LoadedModel, folder: Path, num_special: int) -> LoadedModel:
+    """The model with a tokenizer whose last ids are special: they are not in the texts that are read."""
+    words = {
+        f"w{number}" if number < VOCAB - num_special else f"[S{number}]": number for number in range(VOCAB)
+    }
+    backend = Backend(WordLevel(words, unk_token="[S49]"))
+    backend.add_special_tokens([word for word in words if word.startswith("[")])
+    Tokenizer(backend, "toy").save(folder)
+    model.tokenizer_path = folder / "tokenizer.json"
+    return model
+
+
+@pytest.mark.parametrize("num_special", [25, VOCAB])
+@pytest.mark.parametrize("refine_by", ["remask", "replace"])
+def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, refine_by: str, num_special: int) -> None:
+    """To this judge a text is the nearer the less of it can be read; rounds gain nothing from what nobody reads."""
+    model = with_special_tokens(random_model(), tmp_path, num_special)
+    target = np.zeros((6, 2, 3), np.float32)
+    target[:, 0, 0] = 1.0
+
+    def few_words(texts: list[np.ndarray]) -> np.ndarray:
+        angle = np.array([len(words.split()) / 20 for words in texts_of(model, texts)])
+        found = np.zeros((len(texts), 2, 3), np.float32)
+        found[:, 0, 0], found[:, 0, 1] = np.cos(angle), np.sin(angle)
+        return found
+
+    plain = check(model, latents=target, encode=few_words, num_rounds=0)
+    found = check(model, latents=target, encode=few_words, refine_by=refine_by)
+    num_special_before, num_special_after = (
+        [int((text >= VOCAB - num_special).sum()) for text in texts] for texts in (plain.tokens, found.tokens)
+    )
+    assert num_special_after == num_special_before
+    assert found.num_accepted.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("refine_by", ["remask", "replace"])
+def test_a_latent_of_zeros_is_near_to_nothing(refine_by: str) -> None:
+    """What normalising leaves of it is rounding, whose direction means nothing."""
+    model, rng = random_model(), np.random.default_rng(5)
+    model.mean, model.scale = (rng.normal(size=3).astype(np.float32) for _ in range(2))
+    zeros = model.normalize(np.zeros((6, 2, 3), np.float32))
+    assert model.denormalize(zeros).any()
+    plain = decode_latents(model, zeros, OPTIONS, lengths=LENGTHS, keys=KEYS)
+    found = check(model, latents=zeros, num_candidates=3, refine_by=refine_by)
+    assert not found.cosine.any()
+    assert not found.num_accepted.any()
+    assert all(map(np.array_equal, found.tokens, plain))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_judge_that_gives_no_numbers_is_told(bad: float) -> None:
+    def broken(texts: list[np.ndarray]) -> np.ndarray:
+        found = nearly_equal(texts)
+        found[-1, 1, 2] = bad
+        return found
+
+    with pytest.raises(
+        UserError, match="check=encoder: the encoder gives NaN or infinity for 1 of 6 decoded"
+    ):
+        check(random_model(), encode=broken)

@@ -351,6 +351,12 @@ def _check_values(wanted: dict[str, Any]) -> None:
     for name, allowed in choices.items():
         if wanted[name] is not None and wanted[name] not in allowed:
             raise UserError(f"--{name.replace('_', '-')} {wanted[name]}: allowed are {', '.join(allowed)}")
+    for name, other, low in (("keep", "candidates", 2), ("refine_by", "refine", 1)):
+        if wanted[name] is not None and wanted[other] < low:
+            raise UserError(
+                f"--{name.replace('_', '-')}: has no effect with --{other} {wanted[other]}; give at least {low}, or "
+                "leave it out"
+            )
     if wanted["strength"] is not None and not 0 < wanted["strength"] <= 1:
         raise UserError(f"--strength {wanted['strength']}: allowed is more than 0 and at most 1")
     if wanted["paraphrase"] and wanted["length"] is not None and wanted["vary"] != "latent":

@@ -14,6 +14,7 @@ import typer
 from mmldlm.config import NEAREST, REMASK
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError
+from mmldlm.sampling.checks import trained_parts
 from mmldlm.sampling.neighbours import neighbour_records
 from mmldlm.sampling.records import (
     Samples,
@@ -199,6 +200,11 @@ class Work:
         if request.candidates == 1 and request.refine == 0:
             return None
         encode = None
+        if request.check == "model" and not trained_parts(self.model).latent:
+            raise UserError(
+                "--check model: this model was not trained to produce latents (t2l), so it cannot read a text back; "
+                "use --check encoder"
+            )
         if request.check == "encoder":
             encoder = self.encoder
             encode = lambda tokens: encoder.encode(texts_of(self.model, tokens))  # noqa: E731
@@ -263,4 +269,12 @@ def _suiting(work: Work, parts: Iterator[Given], source: Path) -> Iterator[Given
     for given in parts:
         if work.request.mode == "t2l" and (given.tokens is None or given.blanks is not None):
             raise UserError(f"--in {source}: --mode t2l needs texts, and none with blanks")
+        asked = work.request
+        for word, is_asked in (
+            ("--candidates", asked.candidates > 1),
+            ("--refine", asked.refine > 0),
+            ("--length", asked.length is not None),
+        ):
+            if given.blanks is not None and is_asked:
+                raise UserError(f"--in {source}: texts with blanks do not go with {word}; leave it out")
         yield given

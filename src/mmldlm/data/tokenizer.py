@@ -79,6 +79,12 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return {token_id for token_id, token in added if token.special and token.content != unknown}
 
+    def unwritten_ids(self) -> set[int]:
+        """Ids that `decode_batch` leaves out: all special tokens, the unknown one too where it is one of them."""
+        return {
+            token_id for token_id, token in self.backend.get_added_tokens_decoder().items() if token.special
+        }
+
     def spec(self) -> dict[str, Any]:
         """What the manifest says about this tokenizer."""
         return {"name": self.name, "sha256": self.sha256}

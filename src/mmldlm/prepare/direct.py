@@ -147,7 +147,9 @@ def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
 def _build(model: SentenceTransformer) -> Direct | None:
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     names = {"input_ids", "token_type_ids", "attention_mask"}
-    if backend is None or model.tokenizer.pad_token_id is None or model.tokenizer.padding_side != "right":
+    if backend is None or model.tokenizer.pad_token_id is None:
+        return None
+    if (model.tokenizer.padding_side, model.tokenizer.truncation_side) != ("right", "right"):
         return None
     if not {"input_ids", "attention_mask"} <= set(model.tokenizer.model_input_names) <= names:
         return None

@@ -270,8 +270,10 @@ class _Workers:
     def __exit__(self, *_: object) -> None:
         import torch
 
-        self.pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(self.cores)
+        try:
+            self.pool.shutdown(cancel_futures=True)
+        finally:  # also where Ctrl-C ends the waiting
+            torch.set_num_threads(self.cores)
 
 
 def _one_ahead(results: Iterator[Any]) -> Iterator[Any]:

@@ -115,10 +115,10 @@ class Behind:
 def many_documents() -> Iterator[None]:
     """Python set up for threads that make many objects: short turns, and few searches for garbage."""
     turn, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(min(turn, TURN_SECONDS))
-    if thresholds[0]:  # else somebody has switched it off
-        gc.set_threshold(max(thresholds[0], GARBAGE_OBJECTS), *thresholds[1:])
     try:
+        sys.setswitchinterval(min(turn, TURN_SECONDS))
+        if thresholds[0]:  # else somebody has switched it off
+            gc.set_threshold(max(thresholds[0], GARBAGE_OBJECTS), *thresholds[1:])
         yield
     finally:
         sys.setswitchinterval(turn)

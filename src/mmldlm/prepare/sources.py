@@ -183,6 +183,10 @@ def _folder_files(folder: Path, option: str) -> list[Path]:
 
 
 def _known(path: Path, option: str) -> Path:
+    if not path.is_file():
+        raise UserError(
+            f"{option} {path}: is a pipe or a device, and text is read more than once; write it into a file first"
+        )
     if _extension(path) not in EXTENSIONS:
         raise UserError(
             f"{option} {path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"

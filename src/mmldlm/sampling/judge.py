@@ -12,9 +12,11 @@ import numpy as np
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.errors import UserError
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
+from mmldlm.sampling.sources import model_tokenizer
 
 ROUND = 2**41
 """Word of the keys of rounds; no step has such a number."""
@@ -62,8 +64,9 @@ class Judge:
     ) -> None:
         self.model, self.latents, self.options, self.drawn, self.keys = model, latents, options, drawn, keys
         self.encode, self.against = encode, against
-        self.raw = model.denormalize(latents)
+        self.raw = _raw(model, latents)
         self.reading = replace(options, guidance=1.0)  # a text is read as it stands, however it was decoded
+        self.unwritten = unwritten_tokens(model)
 
     def cosine(
         self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray, encoded: np.ndarray
@@ -77,14 +80,43 @@ class Judge:
         ]
         return np.concatenate(parts) if parts else np.empty(0)
 
+    def num_unwritten(self, texts: list[np.ndarray]) -> np.ndarray:
+        """(m,) tokens of each text that nobody would read. Rounds may not add any: that would be to delete others."""
+        return np.array([int(np.isin(text, self.unwritten).sum()) for text in texts], np.int64)
+
     def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m, S, C) raw."""
         if self.encode is not None:
-            return self.encode(texts)
+            return _require_finite(self.encode(texts), "encoder")
         spent = np.zeros(len(texts), np.int64)
         made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
-        return self.model.denormalize(made)
+        return _require_finite(self.model.denormalize(made), "model")
+
+
+def _require_finite(latents: np.ndarray, who: str) -> np.ndarray:
+    """The latents; one that is no number would win or lose every comparison."""
+    num_bad = int((~np.isfinite(latents).all(axis=(1, 2))).sum())
+    if num_bad:
+        other = "encoder" if who == "model" else "model"
+        raise UserError(
+            f"check={who}: the {who} gives NaN or infinity for {num_bad} of {len(latents)} decoded texts, so they "
+            f"cannot be compared; use {other}, or decode without candidates and rounds"
+        )
+    return latents
+
+
+def _raw(model: LoadedModel, latents: np.ndarray) -> np.ndarray:
+    """(n, S, C) raw latents; what is only rounding is zero, so that a latent of zeros has no direction."""
+    raw = model.denormalize(latents)
+    return np.where(np.abs(raw) <= 4 * np.finfo(np.float32).eps * np.abs(model.mean), np.float32(0), raw)
+
+
+def unwritten_tokens(model: LoadedModel) -> np.ndarray:
+    """Ids, in order, of tokens that are left out where ids become text, such as [SEP]; none without a tokenizer."""
+    tokenizer, vocab_size = model_tokenizer(model), model.corruption.vocab_size
+    found = set() if tokenizer is None else tokenizer.unwritten_ids()
+    return np.array(sorted(token for token in found if token < vocab_size), np.int64)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,8 @@ def sample_texts(
         return Samples(_with_originals(given, text_records(model, tokens)), None, latents)
     found = decode_checked(
         model, normalised, options, keys=keys, lengths=lengths, num_candidates=check.num_candidates,
-        keep=check.keep, num_rounds=check.num_rounds, refine_by=check.refine_by, encode=check.encode,
-        against=away, progress=progress,
+        keep=check.keep, num_rounds=check.num_rounds, refine_by=check.refine_by,
+        drawn=_drawn(model, options), encode=check.encode, against=away, progress=progress,
     )  # fmt: skip
     records = text_records(model, found.tokens)
     for index, record in enumerate(records):
@@ -85,6 +85,13 @@ def sample_texts(
         for name in ("passes", "num_encoded", "num_accepted"):
             record[name] = int(getattr(found, name)[index])
     return Samples(_with_originals(given, records), None, latents)
+
+
+def _drawn(model: LoadedModel, options: SamplingOptions) -> SamplingOptions:
+    """How further candidates and rounds are drawn: at temperature 0 each would be the first one again."""
+    if options.temperature > 0:
+        return options
+    return replace(options, temperature=model.config.evaluation.candidate_temperature)
 
 
 def fill_texts(

@@ -1,7 +1,8 @@
 """Rounds that mask what hurts and decode it anew.
 
 Each token is left out in turn, all of them in packed batches, which shows how the cosine would change without it. The
-tokens whose absence helps most (or costs least) are masked, decoded anew, and kept if the cosine has risen.
+tokens whose absence helps most (or costs least) are masked, decoded anew, and kept if the cosine has risen, and not
+because of special tokens, which nobody reads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _improve(judge: Judge, best: Checked, keys: np.ndarray) -> Checked:
         judge.model, asked, judge.drawn, latents=judge.latents, keys=keys, against=judge.against, passes=passes
     )  # fmt: skip
     found = judge.cosine(tokens, np.arange(len(tokens)), passes, encoded)
-    risen = found > best.cosine
+    risen = (found > best.cosine) & (judge.num_unwritten(tokens) <= judge.num_unwritten(best.tokens))
     return Checked(
         [new if is_better else old for new, old, is_better in zip(tokens, best.tokens, risen, strict=True)],
         np.where(risen, found, best.cosine),

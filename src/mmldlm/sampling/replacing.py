@@ -1,6 +1,7 @@
 """Rounds that try other tokens in the place of single ones, and keep those that bring the text nearer to its latent.
 
-For each token the network is asked, with this one masked and everything else in sight, for the most probable others.
+For each token the network is asked, with this one masked and everything else in sight, for the most probable others;
+special tokens, which nobody reads, are not among them.
 All texts with one such replacement are turned back into latents. Then the best replacements of a text, one for each
 place, are made together: the best one, two, three, a quarter, a half and all that help; the nearest of these texts is
 kept. Nothing is drawn, so a text of which no replacement helps is as near as this way can bring it.
@@ -130,12 +131,15 @@ class Proposals:
         self.against = (
             None if judge.against is None else torch.from_numpy(check_latents(judge.model, judge.against))
         )
-        self.num = min(NUM_REPLACEMENTS, judge.model.denoiser.shape.vocab_size - 1)
+        self.num = min(NUM_REPLACEMENTS, max(1, judge.model.denoiser.shape.vocab_size - 1))
 
     def ask(
         self, texts: Ragged, documents: np.ndarray, owner: np.ndarray, place: np.ndarray, passes: np.ndarray
     ) -> np.ndarray:
-        """(P, K) the most probable other tokens in these places of these texts, most probable first."""
+        """(P, K) the most probable other tokens in these places of these texts, most probable first.
+
+        Where there are fewer that may be written, the token that is there stands in for the rest.
+        """
         result = np.empty((len(owner), self.num), np.int64)
         num_slots, batch_tokens = self.latents.shape[1], self.judge.drawn.batch_tokens
         for rows in group_documents(texts.lengths[owner], num_slots, batch_tokens):
@@ -161,4 +165,7 @@ class Proposals:
         logits = guided_logits(self.predictor, pack, torch.from_numpy(at), self.judge.drawn.guidance)
         require_finite(logits)
         present = torch.from_numpy(texts.tokens[at])[:, None].to(logits.device)
-        return logits.scatter(1, present, -torch.inf).topk(self.num, dim=-1).indices.cpu().numpy()
+        others = logits.scatter(1, present, -torch.inf)
+        others[:, torch.from_numpy(self.judge.unwritten).to(logits.device)] = -torch.inf
+        best = others.topk(self.num, dim=-1)
+        return torch.where(best.values == -torch.inf, present, best.indices).cpu().numpy()

@@ -55,17 +55,20 @@ def decode_checked(
     keep: str = NEAREST,
     num_rounds: int = 0,
     refine_by: str = REMASK,
+    drawn: SamplingOptions | None = None,
     encode: Encode | None = None,
     against: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> Checked:
     """The best of some texts for each of the normalised latents (n, S, C), improved in some rounds.
 
-    The first candidate is what `decode_latents` gives. Without `encode` the model's own t2l side turns texts back.
+    The first candidate is what `decode_latents` gives; `drawn` are the options of the others and of rounds, None: the
+    same. Without `encode` the model's own t2l side turns texts back.
     """
     stages = checked_stages(
         model, latents, options, keys=keys, lengths=lengths, counts=[num_candidates], keeps=[keep],
-        num_rounds=num_rounds, refine_by=[refine_by], encode=encode, against=against, progress=progress,
+        num_rounds=num_rounds, refine_by=[refine_by], drawn=drawn, encode=encode, against=against,
+        progress=progress,
     )  # fmt: skip
     return list(stages)[-1].found
 

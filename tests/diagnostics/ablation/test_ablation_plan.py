@@ -18,6 +18,7 @@ GOOD = {"recipe": "demo", "arms": {"base": [], "fast": ["optim.lr=0.01"]}}
 BLIND = ["corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"]
 
 TEXT_ALONE = ["corruption.condition_dropout=1", "corruption.mode_weights={l2t: 1}"]
+L2T_ALONE = ["corruption.mode_weights={l2t: 1}"]
 
 
 def write(folder, **changes):
@@ -52,6 +53,10 @@ def write(folder, **changes):
     ({"arms": {"base": [], "b": BLIND}, "eval": {"guidances": [1, 2]}}, "arm 'b': guidance compares"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.guidances=[2]"]}, "evaluation.guidances: this arm"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.candidates=[4]"]}, "evaluation.candidates: this arm"),
+    ({"arms": {"base": [], "b": L2T_ALONE}, "base": ["evaluation.candidates=[4]"]}, "cannot read a text back"),
+    ({"arms": {"base": [], "b": [*L2T_ALONE, "evaluation.check=model"]}, "base": ["evaluation.refine=1"],
+      "eval": {"encoder": True}}, "arm 'b': evaluation.candidates, refine: this arm has no loss on latents"),
+    ({"base": ["evaluation.refine=1", "evaluation.check=encoder"]}, "evaluation.check=encoder: a plan uses the"),
     ({"eval": {"num_document": 3}}, "eval: unknown key 'num_document'"),
     ({"eval": {"num_documents": "many"}}, "evaluation.num_documents=many: a whole number"),
     ({"eval": {"steps": 16}}, "eval: steps: 16: a list of whole numbers"),
@@ -68,6 +73,17 @@ def test_a_wrong_plan_is_one_line(tmp_path, changes, told):
         load_plan(write(tmp_path, **changes))
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_ways_that_the_settings_ask_for_may_be_columns(tmp_path):
+    names = [f"checked/16/confidence/1/{way}/exact_match" for way in ("4/0", "4/0/consensus", "1/2/replace")]
+    settings = [
+        "evaluation.candidates=[1,4]", "evaluation.keep=[nearest,consensus]", "evaluation.refine=2",
+        "evaluation.refine_by=[remask,replace]",
+    ]  # fmt: skip
+    assert list(load_plan(write(tmp_path, base=settings, quantities=names)).quantities) == names
+    with_encoder = {"base": [], "b": L2T_ALONE}
+    load_plan(write(tmp_path, base=settings, arms=with_encoder, eval={"encoder": True}))
 
 
 def test_an_arm_that_is_named_twice_is_refused(tmp_path):

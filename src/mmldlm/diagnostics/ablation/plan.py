@@ -270,6 +270,7 @@ def _config(plan: Plan, arm: Arm) -> Config:
             f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
             f"for the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
         )
+    _check_judge(config, encoder=plan.evaluation.encoder)
     if arm.weights == LAST and not config.optim.ema_decay:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
@@ -285,6 +286,21 @@ def _config(plan: Plan, arm: Arm) -> Config:
             "corruption.condition_dropout=0); leave guidance out, or give it one of them"
         )
     return config
+
+
+def _check_judge(config: Config, *, encoder: bool) -> None:
+    """Somebody has to turn candidates back into latents."""
+    asked = config.evaluation
+    if max(asked.candidates, default=1) == 1 and not asked.refine:
+        return
+    own = Active.of(config.corruption, config.objective, length_modelled=True).latent
+    if asked.check == "encoder" and not encoder:
+        raise UserError("evaluation.check=encoder: a plan uses the encoder only with eval: {encoder: true}")
+    if not own and (asked.check == "model" or not encoder):
+        raise UserError(
+            "evaluation.candidates, refine: this arm has no loss on latents (t2l), so it cannot read a text back; use "
+            "eval: {encoder: true} and evaluation.check=encoder, or set them for the other arms only"
+        )
 
 
 def _decodes(config: Config) -> bool:
