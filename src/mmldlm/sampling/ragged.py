@@ -11,6 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from mmldlm.data.shard import ranges
+
 CHUNK_TOKENS = 2**19
 """Tokens of variants that are held in memory at a time; enough to fill the batches of any encoder."""
 
@@ -37,8 +39,7 @@ class Ragged:
     def take(self, rows: np.ndarray) -> Ragged:
         """The texts at these rows, which may come again."""
         lengths = self.lengths[rows]
-        shift = self.starts[rows] - (np.cumsum(lengths) - lengths)
-        return Ragged(self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
+        return Ragged(self.tokens[ranges(self.starts[rows], lengths)], lengths)
 
     def put(self, rows: np.ndarray, places: np.ndarray, values: np.ndarray | int) -> Ragged:
         """The same texts with other tokens at these places of these rows."""

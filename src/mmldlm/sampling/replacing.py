@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mmldlm import randomness
+from mmldlm.data.shard import ranges
 from mmldlm.sampling.checks import check_latents
 from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.guidance import guided_logits
@@ -77,8 +78,7 @@ def _improve(
     swaps = _swaps(judge, proposals, found, documents, texts, owner, place)
     text, size = swaps.tries(len(documents))
     first = np.searchsorted(swaps.text, text)
-    row = np.repeat(np.arange(len(text)), size)
-    swap = np.arange(len(row)) - np.repeat(np.cumsum(size) - size, size) + first[row]
+    row, swap = np.repeat(np.arange(len(text)), size), ranges(first, size)
     tried = texts.take(text).put(row, swaps.place[swap], swaps.token[swap])
     cosine = swaps.cosine[first]  # a single replacement was judged before
     several = np.flatnonzero(size > 1)
