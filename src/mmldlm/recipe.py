@@ -24,10 +24,13 @@ def list_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(recipe: str, overrides: list[str] | None = None) -> Config:
-    """A recipe by name or file, with settings changed by `section.key=value`. All problems are told at once."""
+def load_recipe(recipe: str, overrides: list[str] | None = None, *, said_in: str = "command line") -> Config:
+    """A recipe by name or file, with settings changed by `section.key=value`. All problems are told at once.
+
+    `said_in` is what a message calls the place of the changes.
+    """
     path = find_recipe(recipe)
-    return _build(read_mapping(path, _RECIPE), overrides or [], source=str(path))
+    return _build(read_mapping(path, _RECIPE), overrides or [], source=str(path), said_in=said_in)
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:
@@ -69,7 +72,9 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     return cast(dict[str, Any], loaded)
 
 
-def _build(values: dict[str, Any], overrides: list[str], *, source: str) -> Config:
+def _build(
+    values: dict[str, Any], overrides: list[str], *, source: str, said_in: str = "command line"
+) -> Config:
     config = OmegaConf.structured(Config)
     problems: list[str] = []
     for key, value in _leaves(_complete_modes(values)):
@@ -80,7 +85,7 @@ def _build(values: dict[str, Any], overrides: list[str], *, source: str) -> Conf
             problems.append(f"{word!r}: settings are written section.key=value")
             continue
         for name, part in _spread(key, _parse(value)):
-            problems += _set(config, name, part, "command line")
+            problems += _set(config, name, part, said_in)
     built = cast(Config, OmegaConf.to_object(config))
     problems += find_problems(built)
     if not problems:

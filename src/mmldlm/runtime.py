@@ -94,13 +94,18 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
     `world_size` ranks share this machine; `device` is that of this rank, if it is chosen already.
     """
     device = device or choose_device(config.train.device)
-    on_gpu = device.type == "cuda"
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
-    if on_gpu:
+    if device.type == "cuda":
         _set_allocator()
         torch.cuda.set_stream(torch.cuda.Stream(device))  # work on the default stream could not be recorded
         torch.set_float32_matmul_precision("high" if config.speed.tf32 else "highest")
+    return settle_runtime(config, device, world_size)
+
+
+def settle_runtime(config: Config, device: torch.device, world_size: int = 1) -> Runtime:
+    """What a run would use on this device; settings that it cannot give are refused. The process stays as it is."""
+    on_gpu = device.type == "cuda"
     precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
         raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")

@@ -57,9 +57,26 @@ def ablate(
     if dry_run:
         _show_plan(loaded, work)
         return
+    _check_machine(loaded)
     with _folder_held(work):
         _check_encoder(work)
         _run(work, jobs, as_json)
+
+
+def _check_machine(plan: Plan) -> None:
+    """Refuse settings that only a GPU has before the first run begins; a GPU itself is left to the runs."""
+    from mmldlm.cli.device import device_of
+    from mmldlm.errors import UserError
+    from mmldlm.runtime import settle_runtime
+
+    device = device_of(plan.device)
+    if device.type == "cuda":
+        return
+    for arm in plan.trained:
+        try:
+            settle_runtime(plan.config(arm, 0), device)
+        except UserError as error:
+            raise UserError(f"{plan.path}: arm {arm.name!r}: {error}") from error
 
 
 def _check_encoder(work: Work) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from mmldlm.diagnostics.ablation.plan import list_plans, load_plan
@@ -12,6 +13,7 @@ from mmldlm.diagnostics.ablation.report import Report
 from mmldlm.diagnostics.ablation.summary import summarise
 from mmldlm.diagnostics.ablation.work import Work
 from mmldlm.errors import UserError
+from mmldlm.runtime import settle_runtime
 
 PAGE = Path(__file__).parents[3] / "docs" / "ablations.md"
 GOOD = {"recipe": "demo", "arms": {"base": [], "fast": ["optim.lr=0.01"]}}
@@ -36,7 +38,7 @@ def write(folder, **changes):
     ({"arms": {"base": []}}, "two arms or more"),
     ({"arms": {"base": [], "b": ["name=x"]}}, "name=x: a run has the name of its arm"),
     ({"arms": {"base": [], "b": ["train.device=cpu"]}}, "choose it with --device"),
-    ({"arms": {"base": [], "b": ["optim.lrr=1"]}}, "arm 'b': command line: unknown setting optim.lrr; did you mean"),
+    ({"arms": {"base": [], "b": ["optim.lrr=1"]}}, "arm 'b': its settings: unknown setting optim.lrr; did you mean"),
     ({"arms": {"base": [], "b": ["objective.latent_loss=cosine", "corruption.prediction_type=noise"]}}, "arm 'b': obj"),
     ({"arms": {"base": [], "b": ["data.store=elsewhere"]}}, "arm 'b': data.store=elsewhere, but data/demo in 'base'"),
     ({"arms": {"base": [], "a b": [], "a-b": []}}, "'a b' and 'a-b' would have the same folder"),
@@ -122,9 +124,11 @@ def test_the_report_says_which_arm_never_saw_a_latent(tmp_path):
 
 
 @pytest.mark.parametrize("name", list_plans())
-def test_every_plan_that_comes_with_the_package_loads(name):
+def test_every_plan_that_comes_with_the_package_loads_and_runs_without_a_gpu(name):
     plan = load_plan(name)
     assert len(plan.configs) == len(plan.arms)
+    for config in plan.configs.values():
+        settle_runtime(config, torch.device("cpu"))  # nobody needs a GPU to try it
 
 
 def test_single_modes_at_a_third_see_as_many_documents_of_their_mode():

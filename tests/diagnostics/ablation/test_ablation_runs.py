@@ -225,6 +225,15 @@ def test_a_failing_arm_in_a_fresh_process_is_named_with_the_last_line_of_its_log
     assert [row["seeds"] for row in ablation.result["rows"]] == [[0], []]
 
 
+def test_what_only_a_gpu_has_is_refused_before_anything_runs(store, tmp_path, capsys):
+    ablation = Ablation(tmp_path, store)
+    assert ablation.run("--seeds", "1", "speed.cuda_graphs=true") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("arm 'base': speed.cuda_graphs=true: needs a GPU; use speed.cuda_graphs=null")
+    assert not ablation.started
+    assert not ablation.out.exists()
+
+
 def test_ctrl_c_saves_what_runs_and_still_writes_the_table(store, tmp_path, capsys):
     ablation = Ablation(tmp_path, store, PLAN.replace("base: [", "base: [train.steps=1000000, "))
     run = ablation.out / "runs" / "base" / "0"

@@ -261,9 +261,9 @@ def _config(plan: Plan, arm: Arm) -> Config:
     if arm.of is not None:
         words += next(one for one in plan.arms if one.name == arm.of).words
     words += [*arm.words, *own]
-    config, ways = load_recipe(plan.recipe, words), plan.evaluation.ways
+    config, ways = load_recipe(plan.recipe, words, said_in="its settings"), plan.evaluation.ways
     if ways and _decodes(config):
-        config = load_recipe(plan.recipe, [*words, *ways])
+        config = load_recipe(plan.recipe, [*words, *ways], said_in="eval")
     asked = [name for name in _DECODING if getattr(config.evaluation, name)]
     if asked and not _decodes(config):
         raise UserError(
