@@ -105,7 +105,7 @@ def require_guidable(model: LoadedModel, guidance: float) -> None:
     if guidance != 1.0 and modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0:
         raise UserError(
             f"guidance={guidance:g}: compares with what the model says without the condition, which it never learnt "
-            "(no joint mode, and corruption.condition_dropout=0); use 1, or for text --against, or train with one of them"
+            "(no joint mode, and corruption.condition_dropout=0); use 1, or --against for text, or train with one"
         )
 
 
