@@ -76,3 +76,15 @@ def test_make_targets_that_readme_names_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?:^|`)make ([a-z]+)", README, flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_every_picture_of_the_docs_is_shown_or_linked_and_exists():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+\.(?:png|svg))\)", page.read_text())
+    }
+    assert {path for path in shown if not path.exists()} == set()
+    pictures = {path.resolve() for kind in ("png", "svg") for path in (ROOT / "docs").rglob(f"*.{kind}")}
+    assert pictures - shown == set()

@@ -79,6 +79,8 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["objective.latent_loss=cosine", "corruption.prediction_type=noise"], "needs corruption.prediction_type=clean"),
     (["objective.latent_loss=normalized_mse", "corruption.prediction_type=velocity"], "no sampler's formula"),
     (["corruption.text_noise=hybrid"], "needs sampling.text_sampler=hybrid"),
+    (["sampling.guidance=2", "corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"],
+     "sampling.guidance=2.0: compares with what is made without the condition, which this run never sees"),
     (["corruption.uniform_share=0"], "allowed is more than 0 and less than 1"),
     (["name=../x"], "a plain folder name is needed"),
     ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),

@@ -34,7 +34,7 @@ def exact_nats(latents: np.ndarray, means: np.ndarray, variance: float, snr: flo
     return 0.5 * dimensions * np.log(2 * np.pi * np.e / snr) + 0.5 * spread
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("schedule", sorted(LATENT_SCHEDULES))
 @pytest.mark.parametrize("prediction_type", ["clean", "noise", "velocity"])
 def test_the_oracle_pays_the_closed_form_for_each_latent(prediction_type: str, schedule: str) -> None:
     documents = draw_gaussian_documents(MEANS, DEVIATION, 200)

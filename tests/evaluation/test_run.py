@@ -25,6 +25,7 @@ from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import compare, load_evaluated
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.run import Tools, evaluate_model
+from mmldlm.evaluation.tables import make_tables
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.recipe import config_to_dict
@@ -170,6 +171,11 @@ def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairSto
     again = result["round_trips"]["latent_text_latent"]["encoder"]
     assert again == inversion["length_given"][-1]["reencoded_cosine"]
     assert result["round_trips"]["text_latent_text"]["right_length"]["value"] == 1.0
+    table = next(table for table in make_tables(result) if table.title == "Latent to text, by length")
+    steps = ["1, true", "2, true", "1, modelled", "2, modelled"]
+    assert [
+        row[1] for row in table.rows
+    ] == 3 * steps  # accuracy against steps for each length, not at the last alone
 
 
 def test_generated_pairs_are_measured_beside_real_ones(

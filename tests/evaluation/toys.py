@@ -15,6 +15,7 @@ from torch import Tensor
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import Config, CorruptionConfig
 from mmldlm.corruption.joint import Corruption
+from mmldlm.corruption.schedule import FlowLatent
 from mmldlm.data.store import Documents
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
@@ -132,7 +133,9 @@ class GaussianOracle:
         each = self.means + shrink[:, None] * (noisy[:, None] - signal[:, None] * self.means)
         clean = (belief[..., None] * each).sum(1)
         noise = (noisy - signal * clean) / sigma
-        said = clean if self.process.prediction_type == "clean" else signal * noise - sigma * clean
+        flow = isinstance(self.process.schedule, FlowLatent)
+        velocity = noise - clean if flow else signal * noise - sigma * clean
+        said = clean if self.process.prediction_type == "clean" else velocity
         return DenoiserOutput(torch.zeros(len(noisy_tokens), VOCAB), said[:, None].float(), None)
 
     @staticmethod

@@ -7,7 +7,9 @@ import pytest
 import torch
 from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
+from mmldlm.config import ModeWeights
+from mmldlm.errors import UserError
+from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate, infill_tokens, vary
 from mmldlm.sampling.guidance import guided_latents, guided_logits
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, latent_noise
@@ -119,3 +121,23 @@ def test_guidance_sharpens_what_the_latent_says() -> None:
     found = np.bincount(texts[:, 0], minlength=3) / num
     assert found == pytest.approx(expected / expected.sum(), abs=0.025)
     assert np.abs(found - conditional).max() > 0.05
+
+
+def test_guidance_is_refused_where_training_never_left_the_condition_out() -> None:
+    """It would compare with what an untrained input gives; away from another latent it needs no such input."""
+    model, keys = random_model(modes=ModeWeights(1, 1, 0), condition_dropout=0.0), document_keys(0, 1)
+    latents, lengths, text = np.zeros((1, 2, 3), np.float32), np.array([4]), np.array([50, 1, 2])
+    options = SamplingOptions(num_sampling_steps=2, guidance=2.0)
+    for call in (
+        lambda: decode_latents(model, latents, options, lengths=lengths, keys=keys),
+        lambda: infill_tokens(model, [text], options, latents=latents, keys=keys),
+        lambda: encode_tokens(model, [np.array([1, 2])], options, keys=keys),
+        lambda: vary(model, latents, options, strength=0.5, tokens=[text], keys=keys),
+        lambda: generate(model, 1, options, lengths=lengths, keys=keys),
+    ):
+        with pytest.raises(UserError, match=r"guidance=2: .* never learnt"):
+            call()
+    found = decode_latents(model, latents, options, lengths=lengths, keys=keys, against=latents + 1)
+    assert found[0].shape == (4,)
+    for seen in ({"condition_dropout": 0.1, "modes": ModeWeights(1, 1, 0)}, {"condition_dropout": 0.0}):
+        decode_latents(random_model(**seen), latents, options, lengths=lengths, keys=keys)

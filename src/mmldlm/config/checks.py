@@ -74,6 +74,7 @@ def _joint_problems(config: Config) -> list[str]:
     found += _optim_problems(config.optim)
     found += _plateau_problems(config)
     found += _balance_problems(config)
+    found += _guidance_problem(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         found.append(
@@ -234,6 +235,20 @@ def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
     return [
         f"corruption.condition_dropout={corruption.condition_dropout:g}: needs l2t as the only mode "
         "(corruption.mode_weights={l2t: 1}), which makes a model of text alone; with others use less than 1"
+    ]
+
+
+def _guidance_problem(config: Config) -> list[str]:
+    """Guidance compares with what is said without the condition; somewhere a run must see that."""
+    corruption, guidance = config.corruption, config.sampling.guidance
+    modes: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in corruption.mode_schedule]
+    if not (modes and corruption.mode_repeat):
+        modes.append(corruption.mode_weights)
+    if guidance == 1.0 or corruption.condition_dropout > 0 or any(part.joint > 0 for part in modes):
+        return []
+    return [
+        f"sampling.guidance={guidance}: compares with what is made without the condition, which this run never sees "
+        "(no joint mode, and corruption.condition_dropout=0); use 1, or give it one of them"
     ]
 
 

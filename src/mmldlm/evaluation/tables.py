@@ -122,11 +122,9 @@ def _inversion_by_length(inversion: dict[str, Any], result: dict[str, Any]) -> T
     for group in inversion["by_length"] if len(inversion["by_length"]) > 1 else []:
         name = f"{group['shortest']} to {group['longest']} ({group['num_documents']:,})"
         for length, key in (("true", "length_given"), ("modelled", "length_modelled")):
-            most = sorted(group[key], key=lambda point: int(point["num_sampling_steps"]))[-1:]
-            rows += [[name, _steps(point, length), *_inversion_cells(point)] for point in most]
+            rows += [[name, _steps(point, length), *_inversion_cells(point)] for point in group[key]]
     about = (
-        "The same documents by the number of their tokens (in brackets: documents), at the largest number of steps; "
-        "the others are in result.json."
+        "The same documents by the number of their tokens (in brackets: documents), at every number of steps."
     )
     head = ["tokens", "steps, length", *_INVERSION_HEAD]
     return Table("Latent to text, by length", about, head, rows)

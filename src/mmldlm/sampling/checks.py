@@ -99,6 +99,16 @@ def require_unconditional(model: LoadedModel) -> None:
         )
 
 
+def require_guidable(model: LoadedModel, guidance: float) -> None:
+    """Refuse guidance where training never left the condition out: there is nothing that it could compare with."""
+    corruption = model.config.corruption
+    if guidance != 1.0 and modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0:
+        raise UserError(
+            f"guidance={guidance:g}: compares with what the model says without the condition, which it never learnt "
+            "(no joint mode, and corruption.condition_dropout=0); use 1, or --against for text, or train with one"
+        )
+
+
 def check_lengths(lengths: np.ndarray, count: int) -> np.ndarray:
     """Given lengths as int64 (n,), or an error."""
     lengths = np.asarray(lengths, dtype=np.int64)

@@ -23,6 +23,7 @@ from mmldlm.sampling.checks import (
     check_lengths,
     check_tokens,
     require_conditional,
+    require_guidable,
     require_trained,
     require_unconditional,
     trained_parts,
@@ -63,6 +64,8 @@ def decode_latents(
     """
     require_trained(model, text=True)
     require_conditional(model)
+    if against is None:
+        require_guidable(model, options.guidance)
     run = _Sampling(model, options, keys, progress, passes)
     clean = torch.from_numpy(check_latents(model, latents))
     lengths = run.settle_lengths(lengths, clean, latent_time=0.0)
@@ -81,6 +84,7 @@ def encode_tokens(
 ) -> np.ndarray:
     """Normalised latents (n, S, C) for texts (token ids)."""
     require_trained(model, latent=True)
+    require_guidable(model, options.guidance)
     run = _Sampling(model, options, keys, progress, passes)
     lengths = check_tokens(model, tokens)
     steps = encode_steps(options, model.corruption, model.config.objective.latent_weighting)
@@ -99,6 +103,7 @@ def generate(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Texts and their normalised latents (n, S, C), both from noise."""
     require_trained(model, text=True, latent=True)
+    require_guidable(model, options.guidance)
     assert len(keys) == count, "one key for each document"
     run = _Sampling(model, options, keys, progress, passes)
     lengths = run.settle_lengths(lengths, run.noise, latent_time=1.0)
@@ -129,6 +134,8 @@ def infill_tokens(
         start = _Start(lengths, tokens=tokens)
     else:
         require_conditional(model)
+        if against is None:
+            require_guidable(model, options.guidance)
         clean = torch.from_numpy(check_latents(model, latents))
         start = _Start(lengths, tokens, clean, against=_against(model, against, len(clean)))
     return run.sample(start, text_steps(options)).tokens
@@ -151,6 +158,7 @@ def vary(
     Given tokens may hold blanks and stay elsewhere; without them the text is all new.
     """
     require_trained(model, text=True, latent=True)
+    require_guidable(model, options.guidance)
     run = _Sampling(model, options, keys, progress, passes)
     process = model.corruption.latent
     time = min(strength, process.latest_time)

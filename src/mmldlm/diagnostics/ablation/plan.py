@@ -275,9 +275,8 @@ def _config(plan: Plan, arm: Arm) -> Config:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
         )
-    guidances = [config.sampling.guidance, *config.evaluation.guidances]
     if (
-        any(guidance != 1.0 for guidance in guidances)
+        any(guidance != 1.0 for guidance in config.evaluation.guidances)
         and modes_of_run(config.corruption).joint == 0
         and config.corruption.condition_dropout == 0
     ):
