@@ -66,6 +66,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["optim.lr=fast"], "optim.lr=fast: a number is needed"),
     (["data.num_workers=two"], "data.num_workers=two: a whole number is needed, or null"),
     (["train.frozen=text"], "train.frozen=text: a list of words is needed"),
+    (["optim.lr=inf"], "optim.lr=inf: allowed is more than 0 and finite"),
     (["optim.lr=-1"], "optim.lr=-1.0: allowed is more than 0"),
     (["optim.lr=nan"], "optim.lr=nan"),
     (["corruption.condition_dropout=1.5"], "allowed is at least 0 and at most 1"),

@@ -196,6 +196,8 @@ def test_missing_foreign_and_unfinished_folders_are_told_apart(
         PairStore.open(tmp_path / "begun")
     with pytest.raises(UserError, match=r"no split 'dev'; this store has train, validation"):
         write_store(tmp_path / "s").split("dev")
+    with pytest.raises(UserError, match=r"no split 'test'.*a larger --test$"):
+        PairStore.open(tmp_path / "s").split("test")
 
 
 def test_damaged_manifest(tmp_path: Path) -> None:

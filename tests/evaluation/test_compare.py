@@ -15,7 +15,14 @@ from typer.testing import CliRunner
 
 from mmldlm.cli.evaluate import evaluate
 from mmldlm.errors import UserError
-from mmldlm.evaluation.compare import NO_DIFFERENCE, Evaluated, compare, load_evaluated, p_value
+from mmldlm.evaluation.compare import (
+    NO_DIFFERENCE,
+    Evaluated,
+    compare,
+    folder_name,
+    load_evaluated,
+    p_value,
+)
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.report import json_bytes
 from mmldlm.evaluation.run import RESULT_FORMAT
@@ -180,3 +187,18 @@ def test_the_command_compares_runs_reports_and_results(tmp_path: Path) -> None:
     (tmp_path / "b" / "reports" / "test" / "documents.json").write_text("{}")
     with pytest.raises(UserError, match="does not belong"):
         load_evaluated(third)
+
+
+def test_runs_of_one_recipe_have_comparisons_of_their_own(tmp_path: Path) -> None:
+    def result(run: str, name: str, split: str = "validation") -> Evaluated:
+        found = evaluated(name, np.ones(2))
+        return Evaluated(run, tmp_path / run / "reports" / split, found.result, found.documents)
+
+    first, second, third = (result(run, "laptop") for run in ("a", "b", "c"))
+    assert folder_name([result("x", "first"), result("y", "second")]) == "compare-first-second"
+    assert folder_name([first, second]) == "compare-a-b"
+    assert folder_name([first, third]) == "compare-a-c"
+    same = [folder_name([first, result("a", "laptop", split)]) for split in ("test", "other")]
+    assert len(set(same)) == 2
+    long = folder_name([result(f"{'run' * 20}{number}", "laptop") for number in range(20)])
+    assert len(long) < 100

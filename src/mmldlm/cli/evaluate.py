@@ -257,7 +257,7 @@ def _tools(
 
 def _compare(runs: list[Path], split: str | None, out: Path | None, seed: int, as_json: bool) -> None:
     from mmldlm.errors import UserError
-    from mmldlm.evaluation.compare import compare, load_evaluated
+    from mmldlm.evaluation.compare import compare, folder_name, load_evaluated
     from mmldlm.evaluation.compare_report import comparison_tables, write_comparison
 
     if len(runs) < 2:
@@ -265,8 +265,7 @@ def _compare(runs: list[Path], split: str | None, out: Path | None, seed: int, a
     results = [load_evaluated(path, split) for path in runs]
     comparison = compare(results, seed)
     comparison["command"] = _command(runs, compare=True, split=split, seed=seed or None, out=out)
-    names = "-".join(one.result["model"]["name"] for one in results)
-    page = write_comparison(out or results[0].folder.parent / f"compare-{names}", comparison)
+    page = write_comparison(out or results[0].folder.parent / folder_name(results), comparison)
     if as_json:
         _print_json(comparison, page)
         return

@@ -13,26 +13,31 @@ import os
 import sys
 from typing import Annotated, NoReturn
 
-import typer
-
 from mmldlm import __version__
-from mmldlm.cli import (
-    ablate,
-    ablate_work,
-    benchmark,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    migrate,
-    monitor,
-    prepare,
-    sample,
-    train,
-)
-from mmldlm.cli.sections import SectionedCommand
-from mmldlm.errors import Interrupted, UserError
+
+try:
+    import typer
+
+    from mmldlm.cli import (
+        ablate,
+        ablate_work,
+        benchmark,
+        data,
+        demo,
+        doctor,
+        evaluate,
+        export,
+        migrate,
+        monitor,
+        prepare,
+        sample,
+        train,
+    )
+    from mmldlm.cli.sections import SectionedCommand
+    from mmldlm.errors import Interrupted, UserError
+except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
+    print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
+    raise SystemExit(130) from None
 
 CLOSED_PIPE = 128 + 13
 """What a shell says of a tool that SIGPIPE ended."""
@@ -98,12 +103,12 @@ def main() -> None:
     except MemoryError:
         _fail("the memory of this machine is not enough for what was asked; ask for less at a time", 2)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             where = f" while writing {error.filename}" if error.filename else ""
             _fail(f"no space left on the disk{where}; free some space and run the same command again", 2)
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             _fail(f"{error.filename}: {error.strerror}; choose a folder you may write to", 2)
-        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
             _fail(f"{error.filename}: {error.strerror}; choose another file or folder", 2)
         raise
 

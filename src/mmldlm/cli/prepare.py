@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,4 +169,4 @@ def _tell(store: Any) -> None:
                 "or --text-unit line",
                 err=True,
             )
-    typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {store.path}")
+    typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {shlex.quote(str(store.path))}")

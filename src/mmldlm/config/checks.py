@@ -42,6 +42,8 @@ def _range_problem(
     if not (too_low or too_high or math.isnan(value) or math.isinf(value)):
         return []
     limits = [f"{'more than' if above else 'at least'} {low:g}"]
+    if math.isinf(value) and high == math.inf:
+        limits.append("finite")
     if high < math.inf:
         limits.append(f"{'less than' if below else 'at most'} {high:g}")
     return [f"{key}={value}: allowed is {' and '.join(limits)}"]

@@ -59,9 +59,10 @@ class PairStore:
     def split(self, name: str) -> Split:
         """One split by name."""
         if name not in self.manifest.splits:
+            share = "test" if name == "test" else "validation"
             raise UserError(
                 f"{self.path}: no split {name!r}; this store has {', '.join(sorted(self.manifest.splits))}; "
-                f"choose one of them, or prepare more text with a larger --validation"
+                f"choose one of them, or prepare more text with a larger --{share}"
             )
         return Split(self, name, self.manifest.splits[name])
 

@@ -24,6 +24,8 @@ from mmldlm.evaluation.statistics import bootstrap, summarize
 COMPARISON_FORMAT = "mmldlm-comparison-1"
 NUM_RESAMPLES = 4000
 FEW_DOCUMENTS = 20
+LONGEST_NAME = 50
+"""Characters in the name of a comparison's folder that come from names of models or runs."""
 NO_DIFFERENCE = "no measurable difference"
 _ANY_TOKENIZER = ("bits_per_", "spearman/")
 """Quantities that mean the same whatever the tokenizer."""
@@ -116,6 +118,23 @@ def _labels(results: list[Evaluated]) -> list[str]:
     """Names that tell the results apart: that of the model, or the path as it was given."""
     names = [one.result["model"]["name"] for one in results]
     return [name if names.count(name) == 1 else one.label for name, one in zip(names, results, strict=True)]
+
+
+def folder_name(results: list[Evaluated]) -> str:
+    """Name of the folder for a comparison: of the models, or of the runs' folders; another one for other results.
+
+    Runs of one recipe have one name, and a second comparison must not take the place of the first: where names do not
+    tell the results apart, or are too long for a folder, a hash of where the results lie does.
+    """
+    models = [one.result["model"]["name"] for one in results]
+    folders = [one.folder.resolve() for one in results]
+    runs = [path.parents[1].name if path.parent.name == "reports" else path.name for path in folders]
+    names = models if len(set(models)) == len(models) else runs
+    name = "compare-" + "-".join(names)
+    if len(set(names)) == len(names) and len(name) <= LONGEST_NAME:
+        return name
+    where = hashlib.sha256("\n".join(str(path) for path in folders).encode()).hexdigest()
+    return f"{name[:LONGEST_NAME]}-{where[:8]}"
 
 
 def _compare_two(
