@@ -15,7 +15,7 @@ from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.checked import measure_self_check, require_possible
+from mmldlm.evaluation.checked import Way, decode_ways, measure_self_check, require_possible
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.inversion import Truth, inversion_options, invert
 from mmldlm.evaluation.selection import Selection
@@ -234,3 +234,32 @@ def test_nothing_is_measured_unless_asked() -> None:
     context = context_of(misled_model())
     truth = Truth.of(context.selection.documents, None)
     assert measure_self_check(context, truth, cast(Any, None)) is None
+
+
+def test_latents_on_another_scale_change_nothing() -> None:
+    """The encoder's latents may have any mean and scale: the network is asked about normalised ones everywhere."""
+    plain, moved = context_of(misled_model(), candidates=[3]), context_of(misled_model(), candidates=[3])
+    mean, scale = np.full(NUM_CHANNELS, 30.0, np.float32), np.full(NUM_CHANNELS, 0.25, np.float32)
+    moved.model.mean, moved.model.scale = mean, scale
+    documents = replace(moved.selection.documents, latents=plain.selection.documents.latents * scale + mean)
+    moved.selection = replace(moved.selection, documents=documents)
+    found = []
+    for context in (plain, moved):
+        truth = Truth.of(context.selection.documents, None)
+        options = inversion_options(context.model, LENGTH, 512)
+        decoded = invert(
+            context.model,
+            truth,
+            truth.latents,
+            options,
+            length_given=True,
+            decode_text=None,
+            encode=None,
+            seed=0,
+        )
+        (way, *_) = decode_ways(context, truth, LENGTH, Way("confidence", 1.0), None)
+        own = context.own_latents(truth.tokens, truth.ids)
+        found.append((decoded.tokens, way.tokens, own))
+    assert np.array_equal(*(np.concatenate(tokens) for tokens, _, _ in found))
+    assert np.array_equal(*(np.concatenate(tokens) for _, tokens, _ in found))
+    assert found[1][2] == pytest.approx(found[0][2] * scale + mean, abs=1e-4)
