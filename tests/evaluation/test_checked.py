@@ -15,9 +15,11 @@ from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.checked import measure_self_check, require_possible
+from mmldlm.evaluation.checked import Way, decode_ways, measure_self_check, require_possible
 from mmldlm.evaluation.context import Context
-from mmldlm.evaluation.inversion import Truth, inversion_options, invert
+from mmldlm.evaluation.generation import Pairs, _agreement
+from mmldlm.evaluation.inversion import Inversion, Truth, inversion_options, invert
+from mmldlm.evaluation.round_trip import measure_round_trips
 from mmldlm.evaluation.selection import Selection
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
@@ -234,3 +236,71 @@ def test_nothing_is_measured_unless_asked() -> None:
     context = context_of(misled_model())
     truth = Truth.of(context.selection.documents, None)
     assert measure_self_check(context, truth, cast(Any, None)) is None
+
+
+def test_latents_on_another_scale_change_nothing() -> None:
+    """The encoder's latents may have any mean and scale: the network is asked about normalised ones everywhere."""
+    plain, moved = context_of(misled_model(), candidates=[3]), context_of(misled_model(), candidates=[3])
+    mean, scale = np.full(NUM_CHANNELS, 30.0, np.float32), np.full(NUM_CHANNELS, 0.25, np.float32)
+    moved.model.mean, moved.model.scale = mean, scale
+    documents = replace(moved.selection.documents, latents=plain.selection.documents.latents * scale + mean)
+    moved.selection = replace(moved.selection, documents=documents)
+    found = []
+    for context in (plain, moved):
+        truth = Truth.of(context.selection.documents, None)
+        options = inversion_options(context.model, LENGTH, 512)
+        decoded = invert(
+            context.model,
+            truth,
+            truth.latents,
+            options,
+            length_given=True,
+            decode_text=None,
+            encode=None,
+            seed=0,
+        )
+        (way, *_) = decode_ways(context, truth, LENGTH, Way("confidence", 1.0), None)
+        own = context.own_latents(truth.tokens, truth.ids)
+        found.append((decoded.tokens, way.tokens, own))
+    assert np.array_equal(*(np.concatenate(tokens) for tokens, _, _ in found))
+    assert np.array_equal(*(np.concatenate(tokens) for _, tokens, _ in found))
+    assert found[1][2] == pytest.approx(found[0][2] * scale + mean, abs=1e-4)
+
+
+class Crooked(Misled):
+    """Reads every text as the one before it, whose latent it then decodes as the text itself."""
+
+    def __call__(self, noisy_tokens: Tensor, *inputs: Any) -> DenoiserOutput:
+        output, seen = super().__call__(noisy_tokens, *inputs), noisy_tokens.view(-1, LENGTH)
+        before = (seen.clamp(max=VOCAB - 1) - 1) % VOCAB
+        return replace(output, latent_prediction=CODES[before @ torch.tensor([9, 3, 1])][:, None])
+
+
+def test_the_way_from_text_to_text_leads_over_the_models_own_latent() -> None:
+    """From the encoder's latents nothing comes back here, from the model's own ones everything does."""
+    model = misled_model()
+    model.denoiser = cast(Any, Crooked())
+    context = context_of(model)
+    truth = Truth.of(context.selection.documents, None)
+    options = inversion_options(model, LENGTH, 512)
+    given = invert(
+        model, truth, truth.latents, options, length_given=True, decode_text=None, encode=None, seed=0
+    )
+    assert given.accuracy.mean() == 0.0
+    trips = measure_round_trips(context, Inversion(truth, [given], []))
+    assert trips["text_latent_text"]["token_accuracy"]["value"] == 1.0
+    # there: each latent becomes the text after its own, and that is read as its own again
+    assert trips["latent_text_latent"]["own"]["value"] == pytest.approx(1.0)
+    assert trips["latent_text_latent"]["own_of_true_text"]["value"] < 0.9
+
+
+def test_generated_pairs_agree_where_each_latent_is_that_of_its_own_text() -> None:
+    context = context_of(misled_model(), (as_words, encode))
+    tokens = list(TEXTS)
+    latents = CODES.numpy()[:, None]
+    found = _agreement(context, Pairs(tokens, latents, as_words(tokens)))
+    for who in ("own", "encoder"):
+        assert found[who]["value"] == pytest.approx(1.0)
+        assert abs(found[f"{who}_strangers"]) < 0.5
+    turned = _agreement(context, Pairs(tokens, np.roll(latents, 1, axis=0), as_words(tokens)))
+    assert max(turned[who]["value"] for who in ("own", "encoder")) < 0.5

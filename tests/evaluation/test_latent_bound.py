@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from mmldlm.config import EvaluationConfig
 from mmldlm.corruption.schedule import LATENT_SCHEDULES
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bounds import _latent_json
+from mmldlm.evaluation.bounds import measure_latent_bound
+from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.latent_bound import LatentErrors, latent_errors, normal_nats, time_of_snr
-from mmldlm.evaluation.quantities import Quantity
+from mmldlm.evaluation.selection import Selection
 from tests.evaluation.toys import draw_gaussian_documents, gaussian_model
 
 MEANS = np.array([[1.5, -0.5], [-1.0, 1.0]])
@@ -109,19 +112,16 @@ def test_packs_leave_no_trace_and_words_are_checked() -> None:
 
 
 def test_nats_of_raw_latents_are_those_of_their_density() -> None:
-    """Latents that are three times as wide cost log 3 more in each dimension, whatever they are normalised to."""
-
-    class Recorder:
-        def record(self, name: str, quantity: Quantity) -> dict[str, float]:
-            return quantity.estimate(0).to_json()
-
-    latents = np.random.default_rng(0).normal(size=(50, 1, 4))
-    nats = normal_nats(latents, 100.0) / 4
-    found = _latent_json(cast(Any, Recorder()), "right", nats, float(np.log(3.0)))
-    wide = -norm_log_density(3.0 * latents, 3.0).mean()
-    exact = -norm_log_density(latents, 1.0).mean()
-    assert found["nats_per_dimension_raw"] - found["nats_per_dimension"] == pytest.approx(wide - exact)
-
-
-def norm_log_density(values: np.ndarray, deviation: float) -> np.ndarray:
-    return -0.5 * (values / deviation) ** 2 - np.log(deviation) - 0.5 * np.log(2 * np.pi)
+    """The exact denoiser of a normal world pays, in raw coordinates, the negative log-density of the raw latents."""
+    documents = draw_gaussian_documents(MEANS, DEVIATION, 400)
+    model = gaussian_model(MEANS, DEVIATION, prediction_type="clean", schedule="cosine")
+    model.mean, model.scale = np.array([30.0, -2.0], np.float32), np.array([3.0, 0.5], np.float32)
+    raw = replace(documents, latents=model.denormalize(documents.latents))
+    selection = Selection(cast(Any, None), np.arange(400), raw, 0)
+    config = EvaluationConfig(num_draws=64, latent_snr=3000.0)
+    found = measure_latent_bound(Context(model, config, selection, 0, lambda *event: None, None, None))
+    assert found is not None
+    kind, deviation = documents.tokens.reshape(-1, 3)[:, 0], DEVIATION * model.scale
+    centred = raw.latents[:, 0] - (MEANS[kind] * model.scale + model.mean)
+    exact = 0.5 * (centred / deviation) ** 2 + np.log(deviation) + 0.5 * np.log(2 * np.pi)
+    assert found["right"]["nats_per_dimension_raw"] == pytest.approx(float(exact.mean()), abs=0.05)

@@ -142,6 +142,22 @@ def test_blocks_are_filled_from_left_to_right() -> None:
     assert max(call.rows for call in record) <= 8  # logits of the present block of two documents, no more
 
 
+@pytest.mark.parametrize(("block_length", "num_steps"), [(2, 4), (5, 3), (3, 2)])
+def test_a_step_goes_on_into_the_next_block_only_when_the_present_one_is_full(
+    block_length: int, num_steps: int
+) -> None:
+    """Where a block ends inside a step, no later block is begun while the one before it holds a mask."""
+    model = random_model()
+    record = spy(model)
+    options = SamplingOptions(text_sampler="block", num_sampling_steps=num_steps, block_length=block_length)
+    decode(model, options, [12])
+    assert len(record) == num_steps
+    for call in record[1:]:
+        masked = call.tokens == 50
+        begun = torch.arange(12)[~masked].max().item() // block_length
+        assert not masked[: begun * block_length].any()
+
+
 def test_a_block_as_long_as_the_text_is_plain_confidence() -> None:
     model = random_model()
     lengths = [12, 7, 9, 1]
