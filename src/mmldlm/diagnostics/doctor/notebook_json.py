@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 _DECODER = json.JSONDecoder()
@@ -76,6 +78,7 @@ def read_cells(raw: str) -> list[RawCell]:
     walk = _Walk(raw)
     notebook = _Notebook()
     if not walk.sees("{"):
+        walk.value()
         raise NotNotebookError("its JSON is no object")
     for key in walk.fields():
         if key == "cells" and walk.sees("["):
@@ -170,16 +173,17 @@ def _split(text: str) -> list[str]:
 
 def rewrite(raw: str, changes: list[tuple[RawCell, str]]) -> str:
     """The text of the file with other code in these cells."""
-    edits = [edit for cell, text in changes for edit in _edits(raw, cell, text)]
-    for start, end, new in sorted(edits, reverse=True):
-        raw = raw[:start] + new + raw[end:]
-    return raw
+    parts, done = [], 0
+    for start, end, new in sorted(edit for cell, text in changes for edit in _edits(raw, cell, text)):
+        parts += [raw[done:start], new]
+        done = end
+    return "".join([*parts, raw[done:]])
 
 
 def _edits(raw: str, cell: RawCell, text: str) -> Iterator[tuple[int, int, str]]:
     """Replacements in the file that give a cell another text; pieces that stay are not touched."""
     pieces, escape = cell.pieces, raw.isascii()
-    old, new = [piece.text for piece in pieces], _split(text)
+    old, new = [piece.text for piece in pieces], _pieces_of(cell, text)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for action, first, last, begin, end in matcher.get_opcodes():
         added = [_escaped(line, escape) for line in new[begin:end]]
@@ -202,12 +206,29 @@ def _edits(raw: str, cell: RawCell, text: str) -> Iterator[tuple[int, int, str]]
             yield (pieces[first - 1].end if first else pieces[0].start), pieces[-1].end, ""
 
 
-def _patched(content: str, old: str, new: str, escape: bool) -> str:
-    """A piece with the characters that differ written anew, the others as they were escaped before."""
-    units = _UNIT.findall(content)
+def _pieces_of(cell: RawCell, text: str) -> list[str]:
+    """A new text in pieces: cut as the old one where nothing changed before or behind, in lines between."""
+    head, tail = _common(cell.text, text)
+    ends = list(accumulate(len(piece.text) for piece in cell.pieces))
+    first = bisect_right(ends, head)
+    last = max(bisect_left(ends, ends[-1] - tail) + 1, first)
+    kept = [piece.text for piece in cell.pieces]
+    begin, end = len("".join(kept[:first])), len(text) - len("".join(kept[last:]))
+    return [*kept[:first], *_split(text[begin:end]), *kept[last:]]
+
+
+def _common(old: str, new: str) -> tuple[int, int]:
+    """How many characters at the beginning and, apart from these, at the end are the same."""
     shorter = min(len(old), len(new))
     head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     tail = next((i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head)
+    return head, tail
+
+
+def _patched(content: str, old: str, new: str, escape: bool) -> str:
+    """A piece with the characters that differ written anew, the others as they were escaped before."""
+    units = _UNIT.findall(content)
+    head, tail = _common(old, new)
     middle = _escaped(new[head : len(new) - tail], escape)
     return "".join([*units[:head], middle, *units[len(old) - tail :]])
 
