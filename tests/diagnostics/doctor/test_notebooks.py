@@ -14,7 +14,8 @@ from mmldlm.diagnostics.doctor import transactions
 from mmldlm.diagnostics.doctor.engine import audit, examine
 from mmldlm.diagnostics.doctor.fixing import FileChange, plan
 from mmldlm.diagnostics.doctor.notebook import NotebookSource
-from mmldlm.diagnostics.doctor.notebook_json import read_cells, rewrite
+from mmldlm.diagnostics.doctor.notebook_json import read_cells
+from mmldlm.diagnostics.doctor.notebook_rewrite import rewrite
 from mmldlm.diagnostics.doctor.options import load_options
 from mmldlm.diagnostics.doctor.registry import all_rules
 from mmldlm.diagnostics.doctor.source import UnreadableError, read_source
@@ -106,8 +107,8 @@ def test_a_cell_that_does_not_parse_is_named_and_the_others_are_read(tmp_path: P
         (b"", "not a whole notebook in JSON"),
         (b"version https://git-lfs.github.com/spec/v1\n", "not a whole notebook in JSON"),
         (json.dumps(notebook("x = 1")).encode()[:-40], "not a whole notebook in JSON"),
-        (json.dumps(notebook("x = 1")).encode() + b"}", "extra data in line 1"),
-        (json.dumps(notebook("x = 1"), indent=1).encode().replace(b"],\n", b"]\n", 1), "in line 18, column"),
+        (json.dumps(notebook("x = 1")).encode() + b"}", "extra data: line 1"),
+        (json.dumps(notebook("x = 1"), indent=1).encode().replace(b"],\n", b"]\n", 1), ": line 18, column"),
         (b"{}", "no nbformat"),
         (b"[1, 2]", "no object"),
         (b'{"nbformat": 2, "worksheets": []}', "nbformat 2"),
@@ -340,6 +341,16 @@ def test_no_edit_leaves_its_cell_or_touches_a_line_of_ipython() -> None:
             source.encode("".join(lines[:gone] + lines[gone + 1 :]))
     with pytest.raises(UnreadableError, match="touch a line"):
         source.encode(source.text.replace("!ls", "!rm"))
+
+
+def test_what_may_not_be_edited_is_reported_without_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "n.ipynb", notebook(f"import torch\n{ADAM}"))
+    assert [finding.fix is None for finding in _found(tmp_path)] == [False]
+    monkeypatch.setattr(NotebookSource, "allows", lambda *_: False)
+    assert [finding.fix is None for finding in _found(tmp_path)] == [True]
+    assert _fix(tmp_path) == []
 
 
 def test_a_cell_that_holds_the_tag_is_still_taken_apart() -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mmldlm.diagnostics.doctor.notebook_cells import MaskedCell, mask_cell, split_lines
-from mmldlm.diagnostics.doctor.notebook_json import NotNotebookError, RawCell, read_cells, rewrite
+from mmldlm.diagnostics.doctor.notebook_json import NotNotebookError, RawCell, read_cells
+from mmldlm.diagnostics.doctor.notebook_rewrite import rewrite
 from mmldlm.diagnostics.doctor.source import MAX_BYTES, Source, UnreadableError
 from mmldlm.diagnostics.doctor.types import CellPlace, Finding, Fix, Kind, Span
 
@@ -143,7 +144,7 @@ def read_notebook(path: str, data: bytes, mark: bytes) -> NotebookSource:
     except UnicodeDecodeError as error:
         raise UnreadableError(f"it is not utf-8: {error}") from error
     except json.JSONDecodeError as error:
-        told = f"{error.msg} in line {error.lineno}, column {error.colno}"
+        told = f"{error.msg}: line {error.lineno}, column {error.colno}"
         raise UnreadableError(f"it is not a whole notebook in JSON: {told}") from error
     except NotNotebookError as error:
         raise UnreadableError(f"it is not a notebook that is known: {error}") from error

@@ -1,23 +1,19 @@
-"""The JSON text of a Jupyter notebook: where the code of each cell stands in it, and how to write other code there.
+"""The JSON text of a Jupyter notebook: the code of each cell and where it stands.
 
-The text is walked by hand as far as the cells and given to the JSON decoder below that. Outputs, metadata, indentation,
-order of keys and escapes are never printed again: a change replaces the characters of the changed lines and no others.
+The text is walked by hand as far as the cells, so that places are known, and given to the JSON decoder below that.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 _DECODER = json.JSONDecoder()
 _BLANK = re.compile(r"[ \t\r\n]*")
-_UNIT = re.compile(
+UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL
 )
 """What stands for one character inside a JSON string."""
@@ -159,83 +155,17 @@ def _read_code(walk: _Walk) -> RawCell:
 
 def _lines(content: str, start: int, text: str) -> Iterator[Piece]:
     """The lines of one string, each with its place in the file."""
-    units = _UNIT.findall(content)
+    units = UNIT.findall(content)
     at = 0
-    for line in _split(text):
+    for line in split_at_newlines(text):
         length = sum(map(len, units[at : at + len(line)]))
         yield Piece(start, start + length, line)
         start, at = start + length, at + len(line)
 
 
-def _split(text: str) -> list[str]:
+def split_at_newlines(text: str) -> list[str]:
+    """Lines with their ends, as notebooks cut them."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
-
-
-def rewrite(raw: str, changes: list[tuple[RawCell, str]]) -> str:
-    """The text of the file with other code in these cells."""
-    parts, done = [], 0
-    for start, end, new in sorted(edit for cell, text in changes for edit in _edits(raw, cell, text)):
-        parts += [raw[done:start], new]
-        done = end
-    return "".join([*parts, raw[done:]])
-
-
-def _edits(raw: str, cell: RawCell, text: str) -> Iterator[tuple[int, int, str]]:
-    """Replacements in the file that give a cell another text; pieces that stay are not touched."""
-    pieces, escape = cell.pieces, raw.isascii()
-    old, new = [piece.text for piece in pieces], _pieces_of(cell, text)
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for action, first, last, begin, end in matcher.get_opcodes():
-        added = [_escaped(line, escape) for line in new[begin:end]]
-        if action == "equal":
-            continue
-        if last - first == end - begin:
-            for piece, line in zip(pieces[first:last], new[begin:end], strict=True):
-                yield piece.start, piece.end, _patched(raw[piece.start : piece.end], piece.text, line, escape)
-        elif action == "replace":
-            yield pieces[first].start, pieces[last - 1].end, cell.joint.join(added)
-        elif action == "insert" and first < len(pieces):
-            at = pieces[first].start
-            yield at, at, "".join(line + cell.joint for line in added)
-        elif action == "insert":
-            at = pieces[-1].end
-            yield at, at, "".join(cell.joint + line for line in added)
-        elif last < len(pieces):
-            yield pieces[first].start, pieces[last].start, ""
-        else:
-            yield (pieces[first - 1].end if first else pieces[0].start), pieces[-1].end, ""
-
-
-def _pieces_of(cell: RawCell, text: str) -> list[str]:
-    """A new text in pieces: cut as the old one where nothing changed before or behind, in lines between."""
-    head, tail = _common(cell.text, text)
-    ends = list(accumulate(len(piece.text) for piece in cell.pieces))
-    first = bisect_right(ends, head)
-    last = max(bisect_left(ends, ends[-1] - tail) + 1, first)
-    kept = [piece.text for piece in cell.pieces]
-    begin, end = len("".join(kept[:first])), len(text) - len("".join(kept[last:]))
-    return [*kept[:first], *_split(text[begin:end]), *kept[last:]]
-
-
-def _common(old: str, new: str) -> tuple[int, int]:
-    """How many characters at the beginning and, apart from these, at the end are the same."""
-    shorter = min(len(old), len(new))
-    head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
-    tail = next((i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head)
-    return head, tail
-
-
-def _patched(content: str, old: str, new: str, escape: bool) -> str:
-    """A piece with the characters that differ written anew, the others as they were escaped before."""
-    units = _UNIT.findall(content)
-    head, tail = _common(old, new)
-    middle = _escaped(new[head : len(new) - tail], escape)
-    return "".join([*units[:head], middle, *units[len(old) - tail :]])
-
-
-def _escaped(text: str, escape: bool) -> str:
-    """The inside of a JSON string; a file without characters beyond ASCII gets none."""
-    return json.dumps(text, ensure_ascii=escape)[1:-1]
 
 
 class _Walk:
