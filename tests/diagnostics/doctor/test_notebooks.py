@@ -360,6 +360,14 @@ def test_a_cell_that_holds_the_tag_is_still_taken_apart() -> None:
     assert codes_of(changed) == ["# %%doctor cell 1\n!ls", "# %%doctor 0: y\n# %%%doctor cell 2\n%cd x"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_hidden_lines_come_back_whatever_ends_a_line(end: str) -> None:
+    cell = end.join(["!ls", "if x:", "    %cd y", "    x = 1", "files = !ls", "x?", "%time \u00e9", "# end"])
+    source = _source(cell, "%%bash" + end + "echo", "y = 1")
+    changed = source.encode(source.text.replace("= 1", "= 2"))
+    assert codes_of(changed) == [cell.replace("= 1", "= 2"), f"%%bash{end}echo", "y = 2"]
+
+
 def test_imports_of_a_later_cell_do_not_refuse_a_fix(tmp_path: Path) -> None:
     future = "from __future__ import annotations"
     write(tmp_path / "n.ipynb", notebook("import torch", f"{future}\n{ADAM}\nawait f()", "return 3"))

@@ -80,7 +80,8 @@ class NotebookSource(Source):
             found.append(index)
             return masked.hidden[index]
 
-        restored = re.sub(rf"^[^\r\n]*# {self.tag} (\d+): [^\r\n]*", restore, part, flags=re.MULTILINE)
+        stand_in = rf"(?:^|(?<=\r))[^\r\n]*# {self.tag} (\d+): [^\r\n]*"
+        restored = re.sub(stand_in, restore, part, flags=re.MULTILINE)
         if found != sorted(masked.hidden):
             raise UnreadableError("the change would remove a line that is not Python")
         return restored if old.endswith("\n") else restored.removesuffix("\n")
