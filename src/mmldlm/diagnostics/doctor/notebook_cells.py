@@ -24,6 +24,8 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\s*[!%?,;/]")
 """Never the beginning of a Python statement."""
+_VARIABLE = re.compile(r"(\s*)%(?:set_)?env\s+([A-Za-z_]\w*)(?:\s*=\s*|\s+)([^\s={$][^{$]*?)\s*$")
+"""`%env NAME=value`, where nothing is put into the value."""
 _ASSIGNED = re.compile(r"(\s*[\w.,*\[\] ]+=\s*)[!%]")
 _HELP = re.compile(r"\s*[%\w.*\[\]]+\?{1,2}\s*(?:#.*)?$")
 _BARE = re.compile(
@@ -131,6 +133,9 @@ def _cell_magics(lines: list[str]) -> dict[int, str]:
 
 def _kept(line: str) -> str | None:
     """What a magic line leaves to Python; None for a line that is Python."""
+    variable = _VARIABLE.match(line)
+    if variable:
+        return f'{variable[1]}import os; os.environ["{variable[2]}"] = {variable[3]!r}  '
     assigned = _ASSIGNED.match(line)
     if assigned:
         return f"{assigned[1]}{STAND_IN}  "
