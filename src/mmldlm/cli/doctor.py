@@ -126,7 +126,7 @@ def fix(
     changes = plan(_audit(path, options), options, unsafe=unsafe)
     for change in changes:
         for finding, problem in change.refused:
-            typer.echo(f"{change.path}:{finding.span.line}: {finding.code} not fixed: {problem}", err=True)
+            typer.echo(f"{change.path}:{finding.where}: {finding.code} not fixed: {problem}", err=True)
     changes = [change for change in changes if change.after != change.before]
     if not apply:
         for change in changes:

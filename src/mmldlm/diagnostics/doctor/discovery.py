@@ -39,6 +39,7 @@ SKIPPED_FOLDERS = frozenset(
 """Never entered below the root; a root with such a name is read."""
 _SUFFIXES = {
     ".py": Kind.PYTHON,
+    ".ipynb": Kind.NOTEBOOK,
     ".sh": Kind.SHELL,
     ".bash": Kind.SHELL,
     ".slurm": Kind.SHELL,
@@ -98,7 +99,7 @@ def discover(root: Path, exclude: tuple[str, ...] = ()) -> tuple[Path, list[Foun
         kind = kind_of(root)
         if kind is None:
             raise UserError(
-                f"{root}: not a Python, shell, SLURM, YAML, Dockerfile or .env file; nothing to audit"
+                f"{root}: not a Python, notebook, shell, SLURM, YAML, Dockerfile or .env file; nothing to audit"
             )
         return root.parent, [Found(root, root.name, kind)]
     found = []

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,10 @@ from mmldlm.diagnostics.doctor.discovery import Found, discover, ignored_by_git
 from mmldlm.diagnostics.doctor.facts import gather
 from mmldlm.diagnostics.doctor.ignores import Ignore, apply_ignores, find_ignores
 from mmldlm.diagnostics.doctor.line_files import DockerFile, EnvFile
+from mmldlm.diagnostics.doctor.notebook import CellLines, NotebookSource, placed
 from mmldlm.diagnostics.doctor.options import Options
 from mmldlm.diagnostics.doctor.python_file import CannotParseError, PythonFile
-from mmldlm.diagnostics.doctor.registry import all_rules, checks_for, project_checks
+from mmldlm.diagnostics.doctor.registry import Rule, all_rules, checks_for, project_checks
 from mmldlm.diagnostics.doctor.shell_file import ShellError, ShellFile
 from mmldlm.diagnostics.doctor.source import MAX_BYTES, Source, UnreadableError, read_source
 from mmldlm.diagnostics.doctor.torch_pin import read_pins, remember, within
@@ -36,6 +37,7 @@ PARALLEL_FROM = 96
 
 _PARSERS: dict[Kind, type] = {
     Kind.PYTHON: PythonFile,
+    Kind.NOTEBOOK: PythonFile,
     Kind.SHELL: ShellFile,
     Kind.YAML: YamlFile,
     Kind.DOCKERFILE: DockerFile,
@@ -67,6 +69,8 @@ class FileResult:
     facts: Facts = field(default_factory=Facts)
     digest: str = ""
     """Of the bytes that were read."""
+    cells: tuple[CellLines, ...] = ()
+    """In a notebook, where its cells are."""
 
 
 @dataclass
@@ -95,11 +99,14 @@ def parse(source: Source) -> Any:
 def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileResult:
     """Parse one file once and run every rule over it."""
     result = FileResult(path, digest=digest(data))
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES and kind is not Kind.NOTEBOOK:
         return result
     unreadable = all_rules()["DOC001"]
     try:
         source = read_source(path, kind, data)
+        if isinstance(source, NotebookSource):
+            result.cells = source.lines
+            result.findings += _unread_cells(source, unreadable)
         file = parse(source)
     except UnreadableError as error:
         result.findings.append(unreadable.at(path, Span(1, 1, 1, 1), f"cannot be read: {error}"))
@@ -121,7 +128,23 @@ def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileRe
     for declared, check in checks_for(kind):
         if declared.code in codes and not (in_test and declared.family in TRAINING_FAMILIES):
             result.findings += check(file, declared)
+    if isinstance(source, NotebookSource):
+        result.findings = [
+            replace(found, fix=None) if found.fix is not None and not source.allows(found.fix) else found
+            for found in result.findings
+        ]
     return result
+
+
+def _unread_cells(source: NotebookSource, unreadable: Rule) -> list[Finding]:
+    """One remark about all cells of a notebook that are no Python; the others are read without them."""
+    if not source.problems:
+        return []
+    (line, problem), *others = source.problems
+    message = f"{_PYTHON} cannot parse this cell ({problem}); it was not checked"
+    if others:
+        message += f", nor were {len(others)} more of {len(source.cells)} code cells"
+    return [unreadable.at(source.path, Span(line, 1, line, 1), message)]
 
 
 def _examine_found(found: Found, codes: frozenset[str]) -> FileResult:
@@ -168,6 +191,8 @@ def audit(path: Path, options: Options) -> Report:
 
         found += run_external(root, files, found)
     standing = judge(found, ignores, facts.features, options)
+    cells = {result.path: result.cells for result in results if result.cells}
+    standing = [placed(finding, cells.get(finding.path, ())) for finding in standing]
     return Report(root, files, standing, facts, {result.path: result.digest for result in results})
 
 

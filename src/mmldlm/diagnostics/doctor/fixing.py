@@ -5,6 +5,7 @@ A file is read and fixed again until nothing more can be fixed, so a second run 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import yaml
 
 from mmldlm.diagnostics.doctor.discovery import Found
 from mmldlm.diagnostics.doctor.engine import Report, digest, examine, in_processes, judge
+from mmldlm.diagnostics.doctor.notebook import NotebookSource, placed
 from mmldlm.diagnostics.doctor.options import Options
 from mmldlm.diagnostics.doctor.source import Source, UnreadableError, read_source
 from mmldlm.diagnostics.doctor.types import Finding, Kind, TextEdit
@@ -38,12 +40,29 @@ class FileChange:
     def diff(self) -> str:
         """A unified diff, as `patch -p1` reads it."""
         source = read_source(self.path, self.kind, self.before)
+        if isinstance(source, NotebookSource):
+            return _notebook_diff(source, self.after)
         old = self.before[len(source.mark) :].decode(source.encoding)
         new = self.after[len(source.mark) :].decode(source.encoding)
-        lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{self.path}", f"b/{self.path}")
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-        )
+        return _unified(old, new, self.path)
+
+
+def _notebook_diff(before: NotebookSource, data: bytes) -> str:
+    """The changed cells, each as a file of its own: for reading, not for patch."""
+    after = read_source(before.path, before.kind, data)
+    assert isinstance(after, NotebookSource)
+    pairs = zip(before.cells, after.cells, strict=True)
+    return "".join(
+        _unified(old.text, new.text, f"{before.path}:cell {number}", end="")
+        for number, (old, new) in enumerate(pairs, 1)
+        if old.text != new.text
+    )
+
+
+def _unified(old: str, new: str, name: str, end: str = "\\ No newline at end of file\n") -> str:
+    """A unified diff; `end` is said behind a last line without a newline."""
+    lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n{end}" for line in lines)
 
 
 def _lines(text: str) -> list[str]:
@@ -87,6 +106,7 @@ def _fix_file(job: _Job, features: set[str], options: Options, unsafe: bool) -> 
         else:
             result = examine(change.path, change.kind, change.after, options.codes)
             standing = judge(result.findings, {change.path: result.ignores}, features, options)
+            standing = [placed(finding, result.cells) for finding in standing]
         wanted = [
             f
             for f in standing
@@ -180,23 +200,36 @@ def _collide(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> boo
 def verify(source: Source, text: str) -> str:
     """'' if the changed text is still what it was: valid Python, shell or YAML in the same encoding."""
     try:
-        read_source(source.path, source.kind, source.encode(text))
+        written = read_source(source.path, source.kind, source.encode(text))
+        if source.kind is Kind.NOTEBOOK and written.text != text:
+            return "the result would not be read back as it was written"
     except (UnreadableError, UnicodeEncodeError) as error:
-        return f"the result cannot be encoded as {source.encoding}: {error}"
-    if source.kind is Kind.PYTHON:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compile(text, source.path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            return f"the result would not parse: {error}"
-    elif source.kind is Kind.YAML:
+        return f"the result cannot be written as {source.encoding}: {error}"
+    if source.kind in (Kind.PYTHON, Kind.NOTEBOOK):
+        return _python_problem(source, text)
+    if source.kind is Kind.YAML:
         try:
             list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         except yaml.YAMLError as error:
             return f"the result would not parse: {str(error).splitlines()[0]}"
     elif source.kind is Kind.SHELL and _shell_problem(text) and not _shell_problem(source.text):
         return f"bash -n refuses the result: {_shell_problem(text)}"
+    return ""
+
+
+def _python_problem(source: Source, text: str) -> str:
+    """Why a changed part does not compile; in a notebook each cell is one, and may await outside of functions."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if source.kind is Kind.NOTEBOOK else 0
+    before = set(source.programs(source.text))
+    for part in source.programs(text):
+        if part in before:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(part, source.path, "exec", flags, dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            return f"the result would not parse: {error}"
     return ""
 
 

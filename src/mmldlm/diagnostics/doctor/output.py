@@ -56,7 +56,7 @@ def _text(report: Report) -> str:
             if finding.fix is not None
             else ""
         )
-        place = f"{shown_path(report, finding.path)}:{finding.span.line}:{finding.span.column}"
+        place = f"{shown_path(report, finding.path)}:{finding.where}"
         lines.append(f"{place}: {finding.code} {finding.severity.value}: {mark}{finding.message}")
     return "\n".join([*lines, summary(report)])
 
@@ -76,16 +76,18 @@ def as_dict(report: Report, finding: Finding) -> dict[str, Any]:
     """A finding for machines."""
     rules = all_rules()
     fix = finding.fix
+    span = finding.place.span if finding.place else finding.span
     return {
         "code": finding.code,
         "name": rules[finding.code].name if finding.code in rules else None,
         "severity": finding.severity.value,
         "path": finding.path,
         "file": shown_path(report, finding.path),
-        "line": finding.span.line,
-        "column": finding.span.column,
-        "end_line": finding.span.end_line,
-        "end_column": finding.span.end_column,
+        "cell": finding.place.cell if finding.place else None,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line,
+        "end_column": span.end_column,
         "message": finding.message,
         "fix": {"title": fix.title, "safe": fix.safe} if fix else None,
         "origin": finding.origin,
@@ -103,12 +105,30 @@ def _json(report: Report) -> str:
 
 
 def _github(report: Report) -> str:
-    return "\n".join(
-        f"::{_GITHUB[f.severity]} "
-        f"file={_property(shown_path(report, f.path))},line={f.span.line},col={f.span.column},"
-        f"endLine={f.span.end_line},endColumn={f.span.end_column},title={f.code}::{_data(f'{f.code} {f.message}')}"
-        for f in report.findings
-    )
+    lines = []
+    for f in report.findings:
+        where = f"file={_property(shown_path(report, f.path))}"
+        names = ("line", "col", "endLine", "endColumn")
+        where += "".join(f",{n}={value}" for n, value in zip(names, _in_file(f), strict=True) if value)
+        text = _data(f"{f.code} {_message(f)}")
+        lines.append(f"::{_GITHUB[f.severity]} {where},title={f.code}::{text}")
+    return "\n".join(lines)
+
+
+def _in_file(finding: Finding) -> tuple[int, int, int, int]:
+    """Line, column, last line, last column in the file itself; 0 for the columns of a notebook, where JSON's quotes
+    and escapes stand between."""
+    if finding.place is None:
+        span = finding.span
+        return span.line, span.column, span.end_line, span.end_column
+    return finding.place.file_line, 0, finding.place.file_end_line, 0
+
+
+def _message(finding: Finding) -> str:
+    """The sentence; in a notebook it begins with the cell, which no line of the file tells."""
+    if finding.place is None:
+        return finding.message
+    return f"cell {finding.place.cell}, line {finding.place.span.line}: {finding.message}"
 
 
 def _data(text: str) -> str:
@@ -159,19 +179,14 @@ def _uri(path: str) -> str:
 
 
 def _sarif_result(report: Report, finding: Finding, index: dict[str, int]) -> dict[str, Any]:
-    span = finding.span
-    region = {
-        "startLine": span.line,
-        "startColumn": span.column,
-        "endLine": span.end_line,
-        "endColumn": span.end_column,
-    }
+    names = ("startLine", "startColumn", "endLine", "endColumn")
+    region = {name: value for name, value in zip(names, _in_file(finding), strict=True) if value}
     location = {"artifactLocation": {"uri": _uri(shown_path(report, finding.path))}, "region": region}
     return {
         "ruleId": finding.code,
         "ruleIndex": index[finding.code],
         "level": _LEVELS[finding.severity],
-        "message": {"text": finding.message},
+        "message": {"text": _message(finding)},
         "locations": [{"physicalLocation": location}],
     }
 

@@ -114,14 +114,15 @@ def rule(*kinds: Kind, project: bool = False, **about: Any) -> Callable[[Check],
     """Declare a rule; the decorated function finds it in files of these kinds, or in the merged facts."""
 
     def register(check: Check) -> Check:
-        declared = Rule(kinds=kinds, **about)
+        # What reads Python reads notebooks.
+        declared = Rule(kinds=tuple(kind for kind in kinds if kind is not Kind.NOTEBOOK), **about)
         if declared.code in _RULES or declared.family not in FAMILIES:
             raise AssertionError(f"{declared.code} is declared twice or belongs to no family")
         _RULES[declared.code] = declared
         if project:
             _PROJECT_CHECKS.append((declared, check))
         else:
-            for kind in kinds:
+            for kind in declared.kinds:
                 _CHECKS[kind].append((declared, check))
         return check
 
@@ -145,7 +146,7 @@ def all_rules() -> dict[str, Rule]:
 def checks_for(kind: Kind) -> list[tuple[Rule, Check]]:
     """The checks that read files of this kind."""
     _load()
-    return _CHECKS[kind]
+    return _CHECKS[Kind.PYTHON if kind is Kind.NOTEBOOK else kind]
 
 
 def project_checks() -> list[tuple[Rule, Check]]:

@@ -69,6 +69,14 @@ class Source:
         """The bytes of a changed text, in the file's own encoding."""
         return self.mark + text.encode(self.encoding)
 
+    def programs(self, text: str) -> list[str]:
+        """The parts of a changed text that must each be valid by themselves."""
+        return [text]
+
+    def line_name(self, line: int) -> str:
+        """What a line is called in a sentence."""
+        return f"line {line}"
+
     @property
     def newline(self) -> str:
         """The line end this file uses first."""
@@ -86,6 +94,10 @@ def read_source(path: str, kind: Kind, data: bytes) -> Source:
     if b"\0" in data[:8192]:
         raise UnreadableError("it holds NUL bytes")
     mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    if kind is Kind.NOTEBOOK:
+        from mmldlm.diagnostics.doctor.notebook import read_notebook  # it builds upon this module
+
+        return read_notebook(path, data, mark)
     encoding = "utf-8"
     if kind is Kind.PYTHON:
         try:

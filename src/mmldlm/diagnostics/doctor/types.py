@@ -30,6 +30,8 @@ class Kind(StrEnum):
     YAML = "yaml"
     DOCKERFILE = "dockerfile"
     ENV = "env"
+    NOTEBOOK = "notebook"
+    """Read by the rules for Python: its code cells are one module."""
 
 
 @dataclass(frozen=True, order=True)
@@ -88,6 +90,19 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class CellPlace:
+    """Where in a notebook a finding stands, for people and for tools that know only the file."""
+
+    cell: int
+    """Code cells that hold something, counted from 1."""
+    span: Span
+    """Lines of the cell."""
+    file_line: int
+    file_end_line: int
+    """Lines of the notebook file."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One rule, one place, one sentence."""
 
@@ -101,10 +116,19 @@ class Finding:
     condition: Condition = field(default_factory=Condition)
     origin: str = "doctor"
     """The tool that found it: doctor, shellcheck or torchfix."""
+    place: CellPlace | None = None
+    """In a notebook, where the span counts lines of all cells together."""
 
     def sort_key(self) -> tuple[Any, ...]:
         """Order by place, then code."""
         return (self.path, self.span, self.code, self.message)
+
+    @property
+    def where(self) -> str:
+        """`12:5`, or `cell 3:2:5` in a notebook: the line and column that people look for."""
+        if self.place is None:
+            return f"{self.span.line}:{self.span.column}"
+        return f"cell {self.place.cell}:{self.place.span.line}:{self.place.span.column}"
 
 
 @dataclass

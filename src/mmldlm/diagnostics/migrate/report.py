@@ -60,7 +60,7 @@ def report_text(migration: Migration) -> str:
         lines += [f"  - never had an effect: {entry}" for entry in command.ignored]
         lines += [f"  - has no counterpart: {entry}" for entry in command.dropped]
     lines += ["", "## Environment", ""]
-    lines += [f"- `{f.path}:{f.span.line}` {f.code}: {f.message}" for f in migration.environment] or [
+    lines += [f"- `{f.path}:{f.where}` {f.code}: {f.message}" for f in migration.environment] or [
         "- nothing to say"
     ]
     lines += ["", "## Settings", ""]

@@ -296,7 +296,8 @@ def partial_collective(file: PythonFile, about: Rule) -> Iterator[Finding]:
             or _has_yield(function)
         ):
             continue
-        message = f"{file.text(call.func)} is reached only by some ranks (line {guard.lineno}); the others never come"
+        where = file.source.line_name(guard.lineno)
+        message = f"{file.text(call.func)} is reached only by some ranks ({where}); the others never come"
         yield about.at(file.path, file.span(call), message)
 
 
