@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from mmldlm.cli import main
+from mmldlm.cli import data, main
+from tests.stores import write_store
 
 LOADING = """
 import sys
@@ -46,3 +47,17 @@ def test_what_the_disk_refuses_is_one_line(number, words, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert "some/file" in told
     assert words in told
+
+
+def test_a_narrow_terminal_cuts_no_number_of_a_store_off(tmp_path, monkeypatch, capsys):
+    write_store(tmp_path / "s")
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda console: True))
+    monkeypatch.setenv("COLUMNS", "30")
+    data.inspect(tmp_path / "s")
+    assert "…" not in capsys.readouterr().out
+
+
+def test_brackets_in_the_name_of_a_store_are_shown(tmp_path, capsys):
+    write_store(tmp_path / "[v2]")
+    data.inspect(tmp_path / "[v2]")
+    assert "[v2]" in capsys.readouterr().out.replace("\n", "").replace(" ", "")

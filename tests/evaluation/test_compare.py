@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mmldlm.cli.evaluate import evaluate
+from mmldlm.cli.evaluate import evaluate, show
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import (
     NO_DIFFERENCE,
@@ -27,6 +27,7 @@ from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.report import json_bytes
 from mmldlm.evaluation.run import RESULT_FORMAT
 from mmldlm.evaluation.statistics import bootstrap
+from mmldlm.evaluation.tables import Table
 
 COUNT = 200
 
@@ -202,3 +203,17 @@ def test_runs_of_one_recipe_have_comparisons_of_their_own(tmp_path: Path) -> Non
     assert len(set(same)) == 2
     long = folder_name([result(f"{'run' * 20}{number}", "laptop") for number in range(20)])
     assert len(long) < 100
+
+
+def test_a_narrow_terminal_folds_numbers_and_cuts_none_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda console: True))
+    monkeypatch.setenv("COLUMNS", "24")
+    show(
+        "about",
+        [Table("title", "", ["", "first", "second", "third"], [["bound"] + 3 * ["123.456"]])],
+        [],
+        tmp_path,
+    )
+    assert "…" not in capsys.readouterr().out

@@ -233,7 +233,9 @@ def _show_plan(plan: Plan, work: Work) -> None:
     from mmldlm.train.plan import describe
     from mmldlm.train.setup import set_up
 
-    table = Table("arm", "parameters", "steps", "epochs", "what it changes", title=f"plan {plan.path}")
+    table = Table("arm", "parameters", "steps", "epochs", "what it changes", title=Text(f"plan {plan.path}"))
+    for column in table.columns:
+        column.overflow = "fold"
     for arm in plan.arms:
         config = plan.config(arm, 0)
         sizes = ["as " + arm.of, "", ""] if arm.of is not None else []

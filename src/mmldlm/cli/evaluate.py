@@ -380,7 +380,7 @@ def show(about: str, tables: Sequence[Table], notes: Sequence[str], report: Path
     for table in tables:
         shown = RichTable(title=Text(table.title), title_justify="left")
         for idx, column in enumerate(table.head):
-            shown.add_column(Text(column), justify="left" if idx == 0 else "right")
+            shown.add_column(Text(column), justify="left" if idx == 0 else "right", overflow="fold")
         for row in table.rows:
             shown.add_row(*map(Text, row))
         console.print(shown)
