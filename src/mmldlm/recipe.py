@@ -84,7 +84,11 @@ def _build(
         if not equals:
             problems.append(f"{word!r}: settings are written section.key=value")
             continue
-        for name, part in _spread(key, _parse(value)):
+        parsed = _parse(value)
+        if isinstance(parsed, str) and value.startswith(("{", "[")) and _kind(key) != "str":
+            problems.append(f"{word}: no list or mapping; is a bracket not closed, or a quote missing?")
+            continue
+        for name, part in _spread(key, parsed):
             problems += _set(config, name, part, said_in)
     built = cast(Config, OmegaConf.to_object(config))
     problems += find_problems(built)
@@ -132,6 +136,8 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
         return [f"{source}: {_unknown(key)}"]
     if isinstance(value, bool) and "off" in _choices(key):
         value = "on" if value else "off"  # YAML takes these words for truth values
+    if isinstance(value, float) and value.is_integer() and _kind(key) == "int":
+        value = int(value)  # 1e3
     try:
         OmegaConf.update(config, key, value)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
@@ -143,6 +149,11 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
 def _choices(key: str) -> tuple[str, ...]:
     """The words that a setting allows, if it is a choice."""
     return tuple(_field(key).metadata.get("allowed", ()))
+
+
+def _kind(key: str) -> str | None:
+    """Type of a setting, null left out; None where there is no such setting."""
+    return str(_field(key).type).partition(" | ")[0] if key in setting_names() else None
 
 
 def _kind_needed(key: str) -> str | None:

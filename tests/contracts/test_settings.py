@@ -69,6 +69,9 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["optim.lr=inf"], "optim.lr=inf: allowed is more than 0 and finite"),
     (["optim.lr=-1"], "optim.lr=-1.0: allowed is more than 0"),
     (["optim.lr=nan"], "optim.lr=nan"),
+    (["train.seed=-1"], "train.seed=-1: allowed is at least 0 and at most 4611686018427387904"),
+    (["train.steps=1.5"], "train.steps=1.5: a whole number is needed"),
+    (["corruption.mode_weights={l2t: 1"], "mode_weights={l2t: 1: no list or mapping; is a bracket not closed"),
     (["corruption.condition_dropout=1.5"], "allowed is at least 0 and at most 1"),
     (["corruption.condition_dropout=1"], "needs l2t as the only mode"),
     (["model.preset=huge"], "model.preset=huge: allowed are tiny, small, base, large, xlarge, reference"),
@@ -107,6 +110,14 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
         load_recipe("demo", words)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_whole_numbers_may_be_written_with_an_exponent():
+    assert load_recipe("demo", ["train.steps=2e3"]).train.steps == 2000
+
+
+def test_a_folder_may_begin_with_a_bracket():
+    assert load_recipe("demo", ["data.store=[v2]/x"]).data.store == "[v2]/x"
 
 
 def test_off_is_a_word_and_no_truth_value(tmp_path):

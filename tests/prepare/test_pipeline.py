@@ -252,7 +252,9 @@ def test_the_command_end_to_end(tmp_path: Path, text: Path) -> None:
     shown = _command("data", "inspect", tmp_path / "s", "--json")
     summary = json.loads(shown.stdout)
     assert summary["latents"] == {"slots": 2, "channels": 6, "dtype": "float16"}
-    assert sum(summary["lengths"]["histogram"]["counts"]) == summary["splits"]["train"]["num_documents"]
+    edges, counts = (summary["lengths"]["histogram"][name] for name in ("edges", "counts"))
+    assert sum(counts) == summary["splits"]["train"]["num_documents"]
+    assert edges == sorted({int(edge) for edge in edges})
     table = _command("data", "inspect", tmp_path / "s").stdout
     assert "####" in table
     assert "Sentence" in table

@@ -104,7 +104,9 @@ def _summary(store: PairStore, split: str, num_examples: int) -> dict[str, Any]:
 
     manifest, chosen = store.manifest, store.split(split)
     lengths = np.asarray(chosen.lengths)
-    counts, edges = np.histogram(lengths, bins=min(16, int(np.ptp(lengths)) + 1))
+    width = -(-(int(np.ptp(lengths)) + 1) // 16)  # whole, so that no two bars begin at the same length
+    edges = np.arange(lengths.min(), lengths.max() + width + 1, width)
+    counts, _ = np.histogram(lengths, edges)
     indices = np.linspace(0, len(chosen) - 1, min(num_examples, len(chosen))).astype(np.int64)
     return {
         "store": str(store.path),

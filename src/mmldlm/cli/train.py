@@ -266,13 +266,20 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
         table.add_row(f"parameters in {part}", f"{count:,}")
     memory = plan.pop("memory_bytes")
     for key, value in plan.items():
-        table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
+        table.add_row(key.replace("_", " "), _said(value))
     table.add_row("memory estimate", f"{memory / 2**30:.2f} GiB")
     console.print(table)
     if plot is not None:
         _draw_plan(setup, plot)
         told = f"learning rate, batch and modes over the steps are drawn in {plot}"
         console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def _said(value: object) -> str:
+    """A value of the plan for people."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _draw_plan(setup: Setup, plot: Path) -> None:

@@ -41,12 +41,17 @@ def _range_problem(
     too_high = value >= high if below else value > high
     if not (too_low or too_high or math.isnan(value) or math.isinf(value)):
         return []
-    limits = [f"{'more than' if above else 'at least'} {low:g}"]
+    limits = [f"{'more than' if above else 'at least'} {_plain(low)}"]
     if math.isinf(value) and high == math.inf:
         limits.append("finite")
     if high < math.inf:
-        limits.append(f"{'less than' if below else 'at most'} {high:g}")
+        limits.append(f"{'less than' if below else 'at most'} {_plain(high)}")
     return [f"{key}={value}: allowed is {' and '.join(limits)}"]
+
+
+def _plain(limit: float) -> str:
+    """A whole number with all of its digits."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _joint_problems(config: Config) -> list[str]:

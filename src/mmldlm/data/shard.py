@@ -31,7 +31,7 @@ class Shard:
                 raise ValueError(f"{batch.num_rows} documents instead of {entry['num_documents']}")
             self._bind(batch)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{self.path}: damaged shard ({error}); {REMEDY}") from error
+            raise self._unusable(error) from error
 
     def check(self) -> None:
         """Notice a file that was cut off or deleted since it was opened: its missing pages would end the process."""
@@ -40,7 +40,12 @@ class Shard:
         try:
             self._check_size()
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}: damaged shard ({error}); {REMEDY}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> UserError:
+        missing = isinstance(error, FileNotFoundError)
+        what = "this file of the pair store is missing" if missing else f"damaged shard ({error})"
+        return UserError(f"{self.path}: {what}; {REMEDY}")
 
     def _check_size(self) -> None:
         size = self.path.stat().st_size
@@ -71,7 +76,7 @@ class Shard:
         try:
             return self._texts.take(rows).to_pylist()
         except (ValueError, IndexError) as error:
-            raise UserError(f"{self.path}: damaged shard ({error}); {REMEDY}") from error
+            raise self._unusable(error) from error
 
 
 def map_batch(path: Path) -> Any:
