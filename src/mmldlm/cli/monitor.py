@@ -94,6 +94,10 @@ def monitor(
     _check_choice("--notify", notify, LEVELS)
     if not 0.1 <= interval <= 86400:
         raise UserError(f"--interval {interval:g}: allowed are 0.1 to 86400 seconds")
+    if report is not None and report.exists() and not report.is_dir():
+        raise UserError(
+            f"--report {report}: is a file; give a folder, report.html and others are written into it"
+        )
     chosen, sources = load_settings(set_ or (), settings), find_runs(paths or [])
     for source in sources if once else ():
         if not source.path.exists():

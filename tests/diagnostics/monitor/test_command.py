@@ -96,6 +96,7 @@ MISTAKES = [
     (["--set", "history_lines=8.5", "x.log"], "a whole number"),
     (["--settings", "missing.yaml", "x.log"], "--settings missing.yaml"),
     (["--explain", "M999"], "--explain M999"),
+    (["--report", __file__, "x.log"], "is a file; give a folder"),
 ]
 
 
