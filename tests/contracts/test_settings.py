@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmldlm.config import PARTS, Config, find_problems
+from mmldlm.config import PARTS, Config, find_problems, leaves_condition_out
 from mmldlm.errors import UserError
 from mmldlm.recipe import config_from_dict, config_to_dict, list_recipes, load_recipe, setting_names
 
@@ -118,6 +118,24 @@ def test_whole_numbers_may_be_written_with_an_exponent():
 
 def test_a_folder_may_begin_with_a_bracket():
     assert load_recipe("demo", ["data.store=[v2]/x"]).data.store == "[v2]/x"
+
+
+@pytest.mark.parametrize(("words", "is_left_out"), [
+    (["corruption.condition_dropout=0.1", "corruption.mode_weights={l2t: 1}"], True),
+    (["corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1}"], False),
+    (["corruption.condition_dropout=0", "corruption.mode_weights={joint: 1}"], True),
+    (["corruption.condition_dropout=0", "corruption.mode_weights={joint: 1}",
+      *stages("{until: 5, mode_weights: {l2t: 1}}"), "corruption.mode_repeat=true"], False),
+    (["corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1}",
+      *stages("{until: 5, mode_weights: {joint: 1}}")], True),
+])  # fmt: skip
+def test_weights_that_no_step_has_do_not_count(words, is_left_out):
+    assert leaves_condition_out(load_recipe("demo", words).corruption) == is_left_out
+
+
+def test_text_alone_goes_with_stages_that_repeat():
+    repeating = [*stages("{until: 5, mode_weights: {l2t: 1}}"), "corruption.mode_repeat=true"]
+    assert load_recipe("demo", ["corruption.condition_dropout=1", *repeating]).corruption.mode_repeat
 
 
 def test_off_is_a_word_and_no_truth_value(tmp_path):

@@ -226,16 +226,15 @@ class Progress:
 def _show_plan(plan: Plan, work: Work) -> None:
     """Every arm, really set up: what it changes, its size, how far it gets."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from mmldlm.cli.folding import folding_table
     from mmldlm.runtime import start_runtime
     from mmldlm.train.plan import describe
     from mmldlm.train.setup import set_up
 
-    table = Table("arm", "parameters", "steps", "epochs", "what it changes", title=Text(f"plan {plan.path}"))
-    for column in table.columns:
-        column.overflow = "fold"
+    head = ("arm", "parameters", "steps", "epochs", "what it changes")
+    table = folding_table(*head, title=f"plan {plan.path}")
     for arm in plan.arms:
         config = plan.config(arm, 0)
         sizes = ["as " + arm.of, "", ""] if arm.of is not None else []

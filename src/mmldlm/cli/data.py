@@ -139,13 +139,11 @@ def _summary(store: PairStore, split: str, num_examples: int) -> dict[str, Any]:
 
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from mmldlm.cli.folding import folding_table
 
     console = Console()
-    table = Table("split", "documents", "tokens", "longest", "shards", title=Text(summary["store"]))
-    for column in table.columns:
-        column.overflow = "fold"
+    table = folding_table("split", "documents", "tokens", "longest", "shards", title=summary["store"])
     for name, entry in summary["splits"].items():
         values = (entry[key] for key in ("num_documents", "num_tokens", "max_length", "num_shards"))
         table.add_row(name, *(f"{value:,}" for value in values))

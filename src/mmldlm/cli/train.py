@@ -250,8 +250,8 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
 def show_plan(config: Config, plot: Path | None = None) -> None:
     """Print settings and sizes of a run without training; draw its course if asked to."""
     from rich.console import Console
-    from rich.table import Table
 
+    from mmldlm.cli.folding import folding_table
     from mmldlm.recipe import config_to_yaml
     from mmldlm.runtime import start_runtime
     from mmldlm.train.plan import describe
@@ -261,7 +261,7 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
     plan = describe(setup)
     console = Console()
     console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False, soft_wrap=True)
-    table = Table("what", "value", title="this run")
+    table = folding_table("what", "value", title="this run")
     for part, count in plan.pop("parameters").items():
         table.add_row(f"parameters in {part}", f"{count:,}")
     memory = plan.pop("memory_bytes")

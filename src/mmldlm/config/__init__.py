@@ -5,7 +5,15 @@ unknown keys. `find_problems` returns everything that is wrong at once. `null` m
 """
 
 from mmldlm.config.checks import find_problems
-from mmldlm.config.corruption import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights
+from mmldlm.config.corruption import (
+    MODES,
+    CorruptionConfig,
+    ModeStage,
+    ModeWeights,
+    StageWeights,
+    leaves_condition_out,
+    weights_in_force,
+)
 from mmldlm.config.data import BatchConfig, BatchStage, DataConfig
 from mmldlm.config.model import PRESETS, ModelConfig, ModelShape, resolve_model
 from mmldlm.config.objective import ObjectiveConfig
@@ -40,5 +48,7 @@ __all__ = [
     "StageWeights",
     "TrainConfig",
     "find_problems",
+    "leaves_condition_out",
     "resolve_model",
+    "weights_in_force",
 ]

@@ -6,7 +6,14 @@ import math
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from mmldlm.config.corruption import MODES, CorruptionConfig, ModeWeights, StageWeights
+from mmldlm.config.corruption import (
+    MODES,
+    CorruptionConfig,
+    ModeWeights,
+    StageWeights,
+    leaves_condition_out,
+    weights_in_force,
+)
 from mmldlm.config.data import BatchConfig
 from mmldlm.config.run import Config
 from mmldlm.config.train import PARTS, OptimConfig
@@ -234,10 +241,8 @@ def _measure_problems(config: Config) -> list[str]:
 
 
 def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
-    parts: list[ModeWeights | StageWeights] = [
-        corruption.mode_weights, *(stage.mode_weights for stage in corruption.mode_schedule)
-    ]  # fmt: skip
-    if corruption.condition_dropout < 1 or not any(part.t2l or part.joint for part in parts):
+    others = any(weights.t2l or weights.joint for weights in weights_in_force(corruption))
+    if corruption.condition_dropout < 1 or not others:
         return []
     return [
         f"corruption.condition_dropout={corruption.condition_dropout:g}: needs l2t as the only mode "
@@ -247,11 +252,8 @@ def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
 
 def _guidance_problem(config: Config) -> list[str]:
     """Guidance compares with what is said without the condition; somewhere a run must see that."""
-    corruption, guidance = config.corruption, config.sampling.guidance
-    modes: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in corruption.mode_schedule]
-    if not (modes and corruption.mode_repeat):
-        modes.append(corruption.mode_weights)
-    if guidance == 1.0 or corruption.condition_dropout > 0 or any(part.joint > 0 for part in modes):
+    guidance = config.sampling.guidance
+    if guidance == 1.0 or leaves_condition_out(config.corruption):
         return []
     return [
         f"sampling.guidance={guidance}: compares with what is made without the condition, which this run never sees "

@@ -69,3 +69,14 @@ class CorruptionConfig:
     """Stages before the weights above hold, such as [{until: 1000, mode_weights: {l2t: 1}}]."""
     mode_repeat: bool = False
     """Begin again with the first stage after the last one, for ever: the modes take turns."""
+
+
+def weights_in_force(config: CorruptionConfig) -> list[ModeWeights | StageWeights]:
+    """The weights that some part of a run has: those of its stages, and of what follows them unless they repeat."""
+    stages: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in config.mode_schedule]
+    return stages if stages and config.mode_repeat else [*stages, config.mode_weights]
+
+
+def leaves_condition_out(config: CorruptionConfig) -> bool:
+    """Whether training ever shows one side without the other; guidance compares with what is said then."""
+    return config.condition_dropout > 0 or any(weights.joint > 0 for weights in weights_in_force(config))

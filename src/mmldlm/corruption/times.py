@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmldlm import randomness
-from mmldlm.config import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights
+from mmldlm.config import MODES, CorruptionConfig, ModeStage, ModeWeights, StageWeights, weights_in_force
 from mmldlm.types import Times, When
 
 _MODE_AXIS, _TEXT_AXIS, _LATENT_AXIS = range(randomness.LOW_DISCREPANCY_DIMENSIONS)
@@ -143,10 +143,7 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
     """The mean share of each mode over the stages of a run, each stage counted once: what the whole run is about."""
     if not config.mode_schedule:
         return config.mode_weights
-    parts: list[Weights] = [stage.mode_weights for stage in config.mode_schedule]
-    shares = [
-        _shares(weights) for weights in (parts if config.mode_repeat else [*parts, config.mode_weights])
-    ]
+    shares = [_shares(weights) for weights in weights_in_force(config)]
     return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.corruption.times import modes_of_run
+from mmldlm.config import leaves_condition_out
 from mmldlm.evaluation import latent_bound, likelihood
 from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
 from mmldlm.evaluation.context import Context
@@ -23,8 +23,7 @@ def measure_text_bound(context: Context) -> dict[str, Any] | None:
     if not context.active.text:
         context.notes.append("the text bound and decoding are left out: this run has no loss on text")
         return None
-    corruption = context.model.config.corruption
-    if modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0:
+    if not leaves_condition_out(context.model.config.corruption):
         context.notes.append(
             "'no latent' lies outside what this run was trained on: it has no joint mode and "
             "corruption.condition_dropout=0"

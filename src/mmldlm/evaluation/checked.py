@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.config import NEAREST, REMASK
-from mmldlm.corruption.times import modes_of_run
+from mmldlm.config import NEAREST, REMASK, leaves_condition_out
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.inversion import Decoded, Truth, decode_keys, inversion_options, score_texts
@@ -89,8 +88,7 @@ def require_possible(context: Context) -> None:
             f"evaluation.candidates, refine, text_samplers, guidances: this run {why}, so nothing can be decoded; "
             "leave them out"
         )
-    blind = modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0
-    if blind and any(guidance != 1.0 for guidance in config.guidances):
+    if any(guidance != 1.0 for guidance in config.guidances) and not leaves_condition_out(corruption):
         raise UserError(
             f"evaluation.guidances={config.guidances}: guidance compares with a text without its latent, which this "
             "run never saw (no joint mode, and corruption.condition_dropout=0); leave them out"

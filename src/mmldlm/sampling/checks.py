@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.config import leaves_condition_out
 from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
@@ -101,8 +102,7 @@ def require_unconditional(model: LoadedModel) -> None:
 
 def require_guidable(model: LoadedModel, guidance: float) -> None:
     """Refuse guidance where training never left the condition out: there is nothing that it could compare with."""
-    corruption = model.config.corruption
-    if guidance != 1.0 and modes_of_run(corruption).joint == 0 and corruption.condition_dropout == 0:
+    if guidance != 1.0 and not leaves_condition_out(model.config.corruption):
         raise UserError(
             f"guidance={guidance:g}: compares with what the model says without the condition, which it never learnt "
             "(no joint mode, and corruption.condition_dropout=0); use 1, or --against for text, or train with one"

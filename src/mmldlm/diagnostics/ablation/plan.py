@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mmldlm.config import Config
-from mmldlm.corruption.times import modes_of_run, sees_latents
+from mmldlm.config import Config, leaves_condition_out
+from mmldlm.corruption.times import sees_latents
 from mmldlm.diagnostics.ablation.quantities import check_names
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
@@ -275,11 +275,8 @@ def _config(plan: Plan, arm: Arm) -> Config:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
         )
-    if (
-        any(guidance != 1.0 for guidance in config.evaluation.guidances)
-        and modes_of_run(config.corruption).joint == 0
-        and config.corruption.condition_dropout == 0
-    ):
+    guided = any(guidance != 1.0 for guidance in config.evaluation.guidances)
+    if guided and not leaves_condition_out(config.corruption):
         raise UserError(
             "guidance compares with what is made without the condition, which this arm never sees (no joint mode, and "
             "corruption.condition_dropout=0); leave guidance out, or give it one of them"
