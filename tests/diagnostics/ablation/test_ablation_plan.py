@@ -93,7 +93,9 @@ def test_an_arm_that_is_named_twice_is_refused(tmp_path):
     path.write_text("recipe: demo\narms:\n  a: []\n  b: []\n  a: [optim.lr=1]\n")
     with pytest.raises(UserError, match="duplicate key"):
         load_plan(str(path))
-    with pytest.raises(UserError, match="no such file, and no plan of that name; plans are losses, sotu, wordnet"):
+    with pytest.raises(
+        UserError, match="no such file, and no plan of that name; plans are losses, sotu, wordnet"
+    ):
         load_plan(str(tmp_path / "none.yaml"))
 
 
