@@ -10,10 +10,10 @@ STAMP := $(VENV)/.installed
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt packages/runwatch/pyproject.toml packages/traindoctor/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v.major}.{v.minor}; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/runwatch -e packages/traindoctor -e '.[demo,test]'
 	@touch $@
 
 demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, write a report
@@ -22,14 +22,16 @@ demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, 
 test: $(STAMP) lint types unit  ## everything that must hold: lint, types, tests
 
 lint: $(STAMP)  ## style
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src packages tests
+	$(BIN)/ruff format --check src packages tests
 
 types: $(STAMP)  ## static types
 	$(BIN)/mypy
 
 unit: $(STAMP)  ## the tests
 	$(BIN)/python -m pytest -n 2 -m 'not soak'
+	cd packages/runwatch && ../../$(BIN)/python -m pytest -n 2 -m 'not soak'
+	cd packages/traindoctor && ../../$(BIN)/python -m pytest -n 2 -m 'not soak'
 
 soak: $(STAMP)  ## the long-running tests
 	$(BIN)/python -m pytest -m soak
@@ -43,8 +45,8 @@ bench: $(STAMP)  ## what the speed-ups are worth on this CPU, at a small shape, 
 	  batch.tokens_per_step=512 model.width=128 speed.chunk_rows=512 train.device=cpu train.num_threads=1
 
 format: $(STAMP)  ## rewrite the code in our style
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src packages tests
+	$(BIN)/ruff format src packages tests
 
 clean:  ## remove what was built (runs and data stay)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from mmldlm.config.recipe import load_recipe
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.metrics import read_log
-from mmldlm.recipe import load_recipe
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import start_runtime
-from mmldlm.train.loop import Hooks, Trainer
-from mmldlm.train.setup import set_up
+from mmldlm.training.loop import Hooks, Trainer
+from mmldlm.training.setup import set_up
 
 RECIPE = """
 name: small

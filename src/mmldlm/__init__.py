@@ -1,3 +1,30 @@
-"""MM-LDLM: one denoiser for a text and its latent."""
+"""Train language models that diffuse text and its latent (a sentence embedding) together.
+
+Names are loaded when they are first used, so `import mmldlm` is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "UserError": "mmldlm.errors",
+}
+"""Public name -> module that defines it."""
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'mmldlm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

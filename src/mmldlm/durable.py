@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from mmldlm.errors import UserError
+
 T = TypeVar("T")
 
 CHUNK = 16 * 2**20
@@ -173,3 +175,21 @@ def explain(error: OSError, path: Path) -> str:
     if error.errno in _RIGHTS:
         return f"{where}: {_RIGHTS[error.errno]}; choose a folder you may write to"
     return f"{where}: {error.strerror or error}"
+
+
+def require_writable(path: Path) -> None:
+    """Raise `UserError` unless a file or folder of this name can be written; nothing remains.
+
+    A command calls this before it computes anything. Folders that do not exist yet are not created.
+    """
+    folder = path if path.is_dir() else path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UserError(f"{path}: {folder} is a file; choose another place")
+    probe = volatile(folder, "probe", "x")
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        probe.unlink()
+    except OSError as error:
+        raise UserError(explain(error, path).replace(str(probe), str(path))) from error

@@ -13,7 +13,7 @@ LOADING = """
 import sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "mmldlm.cli.monitor":
+        if name == "runwatch.cli":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 import mmldlm.cli.main

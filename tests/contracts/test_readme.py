@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmldlm.recipe import list_recipes
+from mmldlm.config.recipe import list_recipes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

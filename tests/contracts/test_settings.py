@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmldlm.config import PARTS, Config, find_problems, leaves_condition_out
+from mmldlm.config.recipe import config_from_dict, config_to_dict, list_recipes, load_recipe, setting_names
 from mmldlm.errors import UserError
-from mmldlm.recipe import config_from_dict, config_to_dict, list_recipes, load_recipe, setting_names
 
 SOURCE = Path(__file__).parents[2] / "src" / "mmldlm"
 MODES_PAGE = Path(__file__).parents[2] / "docs" / "modes.md"

@@ -16,7 +16,7 @@ import torch
 from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
-from mmldlm.train.loop import Trainer
+from mmldlm.training.loop import Trainer
 from tests.distributed.scenarios import state_of
 from tests.runs import make_trainer
 

@@ -22,7 +22,7 @@ from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.train.loop import Trainer
+from mmldlm.training.loop import Trainer
 from tests.runs import make_trainer
 
 SCENARIOS: dict[str, Callable[[Ranks, Path, Path], Trainer]] = {}

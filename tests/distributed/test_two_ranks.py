@@ -8,7 +8,7 @@ import torch
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.errors import Interrupted
 from mmldlm.metrics import read_log
-from mmldlm.train.signals import REQUEUE
+from mmldlm.training.signals import REQUEUE
 from tests.distributed.pair import end, start_pair
 from tests.distributed.scenarios import PLAIN, SCENARIOS, stop_at, watch_documents
 from tests.runs import make_trainer

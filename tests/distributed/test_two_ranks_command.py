@@ -11,7 +11,7 @@ import pytest
 
 from mmldlm.checkpoint.resume import load_latest
 from mmldlm.metrics import read_log
-from mmldlm.train.signals import REQUEUE
+from mmldlm.training.signals import REQUEUE
 from tests.distributed.pair import end, environment, start_pair
 from tests.runs import write_recipe
 from tests.stores import write_store

@@ -20,6 +20,7 @@ from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.loaded import LoadedModel, load_model
 from mmldlm.cli.evaluate import evaluate
 from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModelConfig, ModeWeights
+from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import compare, load_evaluated
@@ -28,7 +29,6 @@ from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
-from mmldlm.recipe import config_to_dict
 from mmldlm.sampling.checks import require_conditional
 from tests.batches import small_config
 from tests.stores import write_store

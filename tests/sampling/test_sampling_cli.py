@@ -17,13 +17,13 @@ from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.loaded import load_model
 from mmldlm.cli.sample import sample
 from mmldlm.config import Config, CorruptionConfig, DataConfig, ModelConfig, ModeWeights
+from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
-from mmldlm.prepare.encoders import Encoder
-from mmldlm.recipe import config_to_dict
+from mmldlm.preparation.encoders import Encoder
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
 

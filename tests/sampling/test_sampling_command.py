@@ -19,7 +19,7 @@ from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
-from mmldlm.prepare.encoders import Encoder
+from mmldlm.preparation.encoders import Encoder
 from mmldlm.sampling import stream
 from mmldlm.sampling.blanks import parse_blanks
 from mmldlm.sampling.neighbours import nearest

@@ -13,11 +13,11 @@ import torch
 from mmldlm.checkpoint.export import Export, read_export
 from mmldlm.checkpoint.state import load_weights
 from mmldlm.config import Config
+from mmldlm.config.recipe import config_from_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
-from mmldlm.recipe import config_from_dict
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
 
 

@@ -15,10 +15,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmldlm.diagnostics.ablation.plan import Plan
-    from mmldlm.diagnostics.ablation.report import Report
-    from mmldlm.diagnostics.ablation.rounds import Ended, Rounds
-    from mmldlm.diagnostics.ablation.work import Job, Work
+    from mmldlm.ablation.plan import Plan
+    from mmldlm.ablation.report import Report
+    from mmldlm.ablation.rounds import Ended, Rounds
+    from mmldlm.ablation.work import Job, Work
 
 _LINE_EVERY = 30.0
 """Seconds between two lines where there is no terminal for a live one."""
@@ -48,9 +48,9 @@ def ablate(
 
     The same command again goes on where it was.
     """
+    from mmldlm.ablation.plan import load_plan
+    from mmldlm.ablation.work import open_work
     from mmldlm.cli.device import device_of
-    from mmldlm.diagnostics.ablation.plan import load_plan
-    from mmldlm.diagnostics.ablation.work import open_work
 
     loaded = load_plan(plan, settings, device_of(device).type)
     work = open_work(loaded, out or Path("ablations") / loaded.path.stem, seeds)
@@ -83,7 +83,7 @@ def _check_encoder(work: Work) -> None:
     """Load the encoder once, where it will be used: a mistake must not wait until the first run is trained."""
     from mmldlm.data.store import PairStore
     from mmldlm.errors import UserError
-    from mmldlm.prepare.encoders import Encoder
+    from mmldlm.preparation.encoders import Encoder
 
     plan = work.plan
     if not plan.evaluation.encoder:
@@ -102,7 +102,7 @@ def _check_encoder(work: Work) -> None:
 @contextlib.contextmanager
 def _folder_held(work: Work) -> Iterator[None]:
     """A second ablation in the same folder is refused."""
-    from mmldlm.diagnostics.ablation.work import write_plan
+    from mmldlm.ablation.work import write_plan
     from mmldlm.errors import UserError
     from mmldlm.run_folder import RunFolder, lock_run
 
@@ -119,10 +119,10 @@ def _folder_held(work: Work) -> Iterator[None]:
 
 
 def _run(work: Work, jobs: int, as_json: bool) -> None:
+    from mmldlm.ablation.report import Report
+    from mmldlm.ablation.rounds import Rounds
+    from mmldlm.benchmark.environment import describe_environment
     from mmldlm.cli.benchmark import terminated_as_interrupted
-    from mmldlm.diagnostics.ablation.report import Report
-    from mmldlm.diagnostics.ablation.rounds import Rounds
-    from mmldlm.diagnostics.benchmark.environment import describe_environment
 
     report = Report(work, describe_environment(["mmldlm", *sys.argv[1:]]), jobs)
     with Progress() as progress, terminated_as_interrupted():
@@ -139,8 +139,8 @@ def _run(work: Work, jobs: int, as_json: bool) -> None:
 
 
 def _finish(report: Report, rounds: Rounds, as_json: bool) -> None:
+    from mmldlm.ablation.report import TABLE, make_tables
     from mmldlm.cli.evaluate import show
-    from mmldlm.diagnostics.ablation.report import TABLE, make_tables
     from mmldlm.errors import Interrupted
     from mmldlm.evaluation.report import json_bytes
 
@@ -230,8 +230,8 @@ def _show_plan(plan: Plan, work: Work) -> None:
 
     from mmldlm.cli.folding import folding_table
     from mmldlm.runtime import start_runtime
-    from mmldlm.train.plan import describe
-    from mmldlm.train.setup import set_up
+    from mmldlm.training.plan import describe
+    from mmldlm.training.setup import set_up
 
     head = ("arm", "parameters", "steps", "epochs", "what it changes")
     table = folding_table(*head, title=f"plan {plan.path}")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from mmldlm.ablation.work import Check, Job
     from mmldlm.checkpoint.loaded import LoadedModel
-    from mmldlm.diagnostics.ablation.work import Check, Job
 
 _LOOK_EVERY = 0.5
 """Seconds between two looks whether the ablation is still there."""
@@ -27,9 +27,9 @@ def ablate_run(
     """Train one run of an ablation and evaluate it."""
     import json
 
+    from mmldlm.ablation.work import Job
     from mmldlm.cli.train import train_run
-    from mmldlm.diagnostics.ablation.work import Job
-    from mmldlm.recipe import config_from_dict
+    from mmldlm.config.recipe import config_from_dict
 
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     work = Job.from_json(json.loads(job.read_bytes()))
@@ -58,10 +58,10 @@ def _give_back_memory() -> None:
 
 
 def _evaluate(job: Job, check: Check) -> None:
+    from mmldlm.ablation.record import make_record, write_record
     from mmldlm.cli.evaluate import measure
+    from mmldlm.config.recipe import config_from_dict
     from mmldlm.data.store import PairStore
-    from mmldlm.diagnostics.ablation.record import make_record, write_record
-    from mmldlm.recipe import config_from_dict
     from mmldlm.run_folder import RunFolder
 
     typer.echo(f"evaluating {check.arm!r}", err=True)
@@ -77,10 +77,10 @@ def _evaluate(job: Job, check: Check) -> None:
 
 def _load(job: Job, check: Check) -> LoadedModel:
     """The run's model, on the device that it was trained on."""
+    from mmldlm.ablation.plan import LAST
     from mmldlm.checkpoint.loaded import load_model
     from mmldlm.cli.device import device_of
     from mmldlm.cli.export import export
-    from mmldlm.diagnostics.ablation.plan import LAST
 
     run, device = Path(job.run), device_of(job.settings["train"]["device"])
     if check.weights != LAST:

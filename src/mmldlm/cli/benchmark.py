@@ -15,12 +15,12 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmldlm.diagnostics.benchmark.options import Options
-    from mmldlm.diagnostics.benchmark.plan import Plan, Wanted
-    from mmldlm.diagnostics.benchmark.report import Report, Result
-    from mmldlm.diagnostics.benchmark.synthetic import Synthetic
-    from mmldlm.diagnostics.benchmark.tables import Table
-    from mmldlm.diagnostics.benchmark.trial import Bench
+    from mmldlm.benchmark.options import Options
+    from mmldlm.benchmark.plan import Plan, Wanted
+    from mmldlm.benchmark.report import Report, Result
+    from mmldlm.benchmark.synthetic import Synthetic
+    from mmldlm.benchmark.tables import Table
+    from mmldlm.benchmark.trial import Bench
 
 _DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
 
@@ -102,9 +102,9 @@ def benchmark(
     out: Annotated[Path | None, typer.Option(help="Folder of the report; benchmarks/<date-time>.")] = None,
 ) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
-    from mmldlm.diagnostics.benchmark.options import Options, parse_bytes
-    from mmldlm.diagnostics.benchmark.plan import Wanted, find_store, on_gpu
-    from mmldlm.diagnostics.benchmark.synthetic import describe
+    from mmldlm.benchmark.options import Options, parse_bytes
+    from mmldlm.benchmark.plan import Wanted, find_store, on_gpu
+    from mmldlm.benchmark.synthetic import describe
 
     _check_choices(ladder, sweep, find_batch, fail_if, arm, only)
     words = list(settings or [])
@@ -132,7 +132,7 @@ def _check_choices(
     ladder: str | None, sweep: str | None, find_batch: bool, fail_if: Any, arm: Any, only: Any
 ) -> None:
     """Options that would be ignored together are refused."""
-    from mmldlm.diagnostics.benchmark.arms import LADDERS
+    from mmldlm.benchmark.arms import LADDERS
     from mmldlm.errors import UserError
 
     if ladder is not None and ladder not in LADDERS:
@@ -163,9 +163,9 @@ class Session:
 
     def compare(self, wanted: Wanted, gpu: bool) -> None:
         """Arms against a baseline."""
-        from mmldlm.diagnostics.benchmark.conditions import judge
-        from mmldlm.diagnostics.benchmark.ladder import compare
-        from mmldlm.diagnostics.benchmark.plan import plan_comparison
+        from mmldlm.benchmark.conditions import judge
+        from mmldlm.benchmark.ladder import compare
+        from mmldlm.benchmark.plan import plan_comparison
 
         plan: Plan = plan_comparison(self.options, wanted, gpu)
         with self._measuring(plan.notes) as (bench, report):
@@ -177,8 +177,8 @@ class Session:
 
     def sweep(self, text: str) -> None:
         """Time and memory against one key."""
-        from mmldlm.diagnostics.benchmark.plan import plan_sweep
-        from mmldlm.diagnostics.benchmark.sweep import sweep
+        from mmldlm.benchmark.plan import plan_sweep
+        from mmldlm.benchmark.sweep import sweep
 
         key, arms = plan_sweep(self.options, text, self.synthetic)
         with self._measuring([]) as (bench, report):
@@ -187,8 +187,8 @@ class Session:
 
     def find_batch(self, texts: list[str], unit: int | None, gpu: bool) -> None:
         """Largest and fastest batch under the memory limit."""
-        from mmldlm.diagnostics.benchmark.find_batch import find_batch
-        from mmldlm.diagnostics.benchmark.plan import describe_store, search_arm
+        from mmldlm.benchmark.find_batch import find_batch
+        from mmldlm.benchmark.plan import describe_store, search_arm
 
         arm = search_arm(self.options, texts, gpu)
         longest = describe_store(self.options.store, self.synthetic)["max_length"]
@@ -198,10 +198,10 @@ class Session:
 
     @contextlib.contextmanager
     def _measuring(self, notes: list[str]) -> Iterator[tuple[Bench, Report]]:
-        from mmldlm.diagnostics.benchmark.environment import describe_environment
-        from mmldlm.diagnostics.benchmark.plan import describe_store
-        from mmldlm.diagnostics.benchmark.report import Report
-        from mmldlm.diagnostics.benchmark.trial import Bench
+        from mmldlm.benchmark.environment import describe_environment
+        from mmldlm.benchmark.plan import describe_store
+        from mmldlm.benchmark.report import Report
+        from mmldlm.benchmark.trial import Bench
 
         self.folder.mkdir(parents=True, exist_ok=True)
         with Progress(self.console) as progress, terminated_as_interrupted():

@@ -76,7 +76,7 @@ def import_(
 ) -> None:
     """Make a pair store of the layout that the MM-LDLM research code used."""
     from mmldlm.data.tokenizer import Tokenizer
-    from mmldlm.prepare.old_layout import import_old_layout
+    from mmldlm.preparation.old_layout import import_old_layout
 
     spec = {"name": encoder, "prompt": prompt} if encoder else None
     store, report = import_old_layout(

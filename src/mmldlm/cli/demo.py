@@ -21,7 +21,7 @@ def demo(
     from mmldlm.cli.prepare import prepare
     from mmldlm.cli.sample import sample
     from mmldlm.cli.train import train_run
-    from mmldlm.recipe import load_recipe
+    from mmldlm.config.recipe import load_recipe
 
     console, began = Console(stderr=True), time.monotonic()
 

@@ -304,7 +304,7 @@ def _open_store(model: LoadedModel, data: Path | None) -> PairStore:
 def _encoder(model: LoadedModel, progress: EvaluationProgress) -> Callable[[list[str]], Any] | None:
     """The encoder that made the latents; None where the store does not know it."""
     from mmldlm.errors import UserError
-    from mmldlm.prepare.encoders import Encoder
+    from mmldlm.preparation.encoders import Encoder
 
     if model.encoder is None:
         return None

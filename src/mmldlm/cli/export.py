@@ -25,12 +25,12 @@ def export(
 
     from mmldlm.checkpoint.export import write_export
     from mmldlm.checkpoint.resume import load_latest
+    from mmldlm.config.recipe import config_from_dict
     from mmldlm.data.store import PairStore
     from mmldlm.errors import UserError
-    from mmldlm.recipe import config_from_dict
     from mmldlm.run_folder import existing_run
-    from mmldlm.train.export import make_export
-    from mmldlm.train.setup import data_shape_of
+    from mmldlm.training.export import make_export
+    from mmldlm.training.setup import data_shape_of
 
     folder = existing_run(run)
     snapshot = load_latest(

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from runwatch.alerts import Change
+from runwatch.detectors import Panel
+from runwatch.detectors.base import RunFacts
+
 from mmldlm.config import Config
-from mmldlm.diagnostics.monitor.alerts import Change
-from mmldlm.diagnostics.monitor.detectors import Panel
-from mmldlm.diagnostics.monitor.detectors.base import RunFacts
 
 log = logging.getLogger(__name__)
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}

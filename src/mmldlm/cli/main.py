@@ -17,6 +17,10 @@ from mmldlm import __version__
 
 try:
     import typer
+    from runwatch import cli as monitor
+    from runwatch.errors import UserError as WatchError
+    from traindoctor import cli as doctor
+    from traindoctor.errors import UserError as DoctorError
 
     from mmldlm.cli import (
         ablate,
@@ -24,11 +28,9 @@ try:
         benchmark,
         data,
         demo,
-        doctor,
         evaluate,
         export,
         migrate,
-        monitor,
         prepare,
         sample,
         train,
@@ -90,7 +92,7 @@ def main() -> None:
     """Run the command line; never show a traceback for a user's mistake."""
     try:
         app()
-    except UserError as error:
+    except (UserError, WatchError, DoctorError) as error:
         _fail(str(error), 2)
     except Interrupted as stop:
         _fail(str(stop), stop.exit_code)

@@ -15,9 +15,9 @@ def migrate(
     ] = None,
 ) -> None:
     """Translate settings, data layout, command lines and environment; report what changes in behaviour and why."""
-    from mmldlm.diagnostics.migrate.report import report_text, write_migration
-    from mmldlm.diagnostics.migrate.repository import examine_repository
     from mmldlm.errors import UserError
+    from mmldlm.migrate.report import report_text, write_migration
+    from mmldlm.migrate.repository import examine_repository
 
     migration = examine_repository(old_repo)
     if out is None:

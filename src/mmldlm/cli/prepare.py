@@ -109,7 +109,7 @@ def prepare(
 ) -> None:
     """Turn text into a pair store: tokens and latents to train on. Run again, it goes on where it was."""
     from mmldlm.cli.progress import PrepareProgress
-    from mmldlm.prepare.pipeline import PrepareSettings, run
+    from mmldlm.preparation.pipeline import PrepareSettings, run
 
     settings = PrepareSettings(
         input=_sources(input, more),

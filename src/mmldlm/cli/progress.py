@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mmldlm.prepare.pipeline import Report
+from mmldlm.preparation.pipeline import Report
 
 LINE_SECONDS = 10.0
 

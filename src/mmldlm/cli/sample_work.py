@@ -40,7 +40,7 @@ from mmldlm.sampling.sources import (
 if TYPE_CHECKING:
     from mmldlm.checkpoint.loaded import LoadedModel
     from mmldlm.data.store import Split
-    from mmldlm.prepare.encoders import Encoder
+    from mmldlm.preparation.encoders import Encoder
     from mmldlm.sampling.options import SamplingOptions
 
 Progress = Callable[[float, float], None]
@@ -158,7 +158,7 @@ class Work:
                 "the model does not say which encoder made its latents; use --latents, --from-split or "
                 "--encode-with model"
             )
-        from mmldlm.prepare.encoders import Encoder
+        from mmldlm.preparation.encoders import Encoder
 
         return Encoder.from_spec(self.model.encoder, device=self.model.device.type)
 

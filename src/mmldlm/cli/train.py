@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from mmldlm.config import Config
     from mmldlm.model.denoiser import Denoiser
     from mmldlm.run_folder import RunFolder
-    from mmldlm.train.loop import Hooks
-    from mmldlm.train.setup import Setup
-    from mmldlm.train.signals import StopFlag
+    from mmldlm.training.loop import Hooks
+    from mmldlm.training.setup import Setup
+    from mmldlm.training.signals import StopFlag
 
 
 def train(
@@ -38,7 +38,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe. The same command again goes on where the run was."""
-    from mmldlm.recipe import load_recipe
+    from mmldlm.config.recipe import load_recipe
 
     config = load_recipe(recipe, settings)
     if plot is not None:
@@ -59,8 +59,8 @@ def train_run(config: Config, path: Path) -> RunFolder:
     from mmldlm.distributed.launch import start_ranks
     from mmldlm.run_folder import RunFolder
     from mmldlm.runtime import start_runtime
-    from mmldlm.train.setup import set_up
-    from mmldlm.train.signals import StopFlag
+    from mmldlm.training.setup import set_up
+    from mmldlm.training.signals import StopFlag
 
     run = RunFolder(path)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
@@ -78,7 +78,7 @@ def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     from mmldlm.errors import UserError
     from mmldlm.metrics import rich_console, text_log
     from mmldlm.run_folder import lock_run
-    from mmldlm.train.loop import Trainer
+    from mmldlm.training.loop import Trainer
 
     run.create()
     with (
@@ -104,7 +104,7 @@ def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     import logging
 
     from mmldlm.distributed.unheard import unheard
-    from mmldlm.train.loop import Hooks, Trainer
+    from mmldlm.training.loop import Hooks, Trainer
 
     logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank says it
     Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], unheard()), stop=stop).fit()
@@ -112,7 +112,7 @@ def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
 
 def _write_export(trainer: Any, run: RunFolder) -> None:
     from mmldlm.checkpoint.export import write_export
-    from mmldlm.train.export import make_export
+    from mmldlm.training.export import make_export
 
     setup, ema = trainer.setup, trainer.stepper.ema
     weights = ema.average if ema is not None else dict(setup.denoiser.named_parameters())
@@ -122,7 +122,7 @@ def _write_export(trainer: Any, run: RunFolder) -> None:
 def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
     """Validation and samples for the loop, which knows neither evaluation nor sampling."""
     from mmldlm.evaluation.validation import make_validation
-    from mmldlm.train.loop import Hooks
+    from mmldlm.training.loop import Hooks
 
     return Hooks(validate=make_validation(setup), decode=_decoding(setup), reporter=progress)
 
@@ -252,10 +252,10 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
     from rich.console import Console
 
     from mmldlm.cli.folding import folding_table
-    from mmldlm.recipe import config_to_yaml
+    from mmldlm.config.recipe import config_to_yaml
     from mmldlm.runtime import start_runtime
-    from mmldlm.train.plan import describe
-    from mmldlm.train.setup import set_up
+    from mmldlm.training.plan import describe
+    from mmldlm.training.setup import set_up
 
     setup = set_up(config, start_runtime(config))
     plan = describe(setup)
@@ -283,9 +283,9 @@ def _said(value: object) -> str:
 
 
 def _draw_plan(setup: Setup, plot: Path) -> None:
-    from mmldlm.diagnostics.course import draw_course
+    from mmldlm.cli.course import draw_course
     from mmldlm.errors import UserError
-    from mmldlm.train.plan import course_of
+    from mmldlm.training.plan import course_of
 
     picture = draw_course(course_of(setup), setup.config.optim)
     try:

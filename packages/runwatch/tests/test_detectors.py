@@ -1,0 +1,211 @@
+"""Each detector on a curve whose answer is known: it finds the fault, at the right step, and nothing else."""
+
+import math
+import random
+
+import pytest
+from runwatch.catalogue import BY_CODE
+from runwatch.detectors import Panel
+from runwatch.detectors.base import RunFacts
+from runwatch.records import Record
+from runwatch.settings import MonitorSettings
+
+
+def healthy(step, noise, total=400):
+    """A line of a run that learns: falling noisy loss, warm-up and cosine rate, steady speed."""
+    lr = 1e-3 * min(step / 20, 0.5 * (1 + math.cos(math.pi * step / total)))
+    return {
+        "loss": 2 + 3 / (1 + step / 50) + noise.gauss(0, 0.1),
+        "lr": lr,
+        "grad_norm": 1 + abs(noise.gauss(0, 0.3)),
+        "tokens_per_second": 1000 * (1 + noise.gauss(0, 0.05)),
+        "data_wait": 0.02,
+        "batch_size": 32,
+    }
+
+
+def run_panel(change=lambda step, fields: None, steps=400, seed=0, facts=None):
+    """A run with a fault injected by `change`; the panel after its last line."""
+    noise, panel = random.Random(seed), Panel(facts=facts or RunFacts(total_steps=steps))
+    for step in range(1, steps + 1):
+        fields = healthy(step, noise, steps)
+        change(step, fields)
+        panel.observe_fields(step, fields, time=1000.0 + step)
+    panel.tick(1000.0 + steps, live=True)
+    return panel
+
+
+def codes(panel):
+    return {alert.code for alert in panel.book.alerts.values()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_has_no_alert(seed):
+    assert codes(run_panel(seed=seed)) == set()
+
+
+FAULTS = {
+    "M101": (lambda s, f: s == 200 and f.update(loss=math.nan), 1),
+    "M102": (lambda s, f: s == 200 and f.update(loss=3 * f["loss"]), 1),
+    "M103": (lambda s, f: s >= 200 and f.update(loss=f["loss"] + (s - 200) * 0.05), 40),
+    "M201": (lambda s, f: s == 200 and f.update(grad_norm=math.inf), 1),
+    "M202": (lambda s, f: 200 <= s < 205 and f.update(grad_norm=30.0), 4),
+    "M203": (lambda s, f: s >= 200 and f.update(grad_norm=1e-5), 6),
+    "M204": (lambda s, f: s >= 200 and f.update(lr=0.0), 6),
+    "M205": (lambda s, f: 200 <= s < 240 and f.update(skipped_steps=1), 1),
+    "M301": (lambda s, f: s >= 200 and f.update(tokens_per_second=400.0), 5),
+    "M302": (lambda s, f: s >= 200 and f.update(tokens_per_second=(1000, 450)[s % 2]), 45),
+    "M303": (lambda s, f: s >= 200 and f.update(data_wait=0.6), 10),
+    "M402": (lambda s, f: s >= 200 and f.update(batch_size=8), 6),
+    "M801": (lambda s, f: s % 20 == 0 and f.update(valid_loss=2 + abs(s - 200) / 100), 120),
+    "M802": (lambda s, f: f.update(latent_prediction_norm=1.0 if s < 200 else 0.01), 6),
+    "M803": (lambda s, f: s % 20 == 0 and f.update(valid_text_loss=2.0, valid_text_loss_shuffled=2.001), 400),
+}
+
+
+@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fault_is_found_in_time_and_alone(code, seed):
+    change, delay = FAULTS[code]
+    panel = run_panel(change, seed=seed)
+    assert codes(panel) == {code}
+    alert = next(iter(panel.book.alerts.values()))
+    earliest = 1 if code == "M803" else 200
+    assert earliest <= alert.first_step <= 200 + delay
+    assert 0.5 <= alert.sure <= 1
+    assert any(letter.isdigit() for letter in alert.evidence)
+
+
+def test_a_flat_loss_is_a_plateau_unless_the_rate_has_decayed():
+    def flat(step, fields):
+        fields.update(loss=2.0 + 0.01 * math.sin(step), lr=1e-3)
+
+    assert codes(run_panel(flat, steps=2000, facts=RunFacts())) == {"M104"}
+
+    def decayed(step, fields):
+        flat(step, fields)
+        fields["lr"] = 1e-3 if step < 300 else 1e-4
+
+    assert codes(run_panel(decayed, steps=2000, facts=RunFacts())) == set()
+
+
+def test_the_mean_of_a_diffusion_loss_may_jump_when_no_bucket_does():
+    """Few early times drawn: every bucket stays, the mean jumps. With buckets that is no spike; without, it is."""
+
+    def drawn(step, fields):
+        fields.update(loss=9.0 if step == 300 else 3.0 + 0.01 * math.sin(step))
+
+    def with_buckets(step, fields):
+        drawn(step, fields)
+        fields["text_loss_by_time"] = [value + 0.01 * math.cos(step) for value in (1.0, 3.0, 9.0)]
+
+    def all_buckets_jump(step, fields):
+        with_buckets(step, fields)
+        if step == 300:
+            fields["text_loss_by_time"] = [3.0, 9.0, 27.0]
+
+    assert codes(run_panel(drawn)) == {"M102"}
+    assert codes(run_panel(with_buckets)) == set()
+    assert codes(run_panel(all_buckets_jump)) == {"M102"}
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_loss_may_be_another_in_another_stage_of_the_modes(staged):
+    def change(step, fields):
+        fields["loss"] *= 6.0 if step > 200 else 1.0
+        if staged:
+            fields["mode_stage"] = int(step > 200)
+
+    assert bool(codes(run_panel(change)) & {"M102", "M103"}) != staged
+
+
+def test_the_learning_rate_may_not_jump_after_a_resume_and_may_decay_to_zero():
+    def restarted(step, fields):
+        if step >= 300:
+            fields["lr"] = 1e-3
+
+    assert [a.subject for a in run_panel(restarted).book.alerts.values() if a.code == "M204"] == ["jump"]
+    assert codes(run_panel(restarted, facts=RunFacts(lr_restarts=True))) == set()  # told so by its settings
+    linear = run_panel(lambda s, f: f.update(lr=max(0.0, 1e-3 * (1 - s / 390))))
+    assert codes(linear) == set()
+
+
+def test_silence_is_a_stall_by_the_runs_own_pace_and_ends_with_the_next_line():
+    panel = run_panel(steps=100)
+    panel.tick(1100 + 59, live=True)
+    assert codes(panel) == set()
+    panel.tick(1100 + 61, live=True)
+    assert panel.book.is_open("M501")
+    panel.observe_fields(101, {"loss": 2.0}, time=1200.0)
+    assert not panel.book.is_open("M501")
+
+
+def test_a_run_that_has_ended_does_not_stall():
+    facts = RunFacts(total_steps=100)
+    panel = run_panel(steps=100, facts=facts)
+    facts.ended = "finished"
+    panel.tick(1e6, live=True)
+    assert codes(panel) == set()
+
+
+def test_the_root_cause_is_the_rank_that_failed_first_and_not_its_echo():
+    panel = run_panel(steps=50)
+    timeout = {"cause": "nccl", "traceback": True}
+    panel.observe(Record(event="crash", rank=0, time=2000.0, text="DistBackendError: timeout", facts=timeout))
+    panel.observe(Record(event="crash", rank=3, time=2005.0, text="KeyError: 'x'", facts={"traceback": True}))
+    alert = panel.book.alerts["M502", ""]
+    assert alert.evidence == "rank 3: KeyError: 'x'"
+    assert alert.last_step is None or alert.last_step == 50
+
+
+def test_a_straggler_is_named():
+    panel = Panel()
+    for step in range(60):
+        for rank in range(4):
+            late = 0.5 if rank == 2 else 0.01 * rank
+            panel.observe(Record(step=step, time=1000.0 + step + late, rank=rank, values={"loss": 2.0}))
+        panel.tick(1000.0 + step, live=True)
+    assert [alert.subject for alert in panel.book.alerts.values()] == ["rank 2"]
+
+
+def test_the_disk_alert_says_when():
+    """1 GiB a minute with 60 GiB left is an hour, by arithmetic."""
+    panel = Panel()
+    for minute in range(10):
+        free = (69 - minute) * 2**30
+        panel.observe(Record(event="disk", time=60.0 * minute, facts={"free": free, "total": 500 * 2**30}))
+    assert "full in about 60 minutes" in panel.book.alerts["M403", ""].evidence
+
+
+def test_checkpoints_are_overdue_by_the_setting_or_by_habit():
+    by_setting = run_panel(facts=RunFacts(total_steps=400, checkpoint_every=100))
+    assert by_setting.book.alerts["M701", ""].first_step == 252  # 250 after the first line
+    by_habit = Panel()
+    for step in range(1, 400):
+        by_habit.observe_fields(step, {"loss": 2.0}, time=float(step))
+        if step in (50, 100, 150):
+            by_habit.observe(Record(event="checkpoint", step=step))
+    assert by_habit.book.alerts["M701", ""].first_step == 276
+
+
+def test_alerts_are_told_once_cooled_down_and_resolved():
+    settings = MonitorSettings(cooldown_seconds=100, resolve_lines=5)
+    panel = Panel(settings)
+    told = []
+    for step in range(1, 401):
+        bad = 100 <= step < 350
+        fields = {"loss": math.nan if bad else 2.0}
+        told += [(change.what, step) for change in panel.observe_fields(step, fields, time=float(step))]
+    assert told == [("opened", 100), ("still", 200), ("still", 300), ("resolved", 354)]
+    assert panel.book.alerts["M101", ""].count == 250
+
+
+def test_every_code_is_documented_with_settings_that_exist():
+    names = set(MonitorSettings.__dataclass_fields__)
+    for kind in BY_CODE.values():
+        assert set(kind.settings) <= names, kind.code
+        assert kind.advice.endswith(".")
+        assert kind.meaning.endswith(".")
+    used = {name for kind in BY_CODE.values() for name in kind.settings}
+    shared = {"resolve_lines", "cooldown_seconds"}
+    assert names - used - shared == set()

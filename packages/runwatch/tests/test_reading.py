@@ -1,0 +1,259 @@
+"""Logs as they really are: everybody's formats, rubbish, files that grow, shrink, move and are not there yet."""
+
+import math
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runwatch.errors import UserError
+from runwatch.follow import LONGEST_LINE, FileFollower
+from runwatch.formats import LineParser
+from runwatch.records import Record
+from runwatch.sources import find_runs
+
+FORMATS = [
+    ('{"step": 5, "time": 1794710893.5, "loss": 2.5, "lr": 0.001}', 5, {"loss": 2.5, "lr": 0.001}),
+    ('{"step": 5, "loss": null, "nonfinite": ["loss"]}', 5, {"loss": math.nan}),
+    ('{"step": 5, "loss": NaN, "grad_norm": Infinity}', 5, {"loss": math.nan, "grad_norm": math.inf}),
+    ('{"train/loss": 2.5, "trainer/global_step": 7}', 7, {"loss": 2.5}),
+    ('{"step": 3, "train": {"loss": 2.5}}', 3, {"loss": 2.5}),
+    (
+        "Epoch 3: 12%|...| 120/1000 [00:12<01:20, 9.1it/s, loss=2.31, lr=5e-05]",
+        3120,
+        {"loss": 2.31, "lr": 5e-5, "steps_per_second": 9.1},
+    ),
+    (
+        "Training:   1%|▏    | 120/10000 [00:12<17:20,  2.00s/it, Epoch=0/3, Loss=nan, Text=2.1, Latent=0.9, Acc=0.1",
+        120,
+        {
+            "loss": math.nan,
+            "text_loss": 2.1,
+            "latent_loss": 0.9,
+            "text_accuracy": 0.1,
+            "steps_per_second": 0.5,
+        },
+    ),
+    (
+        "iter 100: loss 3.2145, time 120.50ms, mfu 30.00%",
+        100,
+        {"loss": 3.2145, "step_seconds": 0.1205, "mfu": 0.3},
+    ),
+    ("step 250: train loss 3.2000, val loss 3.3100", 250, {"valid_loss": 3.31}),
+    (
+        "\x1b[32m[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - \x1b[31mstep: 14  \x1b[39mloss:  3.24405  "
+        "grad_norm:  0.8319  memory:  9.50GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%\x1b[0m",
+        14,
+        {
+            "loss": 3.24405,
+            "grad_norm": 0.8319,
+            "tokens_per_second": 7282.0,
+            "gpu_memory_allocated": 9.5 * 2**30,
+        },
+    ),
+    ("[titan] INFO - validate step: 10  loss:  3.1  memory:  1.00GiB(1%)  tps: 100", 10, {"valid_loss": 3.1}),
+    (
+        "step=10 loss=2.5e-01 lr=1e-3 grad_norm=-inf tokens/s=1,234",
+        10,
+        {"loss": 0.25, "tokens_per_second": 1234.0},
+    ),
+    (
+        "Epoch 1 | Step 20/900 | Loss: 2.3 | Learning Rate: 5e-05 | Grad Norm: 0.8",
+        20,
+        {"lr": 5e-5, "grad_norm": 0.8},
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "step", "values"), FORMATS)
+def test_a_line_of_each_format(line, step, values):
+    record = LineParser().parse(line)
+    assert record.step == step
+    for name, value in values.items():
+        assert record.values[name] == pytest.approx(value, nan_ok=True), name
+
+
+def test_hugging_face_dicts_take_their_step_from_the_bar():
+    parser = LineParser()
+    parser.parse(" 12%|█▏        | 120/1000 [00:12<01:20,  9.10it/s]")
+    record = parser.parse("{'loss': '2.31', 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': 0.1}")
+    assert (record.step, parser.total) == (120, 1000)
+    assert math.isnan(record.values["grad_norm"])
+    assert parser.parse("{'eval_loss': 2.0, 'eval_runtime': 3.1, 'epoch': 0.1}").values["valid_loss"] == 2.0
+    assert parser.parse("{'train_runtime': 10.0, 'train_loss': 2.5, 'epoch': 3.0}").event == "finished"
+
+
+def test_a_redrawn_bar_is_no_new_number_and_other_bars_are_not_steps():
+    parser = LineParser()
+    first = parser.parse("Training:  1%|x| 10/1000 [00:01<01:00, 9.0it/s, Loss=2.5]")
+    again = parser.parse("Training:  1%|x| 11/1000 [00:01<01:00, 9.0it/s, Loss=2.5]")
+    assert "loss" in first.values
+    assert "loss" not in again.values
+    assert parser.parse("Validation DataLoader 0:  50%|x| 5/10 [00:01<00:01, 5.0it/s]") is None
+
+
+def test_evaluation_bars_without_a_name_are_not_steps():
+    parser = LineParser()
+    parser.parse(" 12%|█▏        | 120/1000 [00:12<01:20,  9.10it/s]")
+    assert parser.parse(" 50%|█████     | 5/10 [00:00<00:00,  9.10it/s]") is None
+    assert (parser.last_step, parser.total) == (120, 1000)
+
+
+def test_a_bar_without_an_end_and_a_log_of_epochs():
+    assert LineParser().parse("train: 120it [00:12,  9.10it/s, loss=2.5]").step == 120
+    epoch = LineParser().parse("Epoch 3/10 - loss: 2.5 - val_loss: 2.75")
+    assert (epoch.values["loss"], epoch.values["valid_loss"]) == (2.5, 2.75)
+    parser = LineParser()
+    parser.parse("iter 249: loss 3.1, time 100ms, mfu 30%")
+    assert "loss" not in parser.parse("step 250: train loss 3.2, val loss 3.3").values
+
+
+MESSAGES = {
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "oom",
+    "[rank3]:[E ProcessGroupNCCL.cpp:537] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL": "nccl",
+    "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError": "rendezvous",
+    "OSError: [Errno 28] No space left on device": "disk_full",
+    "Warning: NaN gradient detected at step 5": "bad_gradient",
+    "ERROR: Invalid loss detected at step 5": "bad_loss",
+    "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0": "skipped",
+    "saving checkpoint to out": "checkpoint",
+    "Killed": "killed",
+}
+
+
+@pytest.mark.parametrize("line", MESSAGES)
+def test_messages_that_mean_something(line):
+    assert LineParser().parse(line).event == MESSAGES[line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "learning_rate = 0.0006", "max_steps: 1000", "Loaded 5 files with text 5", "Killed time until 5 pm",
+        "number of parameters: 123.59M", "info: nothing lost here", "", "   ", "{}", "[1, 2]", '{"a": {"b": []}}',
+    ],
+)  # fmt: skip
+def test_lines_that_say_nothing(line):
+    assert LineParser().parse(line) is None
+
+
+def test_a_traceback_gives_its_last_line_and_torchrun_its_root_cause():
+    parser = LineParser()
+    text = """Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    main()
+ValueError: bad batch
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 77)
+============================================================"""
+    found = [record for record in map(parser.parse, text.split("\n")) if record]
+    assert [record.event for record in found] == ["crash", "crash"]
+    assert found[0].text == "ValueError: bad batch"
+    assert (found[1].rank, found[1].facts["root_cause"]) == (1, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("utf-8", "replace"))))
+def test_no_line_breaks_the_parser(line):
+    assert isinstance(LineParser().parse(line), Record | None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([line for line, _, _ in FORMATS]), st.integers(0, 2**32))
+def test_no_damaged_line_breaks_the_parser(line, seed):
+    noise = random.Random(seed)
+    letters = list(line)
+    for _ in range(noise.randrange(1, 6)):
+        letters[noise.randrange(len(letters))] = noise.choice("0{}[]\"':=%|.,\x00eE-naif/")
+    parser = LineParser()
+    for damaged in ("".join(letters), line[: noise.randrange(len(line))]):
+        assert isinstance(parser.parse(damaged), Record | None)
+
+
+WHOLE = '{"step": 13, "time": 1700000013.5, "loss": 1.5, "lr": 0.0003}'
+
+
+@pytest.mark.parametrize("length", range(3, len(WHOLE), 5))
+def test_half_a_line_of_json_is_no_line_and_does_not_spoil_the_next(length):
+    half = WHOLE.replace("13", "12")[:length]
+    assert LineParser().parse(half) is None
+    assert LineParser().parse(half + WHOLE) == LineParser().parse(WHOLE)
+
+
+def test_losses_by_time_are_read_as_far_as_anybody_would_have_them():
+    line = '{"step": 1, "loss": 2.0, "latent_loss_by_time": [1, 2#], "text_loss_by_time": [%s]}'
+    lists = LineParser().parse(line % ", ".join(["0.5", "null", '"x"'] * 9999)).lists
+    assert lists["latent_loss_by_time"] == []  # damaged, which does not spoil the rest
+    assert len(lists["text_loss_by_time"]) == 256
+    assert repr(lists["text_loss_by_time"][:4]) == "[0.5, nan, nan, 0.5]"
+
+
+def test_a_date_in_a_line_that_is_no_strict_json_is_no_duration():
+    record = LineParser().parse('{"step": 12, "time": 1700000000.5, "loss": nan}')
+    assert (record.step, record.time, list(record.values)) == (12, 1700000000.5, ["loss"])
+
+
+def test_a_follower_lives_through_everything(tmp_path):
+    path = tmp_path / "train.log"
+    follower = FileFollower(path)
+    assert list(follower.lines()) == []  # not there yet
+    path.write_text("one\ntwo\rthr")
+    assert list(follower.lines()) == ["one", "two"]
+    with path.open("a") as file:
+        file.write("ee\n")
+    assert list(follower.lines()) == ["three"]
+    path.write_text("new\n")  # cut off and written anew
+    assert list(follower.lines()) == ["new"]
+    path.write_text("another\nand longer than before\n")  # the same, and it has grown before anybody looked
+    assert list(follower.lines()) == ["another", "and longer than before"]
+    with path.open("a") as file:
+        file.write("last of the old\n")
+    os.rename(path, tmp_path / "train.log.1")
+    path.write_text("first of the next\n")
+    assert list(follower.lines()) == ["last of the old", "first of the next"]
+    path.unlink()
+    assert list(follower.lines()) == []
+    path.write_text("back\nno end")
+    assert list(follower.lines()) == ["back"]
+    assert follower.last_words() == "no end"
+    follower.close()
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_bytes(b"x" * (3 * LONGEST_LINE) + b"\nafter\n")
+    follower = FileFollower(path)
+    assert list(follower.lines()) == ["after"]
+    follower.close()
+
+
+def test_paths_mean_runs(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "training_log.jsonl").touch()
+    ranks = tmp_path / "ranks" / "none_x" / "attempt_0"
+    for rank in range(2):
+        (ranks / str(rank)).mkdir(parents=True)
+        (ranks / str(rank) / "stderr.log").touch()
+    for name in ("train_a.log", "train_b.log"):
+        (tmp_path / name).touch()
+    own, logs, first, second, awaited = find_runs(
+        [str(tmp_path / name) for name in ("own", "ranks", "train_*.log", "later.log")]
+    )
+    assert own.folder is not None
+    assert [file.rank for file in logs.files] == [0, 1]
+    assert (first.name, second.name, awaited.name) == ("train_a", "train_b", "later")
+    for folder in ("own", "ranks"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert [run.name for run in find_runs(["."])] == [folder]
+
+
+@pytest.mark.parametrize("path", ["no/where/x.log", "nothing_*.log", "empty"])
+def test_paths_that_mean_nothing_are_told(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=path.split("/")[0].replace("*", r"\*")):
+        find_runs([str(tmp_path / path)])

@@ -1,0 +1,319 @@
+"""`mmldlm doctor`: audit training code, fix what is safe, take it back.
+
+Exit codes as ruff's: 0 clean or done, 1 findings (or files that could not be restored), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from traindoctor.engine import Report
+    from traindoctor.options import Options
+
+app = typer.Typer(
+    help="Audit anybody's training code: find faults, fix what is safe, undo it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+PathArgument = Annotated[Path, typer.Argument(help="File or folder to audit.")]
+Select = Annotated[
+    list[str] | None, typer.Option("--select", help="Codes, names or prefixes to look for (DDP,OPT001).")
+]
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Codes, names or prefixes to leave out.")]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude", help="Paths or patterns to skip.")]
+MinSeverity = Annotated[str | None, typer.Option("--min-severity", help="error, warning or info.")]
+External = Annotated[
+    bool | None,
+    typer.Option("--external/--no-external", help="Ask shellcheck and torchfix where they are installed."),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """Audit anybody's training code: find faults, fix what is safe, undo it."""
+
+
+def _options(
+    path: Path,
+    select: list[str] | None,
+    ignore: list[str] | None,
+    exclude: list[str] | None,
+    min_severity: str | None,
+    external: bool | None,
+) -> Options:
+    from traindoctor.options import load_options
+
+    return load_options(
+        path,
+        select=select or (),
+        ignore=ignore or (),
+        exclude=exclude or (),
+        min_severity=min_severity,
+        external=external,
+    )
+
+
+def _audit(path: Path, options: Options) -> Report:
+    from traindoctor.engine import audit
+
+    return audit(path, options)
+
+
+@app.command(short_help="Report what costs speed, memory, safety or hours.")
+def check(
+    path: PathArgument = Path("."),
+    select: Select = None,
+    ignore: Ignore = None,
+    exclude: Exclude = None,
+    min_severity: MinSeverity = None,
+    output_format: Annotated[
+        str, typer.Option("--output-format", help="text, json, sarif or github.")
+    ] = "text",
+    external: External = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Count findings per rule instead.")
+    ] = False,
+) -> None:
+    """Report what costs speed, memory, safety or hours; changes nothing."""
+    from traindoctor.errors import UserError
+    from traindoctor.output import FORMATS, render, statistics_table
+
+    if output_format not in FORMATS:
+        raise UserError(f"--output-format {output_format!r}: allowed are {', '.join(FORMATS)}")
+    report = _audit(path, _options(path, select, ignore, exclude, min_severity, external))
+    rendered = (
+        statistics_table(report) if statistics and output_format == "text" else render(report, output_format)
+    )
+    if rendered:
+        typer.echo(rendered)
+    raise typer.Exit(1 if report.findings else 0)
+
+
+@app.command()
+def fix(
+    path: PathArgument = Path("."),
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show the changes, write nothing (the default).")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the changes, with a journal for undo.")
+    ] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Also fixes that may change what the program does.")
+    ] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    exclude: Exclude = None,
+    min_severity: MinSeverity = None,
+) -> None:
+    """Show or apply fixes. Exit 1 with --diff when something would change."""
+    from traindoctor import transactions
+    from traindoctor.errors import UserError
+    from traindoctor.fixing import plan
+    from traindoctor.output import changed_codes
+
+    if diff and apply:
+        raise UserError("--diff and --apply exclude each other: the first shows, the second writes")
+    options = _options(path, select, ignore, exclude, min_severity, False)
+    for interrupted in transactions.recover(path) if apply else []:
+        typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
+    changes = plan(_audit(path, options), options, unsafe=unsafe)
+    for change in changes:
+        for finding, problem in change.refused:
+            typer.echo(f"{change.path}:{finding.where}: {finding.code} not fixed: {problem}", err=True)
+    changes = [change for change in changes if change.after != change.before]
+    if not apply:
+        for change in changes:
+            typer.echo(change.diff(), nl=False)
+        count = sum(len(change.fixed) for change in changes)
+        typer.echo(
+            f"{count} fixes in {len(changes)} files; nothing was written" if changes else "nothing to fix",
+            err=True,
+        )
+        raise typer.Exit(1 if changes else 0)
+    if not changes:
+        typer.echo("nothing to fix")
+        return
+    done = transactions.apply(path, changes)
+    for change in changes:
+        typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
+    typer.echo(f"{sum(len(c.fixed) for c in changes)} fixes in {len(changes)} files, transaction {done.id}")
+    typer.echo(f"take it back with: mmldlm doctor undo {shlex.quote(str(path))}")
+
+
+@app.command(short_help="Restore the files of the last apply.")
+def undo(
+    path: PathArgument = Path("."),
+    transaction: Annotated[
+        str | None, typer.Option("--transaction", help="Undo this one instead of the last.")
+    ] = None,
+) -> None:
+    """Restore the files of the last applied transaction, byte for byte. Exit 1 when a file was changed since."""
+    from traindoctor import transactions
+
+    result = transactions.undo(path, transaction)
+    for restored in result.restored:
+        typer.echo(f"restored {restored}")
+    for refused, why in result.refused:
+        typer.echo(f"not restored {refused}: {why}", err=True)
+    typer.echo(
+        f"transaction {result.transaction.id}: {len(result.restored)} restored, {len(result.refused)} refused"
+    )
+    raise typer.Exit(1 if result.refused else 0)
+
+
+@app.command()
+def history(path: PathArgument = Path(".")) -> None:
+    """List the transactions of a folder, oldest first."""
+    from traindoctor import transactions
+
+    known = transactions.history(path)
+    if not known:
+        typer.echo(f"{path}: no fix was applied here")
+    for entry in known:
+        codes = sorted({code for record in entry.files for code in record.codes})
+        typer.echo(f"{entry.id}  {entry.state:<8}  {len(entry.files)} files  {', '.join(codes)}")
+        for record in entry.files:
+            typer.echo(f"  {record.path}  {record.before[:12]} -> {record.after[:12]}")
+
+
+@app.command()
+def rule(
+    code: Annotated[str | None, typer.Argument(help="Code or name of a rule; none: list all.")] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the pages of all rules into this folder.")
+    ] = None,
+) -> None:
+    """Explain a rule: why, effect, source, remedy."""
+    from traindoctor.pages import rule_page, write_pages
+    from traindoctor.registry import all_rules, get_rule
+
+    if write is not None:
+        typer.echo(f"{write}: {write_pages(write)} pages changed")
+        return
+    if code is not None:
+        typer.echo(rule_page(get_rule(code)), nl=False)
+        return
+    for declared in all_rules().values():
+        mark = {"": "   ", "safe": "[*]"}.get(declared.fix, "[!]")
+        typer.echo(f"{declared.code} {mark} {declared.severity.value:<7} {declared.summary}")
+
+
+@app.command()
+def preflight(
+    folder: Annotated[Path, typer.Argument(help="Folder that the run will write to.")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Look at this machine before a run. Exit 1 when something would stop it."""
+    import json
+    from dataclasses import asdict
+
+    from traindoctor.preflight import run_preflight
+
+    checks = run_preflight(folder)
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        for check_ in checks:
+            remedy = f"  ({check_.remedy})" if check_.remedy else ""
+            typer.echo(f"{check_.status:<4}  {check_.name:<14} {check_.detail}{remedy}")
+    raise typer.Exit(1 if any(check_.status == "fail" for check_ in checks) else 0)
+
+
+@app.command()
+def env() -> None:
+    """Print a redacted block to paste into a bug report."""
+    from traindoctor.environment import describe_environment
+
+    typer.echo(describe_environment())
+
+
+@app.command(short_help="Examine a recipe or an old YAML of settings.")
+def config(
+    file: Annotated[
+        Path, typer.Argument(help="A recipe of ours, or a YAML settings file of the research code.")
+    ],
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the translated recipe to this file.")
+    ] = None,
+) -> None:
+    """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""
+    from traindoctor.errors import UserError
+    from traindoctor.settings_file import examine_settings
+
+    report = examine_settings(file)
+    if report.kind == "ours":
+        if write is not None:
+            raise UserError(f"--write: {file} is a recipe of ours already; there is nothing to translate")
+        for problem in report.problems:
+            typer.echo(f"{file}: {problem}")
+        if not report.problems:
+            typer.echo(f"{file}: a valid recipe")
+    else:
+        typer.echo(f"{file}: settings of the MM-LDLM research code")
+        for line in report.lines:
+            typer.echo(line)
+        if write is None:
+            typer.echo("\nrecipe:\n" + (report.recipe or ""))
+        else:
+            write.write_text(report.recipe or "", "utf-8")
+            typer.echo(f"recipe written to {write}; fill in data.store")
+    raise typer.Exit(1 if report.problems else 0)
+
+
+@app.command(short_help="One forward and backward: what is not as it should be.")
+def probe(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="module:function that returns (module, function giving the loss); none: our own model."
+        ),
+    ] = None,
+    graph_breaks: Annotated[bool, typer.Option(help="Also trace with torch.compile's front end.")] = True,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu or cuda, for our own model (default: auto).")
+    ] = None,
+) -> None:
+    """Run one forward and backward and list parameters without gradient, host syncs, graph breaks, odd types."""
+    from traindoctor.errors import UserError
+    from traindoctor.probe import load_target
+    from traindoctor.probe import probe as run_probe
+
+    if target is not None:
+        if device is not None:
+            raise UserError(
+                f"--device {device}: {target} decides itself where its module lives; leave it out"
+            )
+        reports = [run_probe(target, *load_target(target), graph_breaks=graph_breaks)]
+    else:
+        from mmldlm.cli.device import device_of
+        from mmldlm.config import MODES
+        from mmldlm.training.probe import own_target, own_unused
+
+        place, reports = device_of(device or "auto"), []
+        for mode in MODES:
+            denoiser, loss = own_target(mode, place)
+            unused = own_unused(mode, denoiser)
+            reports.append(run_probe(mode, denoiser, loss, graph_breaks=graph_breaks, unused=unused))
+    for report in reports:
+        typer.echo(f"{report.name}: loss {report.loss:.4f} ({report.loss_dtype})")
+        for title, entries in (
+            ("without gradient", report.without_gradient),
+            ("gradient is all zeros", report.zero_gradient),
+            ("gradient is not finite", report.nonfinite_gradient),
+            *([("unused in this mode, as declared", report.unused)] if target is None else []),
+            ("declared unused, but there is a gradient", report.wrongly_declared),
+            ("host syncs", [f"{place} x{count}" for place, count in report.syncs.items()]),
+            ("graph breaks", report.graph_breaks or []),
+            ("types", report.dtypes),
+        ):
+            typer.echo(f"  {title}: {len(entries) or 'none'}")
+            for entry in entries[:40]:
+                typer.echo(f"    {entry}")
+    raise typer.Exit(1 if any(report.problems for report in reports) else 0)

@@ -1,0 +1,237 @@
+"""What one file tells about its project: features that conditions ask for, words that settings are compared with."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from traindoctor.line_files import DockerFile, EnvFile
+from traindoctor.names import dotted
+from traindoctor.python_file import PythonFile, argument, has_spread, is_method
+from traindoctor.shell_file import ShellFile
+from traindoctor.types import Facts, Setting
+from traindoctor.yaml_file import YamlFile
+
+DISTRIBUTED_CALLS = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.init_process_group",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard",
+    "deepspeed.initialize",
+)
+_BY_ATTRIBUTE = {
+    "no_sync": "no_sync",
+    "require_backward_grad_sync": "no_sync",
+    "set_requires_gradient_sync": "no_sync",
+    "set_epoch": "set_epoch",
+    "destroy_process_group": "destroy_process_group",
+    "get_rng_state": "rng_saved",
+    "get_rng_state_all": "rng_saved",
+    "getstate": "rng_saved",
+    "unscale_": "unscale",
+    "_orig_mod": "orig_mod",
+}
+_OVERRIDE = re.compile(r"\+{0,2}~?([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_SHELL_READ = re.compile(r"\$\{?([A-Z_][A-Z0-9_]+)")
+
+
+def gather(file: Any) -> Facts:
+    """The facts of one parsed file."""
+    readers: dict[type, Callable[[Any], Facts]] = {
+        PythonFile: _python,
+        ShellFile: _shell,
+        YamlFile: _yaml,
+        DockerFile: _lines,
+        EnvFile: _lines,
+    }
+    return readers[type(file)](file)
+
+
+def _python(file: PythonFile) -> Facts:
+    facts = Facts()
+    facts.words |= file.identifiers | {node.arg for node in file.of(ast.arg)}
+    strings = {
+        node.value for node in file.of(ast.Constant) if isinstance(node.value, str) and len(node.value) < 200
+    }
+    facts.words |= strings
+    facts.words.update(
+        part for text in strings if not text.isidentifier() for part in re.split(r"[^\w-]+", text) if part
+    )
+    for keyword in file.of(ast.keyword):
+        if keyword.arg:
+            facts.words.add(keyword.arg)
+        else:
+            _add_spread(facts, keyword.value)
+    words = facts.words
+    facts.features |= {feature for name, feature in _BY_ATTRIBUTE.items() if name in words}
+    if any("BatchNorm" in word or "batch_norm" in word for word in words):
+        facts.features.add("batch_norm")
+    if file.training_loops or file.step_functions:
+        facts.features.add("training")
+    _python_calls(file, facts)
+    for module, feature in (
+        ("omegaconf", "omegaconf"),
+        ("hydra", "omegaconf"),
+        ("yaml", "yaml"),
+        ("torch", "torch"),
+    ):
+        if file.uses(module):
+            facts.features.add(feature)
+    if file.uses("accelerate") and "accumulate" in words:
+        facts.features.add("no_sync")
+    return facts
+
+
+def _python_calls(file: PythonFile, facts: Facts) -> None:
+    for call, name in file.calls:
+        if is_method(call, "detach_") and isinstance(call.func, ast.Attribute):
+            held = dotted(call.func.value) or ""
+            if "grad" in held.rsplit(".", 1)[-1]:
+                facts.features.add("grad_detached")
+        if name in DISTRIBUTED_CALLS or _asks_for_ranks(call, name):
+            facts.features.add("distributed")
+        if name == "torch.nn.parallel.DistributedDataParallel":
+            facts.features.add("ddp")
+        if name == "torch.compile" or (name is None and _is_module_compile(file, call)):
+            facts.features.add("compile")
+        if name in ("os.getenv", "os.environ.get", "os.environ.setdefault", "os.environ.pop") and call.args:
+            _add_env_read(facts, call.args[0])
+        if name in ("hydra.utils.instantiate", "vars", "dataclasses.asdict") or (
+            isinstance(call.func, ast.Name)
+            and call.func.id in ("vars", "instantiate", "dict", "SimpleNamespace")
+        ):
+            for value in call.args:
+                _add_spread(facts, value)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in (
+            "items",
+            "keys",
+            "values",
+            "to_dict",
+            "__dict__",
+        ):
+            _add_spread(facts, call.func.value)
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("to_container", "to_object")
+            and call.args
+        ):
+            _add_spread(facts, call.args[0])
+        if (
+            isinstance(call.func, ast.Name)
+            and call.func.id in ("getattr", "setattr", "hasattr")
+            and len(call.args) > 1
+        ) and not isinstance(call.args[1], ast.Constant):
+            _add_spread(facts, call.args[0])
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            _add_option(file, call, facts)
+    for item in file.of(ast.Subscript):
+        if isinstance(item.ctx, ast.Load) and file.resolve(item.value) == "os.environ":
+            _add_env_read(facts, item.slice)
+        elif not isinstance(item.slice, ast.Constant | ast.Slice | ast.UnaryOp | ast.Tuple):
+            _add_spread(facts, item.value, indexed=True)
+    for iterated in [loop.iter for loop in file.of(ast.For)] + [
+        part.iter for part in file.of(ast.comprehension)
+    ]:
+        _add_spread(facts, iterated, indexed=True)
+    for attribute in file.of(ast.Attribute):
+        if attribute.attr == "__dict__":
+            _add_spread(facts, attribute.value)
+
+
+def _asks_for_ranks(call: ast.Call, name: str | None) -> bool:
+    """A Lightning strategy, a Lightning trainer with one, or Accelerate: several processes, started elsewhere."""
+    if name in ("accelerate.Accelerator", "accelerate.accelerator.Accelerator"):
+        return True
+    lightning = name is not None and name.split(".", 1)[0] in (
+        "lightning",
+        "pytorch_lightning",
+        "lightning_fabric",
+    )
+    if not lightning or name is None:
+        return False
+    return name.endswith("DDPStrategy") or (
+        name.endswith((".Trainer", ".Fabric")) and any(keyword.arg == "strategy" for keyword in call.keywords)
+    )
+
+
+def _is_module_compile(file: PythonFile, call: ast.Call) -> bool:
+    """`block.compile()` of a torch module; Keras has a method of the same name that takes a loss."""
+    given = {keyword.arg for keyword in call.keywords}
+    keras = file.uses("tensorflow") or file.uses("keras") or given & {"loss", "optimizer", "metrics"}
+    return is_method(call, "compile") and file.uses("torch") and not keras
+
+
+def _add_spread(facts: Facts, value: ast.expr, indexed: bool = False) -> None:
+    """Remember that an object is used as a whole, so that each of its settings may be read."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.args:
+        value = value.args[0]
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
+        facts.spread.add(str(value.slice.value))
+        return
+    name = dotted(value)
+    if (name and not indexed) or (name and "." in name):
+        facts.spread.add(name.rsplit(".", 1)[-1])
+
+
+def _add_env_read(facts: Facts, node: ast.expr) -> None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        facts.features.add(f"reads:{node.value}")
+
+
+def _add_option(file: PythonFile, call: ast.Call, facts: Facts) -> None:
+    flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    if has_spread(call) or not flags or not all(flag.startswith("-") for flag in flags):
+        return
+    if not file.identifiers & {"parse_args", "parse_known_args"}:
+        return  # parsed elsewhere, perhaps outside the audited folder
+    action, given = argument(call, "action"), argument(call, "dest")
+    if action is not None and not (
+        isinstance(action, ast.Constant)
+        and action.value in ("store", "store_true", "store_false", "append", "count")
+    ):
+        return
+    if given is not None and not isinstance(given, ast.Constant):
+        return
+    longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
+    name = str(given.value) if isinstance(given, ast.Constant) else longest.lstrip("-").replace("-", "_")
+    parser = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    facts.options.append(Setting(file.path, name, parser or "", file.span(call)))
+
+
+def _shell(file: ShellFile) -> Facts:
+    facts = Facts()
+    facts.features |= {f"reads:{name}" for name in _SHELL_READ.findall(file.source.text)}
+    for command in file.commands:
+        if command.is_training():
+            for word in command.words[1:]:
+                match = _OVERRIDE.fullmatch(word.raw)
+                if match and not word.raw.startswith(("+", "~", "-")):
+                    facts.overrides.append(Setting(file.path, match[1], match[2], file.word_span(word)))
+    return facts
+
+
+def _yaml(file: YamlFile) -> Facts:
+    facts = Facts()
+    for entry in file.entries:
+        value = (
+            entry.scalar
+            if entry.scalar is not None
+            else "{"
+            if isinstance(entry.value, yaml.MappingNode)
+            else "["
+        )
+        facts.settings.append(Setting(file.path, entry.key, value, file.span(entry.key_node)))
+        if entry.name in ("_target_", "class_path") and (entry.scalar or "").endswith("DDPStrategy"):
+            facts.features.add("distributed")
+        if entry.scalar and "$" in entry.scalar:
+            facts.words |= {f"interpolated:{key}" for key in re.findall(r"\$\{([\w.]+)\}", entry.scalar)}
+    return facts
+
+
+def _lines(file: DockerFile | EnvFile) -> Facts:
+    return Facts(features={f"reads:{name}" for name in _SHELL_READ.findall(file.source.text)})

@@ -1,0 +1,141 @@
+"""Which rules run where: command-line choices over `[tool.mmldlm.doctor]` in the audited project's pyproject.toml."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traindoctor.errors import UserError
+from traindoctor.registry import all_rules, resolve_codes
+from traindoctor.types import Finding, Severity
+
+_KEYS = ("select", "ignore", "exclude", "per-file-ignores", "min-severity", "external")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to look for."""
+
+    codes: frozenset[str]
+    """Rules that are on."""
+    ignored: frozenset[str] = frozenset()
+    """Codes and prefixes that are off, foreign ones included."""
+    exclude: tuple[str, ...] = ()
+    per_file: tuple[tuple[str, frozenset[str]], ...] = ()
+    min_severity: Severity = Severity.INFO
+    external: bool = True
+    """Whether shellcheck and torchfix are asked where they are installed."""
+    selected: frozenset[str] = field(default_factory=frozenset)
+    """What `select` named, foreign codes included; empty: everything."""
+
+    def wants(self, finding: Finding) -> bool:
+        """Whether a finding is to be shown."""
+        order = list(Severity)
+        if order.index(finding.severity) > order.index(self.min_severity):
+            return False
+        if finding.origin != "doctor":
+            named = not self.selected or any(finding.code.startswith(code) for code in self.selected)
+            here = {
+                code
+                for pattern, codes in self.per_file
+                for code in codes
+                if fnmatch.fnmatch(finding.path, pattern)
+            }
+            return named and not any(finding.code.startswith(code) for code in self.ignored | here)
+        if finding.code not in self.codes:
+            return False
+        return not any(
+            finding.code in codes and fnmatch.fnmatch(finding.path, pattern)
+            for pattern, codes in self.per_file
+        )
+
+
+def load_options(
+    root: Path,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    min_severity: str | None = None,
+    external: bool | None = None,
+) -> Options:
+    """Command-line choices first, then the project's section, then every rule."""
+    section, origin = _read_section(root)
+    chosen = list(select) or section.get("select", [])
+    selected = resolve_codes(chosen, "--select" if select else f"{origin}: select") if chosen else set()
+    off = resolve_codes(section.get("ignore", []), f"{origin}: ignore") if not select else set()
+    off |= resolve_codes(ignore, "--ignore")
+    per_file = tuple(
+        (pattern, frozenset(resolve_codes(codes, f"{origin}: per-file-ignores")))
+        for pattern, codes in section.get("per-file-ignores", {}).items()
+    )
+    severity = min_severity or section.get("min-severity", Severity.INFO.value)
+    if severity not in list(Severity):
+        raise UserError(f"min-severity={severity!r}: allowed are {', '.join(Severity)}")
+    codes = (selected & set(all_rules()) if selected else set(all_rules())) - off
+    return Options(
+        frozenset(codes),
+        frozenset(off),
+        (*section.get("exclude", []), *exclude),
+        per_file,
+        Severity(severity),
+        section.get("external", True) if external is None else external,
+        frozenset(selected),
+    )
+
+
+def _read_section(root: Path) -> tuple[dict[str, Any], str]:
+    start = root.resolve()
+    for folder in [start if start.is_dir() else start.parent, *start.parents]:
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            try:
+                ours = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("mmldlm", {})
+                section = ours.get("doctor", {})
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError) as error:
+                raise UserError(f"{file}: not valid TOML ({error}); correct it or remove it") from error
+            except OSError as error:
+                raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+            _check_name(ours, str(file))
+            _check_section(section, str(file))
+            return section, str(file)
+    return {}, "pyproject.toml"
+
+
+def _check_name(ours: dict[str, Any], origin: str) -> None:
+    for key in ours:
+        if key != "doctor" and difflib.get_close_matches(key, ["doctor"], 1):
+            raise UserError(
+                f"{origin}: [tool.mmldlm.{key}] is read by nothing; did you mean [tool.mmldlm.doctor]?"
+            )
+
+
+def _check_section(section: dict[str, Any], origin: str) -> None:
+    if not isinstance(section, dict):
+        raise UserError(f"{origin}: tool.mmldlm.doctor={section!r}: a table [tool.mmldlm.doctor] is needed")
+    for key, value in section.items():
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(
+                f"{origin}: [tool.mmldlm.doctor] has {key!r}, allowed are {', '.join(_KEYS)}{hint}"
+            )
+        if key in ("select", "ignore", "exclude") and not _is_words(value):
+            raise UserError(f"{origin}: [tool.mmldlm.doctor] {key}={value!r}: a list of strings is needed")
+        if key == "per-file-ignores" and not (
+            isinstance(value, dict) and all(map(_is_words, value.values()))
+        ):
+            raise UserError(
+                f"{origin}: [tool.mmldlm.doctor] per-file-ignores: a table of pattern = [codes] is needed"
+            )
+        if key == "external" and not isinstance(value, bool):
+            raise UserError(f"{origin}: [tool.mmldlm.doctor] external={value!r}: true or false is needed")
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)

@@ -1,0 +1,420 @@
+"""Distributed training: DDP's arguments, accumulation, collectives, time-outs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from traindoctor.effective_calls import known_items
+from traindoctor.python_file import (
+    PythonFile,
+    argument,
+    has_spread,
+    is_constant,
+    is_method,
+    mentions_rank,
+    number,
+    words_of,
+)
+from traindoctor.registry import Rule, rule
+from traindoctor.rules.blocks import (
+    DDP,
+    STRATEGY,
+    bucket_view_missing,
+    unused_parameters_searched,
+    waits_for_days,
+)
+from traindoctor.rules.edits import replace_node, set_keyword
+from traindoctor.types import Finding, Fix, Kind, NodeEdit, Severity
+from traindoctor.yaml_file import YamlFile
+
+DDP_DOCS = "PyTorch docs, torch.nn.parallel.DistributedDataParallel"
+DAY = 86_400
+COLLECTIVES = tuple(
+    f"torch.distributed.{name}"
+    for name in (
+        "barrier",
+        "all_reduce",
+        "all_gather",
+        "all_gather_object",
+        "all_gather_into_tensor",
+        "broadcast",
+        "broadcast_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "gather",
+        "gather_object",
+        "scatter",
+        "all_to_all",
+        "monitored_barrier",
+    )
+)
+
+
+# Other ways to the same argument: Lightning's strategy and Accelerate's handler pass it on to DDP.
+_PASSED_ON = (
+    "accelerate.DistributedDataParallelKwargs",
+    "accelerate.utils.DistributedDataParallelKwargs",
+    "accelerate.utils.dataclasses.DistributedDataParallelKwargs",
+    *(
+        f"{root}strategies{module}.DDPStrategy"
+        for root in ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
+        for module in ("", ".ddp")
+    ),
+)
+
+_WAITS = (
+    "accelerate.InitProcessGroupKwargs",
+    "accelerate.utils.InitProcessGroupKwargs",
+    *(name for name in _PASSED_ON if name.endswith("DDPStrategy")),
+)
+
+
+def _wraps(file: PythonFile) -> list[ast.Call]:
+    return [call for call in file.calls_of(DDP) if not has_spread(call) and (call.args or call.keywords)]
+
+
+@rule(
+    Kind.PYTHON,
+    Kind.YAML,
+    code="DDP001",
+    name="searches-unused-parameters",
+    severity=Severity.WARNING,
+    summary="DDP searches the graph for unused parameters in every step",
+    why="find_unused_parameters=True walks the autograd graph after each forward. It is needed only when "
+    "parameters really "
+    "take no part in the loss; mostly it was set once to silence an error.",
+    effect="Documented as adding overhead; DDP itself warns when no unused parameter was found.",
+    source=f"{DDP_DOCS}; PyTorch DDP notes, find_unused_parameters",
+    fix="unsafe",
+    remedy="`mmldlm doctor probe module:function` lists the parameters without gradient; freeze those instead.",
+    bad="DDP(model, device_ids=[rank], find_unused_parameters=True)",
+    good="DDP(model, device_ids=[rank], find_unused_parameters=False)",
+)
+def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from unused_parameters_searched(file, about)
+        return
+    for call in file.calls_of(DDP, *_PASSED_ON):
+        if is_constant(argument(call, "find_unused_parameters"), True):
+            fix = set_keyword(file, call, "find_unused_parameters", "False", safe=False)
+            message = (
+                "find_unused_parameters=True walks the graph in every step; freeze unused parameters instead"
+            )
+            yield about.at(file.path, file.span(call), message, fix)
+    for node in file.of(ast.Constant):
+        if node.value == STRATEGY and isinstance(file.parents.get(node), ast.keyword):
+            fix = replace_node(file, node, '"ddp"', "use the plain strategy", safe=False)
+            yield about.at(file.path, file.span(node), f"{STRATEGY} walks the graph in every step", fix)
+
+
+@rule(
+    Kind.PYTHON,
+    Kind.YAML,
+    code="DDP002",
+    name="gradients-copied-into-buckets",
+    severity=Severity.INFO,
+    summary="DDP keeps a second copy of all gradients",
+    why="With gradient_as_bucket_view=True gradients are views into the communication buckets: no copy, and "
+    "the memory of "
+    "one gradient set less.",
+    effect="Documented: peak memory falls by about the size of the gradients (4 bytes a parameter in fp32). "
+    "No fix is offered where any file of the project calls grad.detach_(), which raises on a view.",
+    source=f"{DDP_DOCS}, gradient_as_bucket_view",
+    fix="safe",
+    bad="DDP(model, device_ids=[rank])",
+    good="DDP(model, device_ids=[rank], gradient_as_bucket_view=True)",
+)
+def no_bucket_view(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from bucket_view_missing(file, about)
+        return
+    for call in _wraps(file):
+        if argument(call, "gradient_as_bucket_view") is None:
+            message = "DDP copies gradients into buckets; views save one copy"
+            fix = set_keyword(file, call, "gradient_as_bucket_view", "True", safe=True)
+            yield about.at(file.path, file.span(call), message, fix, unless=["grad_detached"])
+            # detach_() on a view raises: the fix would stop the first zero_grad written that way, in whichever file.
+            message = "DDP copies gradients into buckets; views would save one, but this project calls grad.detach_()"
+            yield about.at(file.path, file.span(call), message, needs=["grad_detached"])
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP003",
+    name="buffers-broadcast-every-step",
+    severity=Severity.INFO,
+    summary="DDP broadcasts buffers in every forward although the project has no batch norm",
+    why="broadcast_buffers (on by default) sends every buffer from rank 0 at each forward. Constant buffers "
+    "(rotary tables, "
+    "schedules) are equal on all ranks already.",
+    effect="Qualitative: one more collective per forward. Silent where any file mentions batch norm.",
+    source=f"{DDP_DOCS}, broadcast_buffers",
+    fix="unsafe",
+    remedy="Unsafe because a buffer that is updated in training (a running mean) would drift apart between ranks.",
+    bad="DDP(model, device_ids=[rank])",
+    good="DDP(model, device_ids=[rank], broadcast_buffers=False)",
+)
+def broadcasts_buffers(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _wraps(file):
+        if argument(call, "broadcast_buffers", 4) is None:
+            fix = set_keyword(file, call, "broadcast_buffers", "False", safe=False)
+            message = "DDP sends all buffers at every forward, and nothing in this project has batch norm"
+            yield about.at(file.path, file.span(call), message, fix, unless=["batch_norm"])
+
+
+_ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP004",
+    name="accumulation-without-no-sync",
+    severity=Severity.WARNING,
+    summary="Gradients are accumulated, but DDP reduces them in every micro-batch",
+    why="DDP starts its all-reduce in each backward. Under accumulation only the last one is needed; the "
+    "others send the "
+    "same bytes again.",
+    effect="With n micro-batches, n times the gradient traffic (arithmetic; documented for no_sync).",
+    source=f"{DDP_DOCS}.no_sync",
+    remedy="Wrap all but the last micro-batch in `with model.no_sync():`.",
+    bad="(loss / accumulation_steps).backward()",
+    good="with model.no_sync() if not last else nullcontext():\n    (loss / accumulation_steps).backward()",
+)
+def no_sync_missing(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for scope in [*file.training_loops, *file.step_functions]:
+        steps = [n for n in file.inside(scope) if is_method(n, "backward")]
+        if any(_ACCUMULATION.search(word) for word in words_of(scope) if len(word) < 60) and steps:
+            first = min(steps, key=lambda node: (file.span(node).line, file.span(node).column))
+            message = "accumulates gradients, but every backward reduces them over all ranks; use no_sync()"
+            yield about.at(file.path, file.span(first), message, needs=["ddp"], unless=["no_sync"])
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP005",
+    name="data-parallel-in-one-process",
+    severity=Severity.WARNING,
+    summary="nn.DataParallel",
+    why="DataParallel drives all GPUs from one Python process, replicates the model at every forward and gathers the "
+    "outputs on one GPU.",
+    effect="PyTorch's documentation recommends DistributedDataParallel even on a single machine.",
+    source="PyTorch docs, torch.nn.DataParallel (warning)",
+    remedy="Start one process per GPU with torchrun and wrap in DistributedDataParallel.",
+    bad="model = nn.DataParallel(model)",
+    good="model = DistributedDataParallel(model, device_ids=[local_rank])",
+)
+def data_parallel(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.nn.DataParallel"):
+        message = "DataParallel replicates the model at every forward; one process per GPU with DDP is faster"
+        yield about.at(file.path, file.span(call), message)
+
+
+@rule(
+    Kind.PYTHON,
+    Kind.YAML,
+    code="DDP006",
+    name="process-group-timeout-in-days",
+    severity=Severity.ERROR,
+    summary="The process group waits longer than a day for a lost rank",
+    why="init_process_group(timeout=...) is the time after which a collective that never completes ends the job.",
+    effect="A hang costs that long on all GPUs.",
+    source="PyTorch docs, torch.distributed.init_process_group",
+    fix="unsafe",
+    remedy="Unsafe because ranks that wait for hours on purpose (rank 0 prepares data) would be ended.",
+    bad='init_process_group("nccl", timeout=timedelta(days=7))',
+    good='init_process_group("nccl", timeout=timedelta(minutes=30))',
+)
+def timeout_in_days(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
+    if isinstance(file, YamlFile):
+        yield from waits_for_days(file, about)
+        return
+    for call in file.calls_of("torch.distributed.init_process_group", *_WAITS):
+        given = argument(call, "timeout")
+        value = file.value_of(given) if given is not None else None
+        seconds = _timedelta_seconds(file, value)
+        if seconds is not None and seconds > DAY and isinstance(value, ast.Call):
+            text = f"{file.text(value.func)}(minutes=30)"
+            fix = replace_node(file, value, text, "wait 30 minutes", safe=False)
+            message = f"the process group waits {seconds / DAY:,.1f} days for a lost rank"
+            yield about.at(file.path, file.span(value), message, fix)
+
+
+def _timedelta_seconds(file: PythonFile, node: ast.expr | None) -> float | None:
+    if not isinstance(node, ast.Call) or file.resolve(node.func) != "datetime.timedelta" or has_spread(node):
+        return None
+    unit = {"weeks": 7 * DAY, "days": DAY, "hours": 3600, "minutes": 60, "seconds": 1, "milliseconds": 1e-3}
+    order = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
+    parts = [*zip(order, node.args, strict=False), *((k.arg or "", k.value) for k in node.keywords)]
+    total = 0.0
+    for name, value in parts:
+        amount = number(value)
+        if amount is None:
+            return None
+        total += amount * unit.get(name, 1e-6)
+    return total
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP007",
+    name="collective-on-some-ranks",
+    severity=Severity.ERROR,
+    summary="A collective is called under a condition on the rank",
+    why="A collective returns only when every rank of the group has called it. Behind `if rank == 0:` the "
+    "others never "
+    "come and the job hangs until the time-out.",
+    effect="A hang.",
+    source="PyTorch docs, torch.distributed, collective functions",
+    remedy="Move the collective out of the branch; keep only the local work inside.",
+    bad="if rank == 0:\n    save(model)\n    dist.barrier()",
+    good="if rank == 0:\n    save(model)\ndist.barrier()",
+)
+def partial_collective(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not file.uses("torch.distributed") and not file.uses("torch"):
+        return
+    for call in file.calls_of(*COLLECTIVES):
+        if has_spread(call) or argument(call, "group") is not None:
+            continue
+        function = file.function_of(call)
+        guard = _rank_branch(file, call, function)
+        if guard is None:
+            continue
+        # The two-barrier idiom and if/else pairs call the collective on the other ranks elsewhere in the function.
+        others = [c for c in file.calls_of(*COLLECTIVES) if c is not call and file.function_of(c) is function]
+        outside = any(not _contains(guard, other) or other in _else_nodes(guard) for other in others)
+        conditional = any(
+            _rank_branch(file, other, function) is not guard
+            for other in others
+            if not _contains(guard, other)
+        )
+        if (
+            (outside and conditional)
+            or any(other in _else_nodes(guard) for other in others)
+            or _has_yield(function)
+        ):
+            continue
+        where = file.source.line_name(guard.lineno)
+        message = f"{file.text(call.func)} is reached only by some ranks ({where}); the others never come"
+        yield about.at(file.path, file.span(call), message)
+
+
+def _rank_branch(file: PythonFile, node: ast.AST, function: ast.AST) -> ast.If | None:
+    """The `if` on this process's own rank whose body holds the node."""
+    child: ast.AST = node
+    for parent in file.ancestors(node):
+        if parent is function:
+            return None
+        if isinstance(parent, ast.If) and child in parent.body and _asks_own_rank(parent.test):
+            return parent
+        child = parent
+    return None
+
+
+_MAIN = re.compile(
+    r"^(is_)?(main|master)(_process|_rank)?$|^is_rank_?(0|zero)$|^is_(global|local)_(zero|main)$"
+)
+
+
+def _asks_own_rank(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        alone = {"world_size", "num_processes", "n_gpu", "num_gpus"}
+        return any(_asks_own_rank(part) for part in test.values) and not alone & words_of(test)
+    if isinstance(test, ast.Name | ast.Attribute | ast.Call):
+        target = test.func if isinstance(test, ast.Call) else test
+        name = (
+            target.attr
+            if isinstance(target, ast.Attribute)
+            else target.id
+            if isinstance(target, ast.Name)
+            else ""
+        )
+        return bool(_MAIN.match(name))
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        return (
+            is_constant(test.comparators[0], 0)
+            and mentions_rank(test.left)
+            and "world_size" not in words_of(test)
+        )
+    return False
+
+
+def _contains(outer: ast.AST, inner: ast.AST) -> bool:
+    return any(part is inner for part in ast.walk(outer))
+
+
+def _else_nodes(guard: ast.If) -> set[ast.AST]:
+    return {part for statement in guard.orelse for part in ast.walk(statement)}
+
+
+def _has_yield(function: ast.AST) -> bool:
+    return any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP008",
+    name="process-group-never-destroyed",
+    severity=Severity.INFO,
+    summary="init_process_group without destroy_process_group anywhere in the project",
+    why="Since PyTorch 2.4 leaving without it prints a warning, and a rank that exits early can abort the "
+    "communicators "
+    "the others still use.",
+    effect="A warning at exit; sometimes a non-zero exit code after a finished run.",
+    source="PyTorch docs, torch.distributed, shutdown",
+    remedy="Call torch.distributed.destroy_process_group() at the end of the program.",
+    bad='init_process_group("nccl")\ntrain()',
+    good='init_process_group("nccl")\ntrain()\ndestroy_process_group()',
+)
+def never_destroyed(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    is_program = any(node.value == "__main__" for node in file.of(ast.Constant))
+    for call in file.calls_of("torch.distributed.init_process_group"):
+        if not is_program and file.function_of(call) is not file.tree:
+            continue  # a library; its users end the program
+        message = "the process group is never destroyed; call destroy_process_group() before the program ends"
+        yield about.at(file.path, file.span(call), message, unless=["destroy_process_group"])
+
+
+@rule(
+    Kind.PYTHON,
+    code="DDP009",
+    name="master-port-overwritten",
+    severity=Severity.WARNING,
+    summary="MASTER_PORT or MASTER_ADDR is fixed in the code",
+    why="Assigning os.environ['MASTER_PORT'] throws away what torchrun or the scheduler chose, and two jobs "
+    "on one machine "
+    "meet on the same port.",
+    effect="'Address already in use', or two jobs talking to each other's store.",
+    source="PyTorch docs, torchrun and environment-variable initialisation",
+    fix="unsafe",
+    remedy="Unsafe because a program that starts its own ranks (mp.spawn) then obeys a variable left by the scheduler.",
+    bad="os.environ['MASTER_PORT'] = '29500'",
+    good="os.environ.setdefault('MASTER_PORT', '29500')",
+)
+def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("os.environ.update"):
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        given |= known_items(file, call.args[0]) or {} if call.args else {}
+        for name in ("MASTER_PORT", "MASTER_ADDR"):
+            if isinstance(given.get(name), ast.Constant) and not file.conditions(
+                call, file.function_of(call)
+            ):
+                message = f"{name} overwrites what the launcher chose; two jobs on one machine collide"
+                yield about.at(file.path, file.span(given[name]), message)
+    for node in file.of(ast.Assign):
+        if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
+            continue
+        target = node.targets[0]
+        if file.resolve(target.value) != "os.environ" or not is_constant(
+            target.slice, "MASTER_PORT", "MASTER_ADDR"
+        ):
+            continue
+        if not isinstance(node.value, ast.Constant) or file.conditions(node, file.function_of(node)):
+            continue
+        text = f"{file.text(target.value)}.setdefault({file.text(target.slice)}, {file.text(node.value)})"
+        edit = NodeEdit(file.span(node), "replace_statement", (text,))
+        fix = Fix("use setdefault, so that the launcher wins", False, node_edits=(edit,))
+        message = f"{file.text(target)} overwrites what the launcher chose; two jobs on one machine collide"
+        yield about.at(file.path, file.span(node), message, fix)

@@ -1,0 +1,339 @@
+"""Launch scripts: exit codes, ports, arithmetic, here-documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from traindoctor.registry import Rule, rule
+from traindoctor.shell_file import Command, ShellFile
+from traindoctor.types import Finding, Fix, Kind, Severity, TextEdit
+
+BASH = "GNU Bash manual"
+
+
+def _insert_after_header(file: ShellFile, line: str) -> TextEdit:
+    """An insertion behind the shebang, comments and SLURM directives at the top."""
+    number = 1
+    while number <= len(file.source.starts) and (
+        file.source.line(number).lstrip().startswith("#") or not file.source.line(number).strip()
+    ):
+        number += 1
+    at = file.source.starts[number - 1] if number <= len(file.source.starts) else len(file.source.text)
+    first = file.commands[0].start if file.commands else len(file.source.text)
+    at = min(at, file.source.starts[file.source.place(first)[0] - 1])
+    return TextEdit(at, at, line + file.source.newline)
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL001",
+    name="exit-code-lost-in-a-pipe",
+    severity=Severity.ERROR,
+    summary="Training is piped into tee and its exit code is lost",
+    why="A pipeline has the exit code of its last command. `train | tee log` succeeds whenever tee does, so "
+    "the scheduler, "
+    "`set -e` and every `&&` after it believe that a crashed run has finished.",
+    effect="Checked with bash 5.2: `false | tee x` exits with 0, with pipefail it exits with 1.",
+    source=f"{BASH}, Pipelines and the set builtin (pipefail)",
+    fix="safe or unsafe",
+    remedy="`set -o pipefail` at the top, or ${PIPESTATUS[0]}. Unsafe together with `set -e` or where "
+    "another pipeline is "
+    "tested, because those then change too.",
+    bad="torchrun train.py 2>&1 | tee train.log",
+    good="set -o pipefail\ntorchrun train.py 2>&1 | tee train.log",
+)
+def lost_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    for pipeline in file.pipelines():
+        first, last = pipeline[0], pipeline[-1]
+        if len(pipeline) < 2 or last.name not in ("tee", "ts", "grep") or not first.is_training():
+            continue
+        state = file.option_state(first.start)
+        rest = file.source.text[last.end :]
+        if "pipefail" in state or re.search(r"PIPESTATUS|pipestatus", rest[:400]):
+            continue
+        bash = "bash" in file.shebang or "zsh" in file.shebang or not file.shebang
+        fix = None
+        if bash and not first.guards:
+            edit = _insert_after_header(file, "set -o pipefail")
+            safe = "e" not in state and not _pipelines_are_tested(file, first)
+            fix = Fix("set -o pipefail", safe, text_edits=(edit,))
+        message = f"the exit code of {first.name} is lost behind `| {last.name}`: a crash looks like success"
+        yield about.at(file.path, file.span(first.start, last.end), message, fix)
+
+
+def _pipelines_are_tested(file: ShellFile, training: Command) -> bool:
+    """Whether another pipeline's exit code decides something: `if x | grep -q y` changes its meaning with pipefail."""
+    for pipeline in file.pipelines():
+        decides = "test" in pipeline[-1].guards or pipeline[-1].after in ("&&", "||")
+        if len(pipeline) > 1 and pipeline[0] is not training and decides:
+            return True
+    return False
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL002",
+    name="script-goes-on-after-failure",
+    severity=Severity.INFO,
+    summary="Several programs run one after the other and a failure stops nothing",
+    why="Without `set -e` or `&&` the second program starts although the first one crashed, often on "
+    "half-written data.",
+    effect="Qualitative: the failure is noticed at the end, or never.",
+    source=f"{BASH}, the set builtin (-e)",
+    remedy="`set -euo pipefail` at the top.",
+    bad="python prepare.py\npython train.py",
+    good="set -euo pipefail\npython prepare.py\npython train.py",
+)
+def goes_on(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    programs = [c for c in file.commands if c.is_training() and not c.guards and c.before not in ("|", "|&")]
+    for first, second in pairwise(programs):
+        handled = first.after in ("||", "&&", "&", "|", "|&") or second.before in ("&&", "||")
+        between = file.source.text[first.end : second.start]
+        if not handled and "e" not in file.option_state(first.start) and "$?" not in between:
+            message = f"{second.name} starts even if {first.name} on line {file.source.place(first.start)[0]} failed"
+            yield about.at(
+                file.path,
+                file.span(second.start, second.words[0].end if second.words else second.end),
+                message,
+            )
+            return
+
+
+_PORT = re.compile(r"--(?:master|main)[_-](?:process[_-])?port")
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL003",
+    name="fixed-master-port",
+    severity=Severity.WARNING,
+    summary="MASTER_PORT is a fixed number",
+    why="Two jobs on one machine meet on the same port: the second dies with 'Address already in use' or "
+    "joins the first.",
+    effect="Qualitative: any second job on the node fails.",
+    source="PyTorch docs, torchrun (rdzv_endpoint, --standalone)",
+    fix="safe",
+    remedy="`${MASTER_PORT:-29500}` lets the outside choose; `--standalone` picks a free port on one node.",
+    bad="export MASTER_PORT=29500",
+    good='export MASTER_PORT="${MASTER_PORT:-29500}"',
+)
+def fixed_port(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    for assignment, command in file.assignments():
+        value = assignment.value.literal
+        tested = any("MASTER_PORT" in guard for guard in command.guards)
+        if assignment.name == "MASTER_PORT" and value and value.isdigit() and not tested and assignment.alone:
+            edit = TextEdit(assignment.value.start, assignment.value.end, f'"${{MASTER_PORT:-{value}}}"')
+            fix: Fix | None = Fix("let the outside choose the port", True, text_edits=(edit,))
+            span = file.span(assignment.start, assignment.value.end)
+            yield about.at(
+                file.path, span, f"MASTER_PORT={value} is fixed; two jobs on one machine collide", fix
+            )
+    ports = sum(1 for command in file.commands for word in command.words if _PORT.match(word.plain))
+    alone = ports == 1 and not any(assignment.name == "MASTER_PORT" for assignment, _ in file.assignments())
+    for command in file.commands:
+        for index, word in enumerate(command.words):
+            name, equals, value = word.plain.partition("=")
+            if not _PORT.fullmatch(name):
+                continue
+            target = word if equals else command.words[index + 1] if index + 1 < len(command.words) else None
+            text = value if equals else target.plain if target else ""
+            if target is not None and text.isdigit() and text != "0":
+                start = target.end - len(text) if equals else target.start
+                fix = None
+                # With a second port or MASTER_PORT in the script, one variable cannot stand for both.
+                if alone and file.source.text[start : target.end] == text:
+                    edit = TextEdit(start, target.end, f'"${{MASTER_PORT:-{text}}}"')
+                    fix = Fix("let the outside choose the port", True, text_edits=(edit,))
+                yield about.at(
+                    file.path,
+                    file.word_span(target),
+                    f"port {text} is fixed; two jobs on one machine collide",
+                    fix,
+                )
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL006",
+    name="more-processes-than-gpus",
+    severity=Severity.ERROR,
+    summary="More processes than visible GPUs",
+    why="CUDA_VISIBLE_DEVICES lists fewer GPUs than --nproc_per_node starts; the processes above fail with "
+    "'invalid device "
+    "ordinal' or share a GPU.",
+    effect="A crash at start, or ranks that share a GPU.",
+    source="PyTorch docs, torchrun",
+    remedy="--nproc_per_node=gpu counts the visible ones.",
+    bad="CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 train.py",
+    good="CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=gpu train.py",
+)
+def too_many_processes(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    exported: int | None = None
+    for command in file.commands:
+        visible = exported
+        for assignment in command.assignments:
+            if assignment.name == "CUDA_VISIBLE_DEVICES":
+                value = assignment.value.literal
+                count = len(value.split(",")) if value and re.fullmatch(r"\d+(,\d+)*", value) else None
+                visible = count
+                if not command.words or assignment.exported:
+                    exported = count if not command.guards else None
+        wanted = _option(command, "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num_gpus")
+        single_node = _option(command, "--nnodes", "--num_machines") in (None, "1")
+        if (
+            visible
+            and wanted
+            and wanted.isdigit()
+            and int(wanted) > visible
+            and single_node
+            and command.is_training()
+        ):
+            message = f"{wanted} processes, but CUDA_VISIBLE_DEVICES shows {visible} GPU{'s' if visible > 1 else ''}"
+            yield about.at(file.path, file.command_span(command), message)
+
+
+def _option(command: Command, *names: str) -> str | None:
+    arguments = command.arguments
+    for index, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else arguments[index + 1] if index + 1 < len(arguments) else None
+    return None
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL007",
+    name="deprecated-launcher",
+    severity=Severity.WARNING,
+    summary="python -m torch.distributed.launch",
+    why="Deprecated in favour of torchrun, which restarts failed workers and collects their errors.",
+    effect="A FutureWarning on every start.",
+    source="PyTorch docs, torch.distributed.launch (deprecated)",
+    fix="safe",
+    remedy="The fix is offered where --use_env is given; without it the script is passed --local-rank and "
+    "must read LOCAL_RANK first.",
+    bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py",
+    good="torchrun --nproc_per_node=8 train.py",
+)
+def deprecated_launcher(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    for command in file.commands:
+        words = command.words
+        for index, word in enumerate(words):
+            if word.raw == "torch.distributed.launch" and index >= 2 and words[index - 1].raw == "-m":
+                environment = [w for w in words if w.raw in ("--use_env", "--use-env")]
+                fix = None
+                if environment and index == 2:
+                    flag = environment[0]
+                    text = file.source.text
+                    before = flag.start - 1 if text[flag.start - 1] == " " else flag.start
+                    edits = (TextEdit(words[0].start, word.end, "torchrun"), TextEdit(before, flag.end, ""))
+                    fix = Fix("call torchrun", True, text_edits=edits)
+                message = "torch.distributed.launch is deprecated; torchrun replaces it"
+                yield about.at(file.path, file.span(words[0].start, word.end), message, fix)
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL008",
+    name="exit-code-of-the-wrong-command",
+    severity=Severity.ERROR,
+    summary="$? is read after an echo, not after the program",
+    why="$? is the exit code of the last command. With an echo in between it is always 0.",
+    effect="Checked with bash 5.2: `false; echo x; echo $?` prints 0.",
+    source=f"{BASH}, Special Parameters",
+    remedy="status=$? on the line right behind the program.",
+    bad="python train.py\necho done\nif [ $? -ne 0 ]; then",
+    good="python train.py\nstatus=$?\necho done\nif [ $status -ne 0 ]; then",
+)
+def wrong_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    trained = False
+    for previous, command in zip(file.commands, file.commands[1:], strict=False):
+        trained = trained or previous.is_training()
+        texts = [a.value.raw for a in command.assignments] + (
+            [w.raw for w in command.words] if command.name in ("[", "[[", "test", "exit") else []
+        )
+        reads = any(re.search(r"\$\?|\$\{\?\}", text) for text in texts)
+        if (
+            reads
+            and trained
+            and previous.name in ("echo", "printf", "date", "cd", "set", "sleep")
+            and previous.before == "\n"
+        ):
+            if previous.name == "set" or command.before not in ("\n", ";"):
+                continue
+            message = f"$? is the exit code of `{previous.name}`, not of the program before it"
+            yield about.at(file.path, file.command_span(command), message)
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL009",
+    name="variable-in-quoted-here-document",
+    severity=Severity.ERROR,
+    summary="A shell variable inside a here-document that is not expanded",
+    why="With a quoted delimiter (<< 'EOF') the shell passes the text as it is: Python sees the letters "
+    "${LOG}, not the path.",
+    effect="Checked with bash 5.2: the text arrives unexpanded.",
+    source=f"{BASH}, Here Documents",
+    remedy="Pass the value as an argument or in the environment: LOG=\"$LOG\" python3 - << 'EOF' ... "
+    "os.environ['LOG'].",
+    bad="python3 << 'EOF'\nopen(\"${LOG}\")\nEOF",
+    good="LOG=\"$LOG\" python3 << 'EOF'\nimport os\nopen(os.environ['LOG'])\nEOF",
+)
+def quoted_here_document(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    assigned = {assignment.name for assignment, _ in file.assignments()}
+    for command in file.commands:
+        if not re.fullmatch(r"python[\d.]*", command.name):
+            continue
+        for document in command.documents:
+            if not document.quoted:
+                continue
+            body = file.source.text[document.start : document.end]
+            for match in re.finditer(r"[\"']\$\{(\w+)\}", body):
+                if match[1] in assigned:
+                    start = document.start + match.start() + 1
+                    message = f"${{{match[1]}}} is not expanded: the here-document's delimiter is quoted"
+                    yield about.at(file.path, file.span(start, start + len(match[1]) + 3), message)
+                    break
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL010",
+    name="unguarded-cd",
+    severity=Severity.WARNING,
+    summary="A failed cd goes unnoticed and the rest runs elsewhere",
+    why="Without `set -e` or `|| exit`, everything after a failed cd runs in the wrong folder: logs, "
+    "checkpoints and `rm` too.",
+    effect="Qualitative: writes to a folder nobody meant. The same as shellcheck's SC2164; reported only in "
+    "scripts that train.",
+    source="ShellCheck wiki, SC2164",
+    fix="unsafe",
+    bad="cd $PROJECT",
+    good="cd $PROJECT || exit 1",
+)
+def unguarded_cd(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    if not any(command.is_training() for command in file.commands):
+        return
+    for command in file.commands:
+        alone = command.before in ("\n", ";") and command.after in ("\n", ";")
+        if command.name != "cd" or len(command.words) < 2 or not alone or "test" in command.guards:
+            continue
+        if "e" in file.option_state(command.start) or command.words[1].raw in ("..", "-", "~", "/", "$HOME"):
+            continue
+        later = any(other.start > command.start and other.is_training() for other in file.commands)
+        if later:
+            fix = Fix(
+                "stop when the folder is missing",
+                False,
+                text_edits=(TextEdit(command.end, command.end, " || exit 1"),),
+            )
+            yield about.at(
+                file.path,
+                file.command_span(command),
+                "if this folder is missing, the rest runs elsewhere",
+                fix,
+            )

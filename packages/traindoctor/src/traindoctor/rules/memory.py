@@ -1,0 +1,305 @@
+"""Memory: activation checkpointing, graphs kept alive, evaluation with gradients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from traindoctor.names import dotted
+from traindoctor.python_file import PythonFile, argument, has_spread, is_method, words_of
+from traindoctor.registry import Rule, rule
+from traindoctor.rules.edits import replace_node, set_keyword
+from traindoctor.types import Finding, Kind, Severity
+
+CHECKPOINTS = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
+CHECKPOINT_DOCS = "PyTorch docs, torch.utils.checkpoint"
+_WHOLE = {
+    "backbone",
+    "model",
+    "transformer",
+    "encoder",
+    "decoder",
+    "net",
+    "network",
+    "unet",
+    "dit",
+    "mmdit",
+    "trunk",
+}
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM001",
+    name="checkpoint-without-use-reentrant",
+    severity=Severity.WARNING,
+    summary="Activation checkpointing without saying which variant",
+    why="Without use_reentrant PyTorch warns, falls back to the old re-entrant variant, and announces an error. The "
+    "re-entrant one gives no gradient at all when no input requires one, and does not support keyword arguments.",
+    effect="Documented: use_reentrant=False is recommended; a later version raises.",
+    source=f"{CHECKPOINT_DOCS} (note and warning)",
+    fix="safe",
+    bad="x = checkpoint(block, x)",
+    good="x = checkpoint(block, x, use_reentrant=False)",
+)
+def without_reentrant(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of(*CHECKPOINTS):
+        sequential = file.resolve(call.func) == CHECKPOINTS[1]
+        starred = any(keyword.arg is None for keyword in call.keywords)
+        if argument(call, "use_reentrant", 3 if sequential else None) is None and not starred and call.args:
+            fix = set_keyword(file, call, "use_reentrant", "False", safe=True)
+            yield about.at(
+                file.path,
+                file.span(call),
+                "checkpoint() without use_reentrant; pass use_reentrant=False",
+                fix,
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM002",
+    name="whole-backbone-checkpointed",
+    severity=Severity.WARNING,
+    summary="One checkpoint around the whole network",
+    why="A checkpoint saves the activations between its start and its end. Around everything, the "
+    "recomputation in backward "
+    "brings all of them back at once: the peak stays, the time doubles.",
+    effect="Measured on one H200 (this project): 4021 MiB without, 4094 MiB around the whole backbone, 925 "
+    "MiB per block.",
+    source=f"{CHECKPOINT_DOCS}; Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174)",
+    remedy="Call checkpoint for each block inside the loop over blocks.",
+    bad="x = checkpoint(self.backbone, x, use_reentrant=False)",
+    good="for block in self.blocks:\n    x = checkpoint(block, x, use_reentrant=False)",
+)
+def whole_backbone(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of(CHECKPOINTS[0]):
+        target = dotted(call.args[0]) if call.args else None
+        in_loop = file.loop_of(call) is not None or any(
+            isinstance(parent, ast.ListComp | ast.GeneratorExp) for parent in file.ancestors(call)
+        )
+        if target and target.startswith("self.") and target.rsplit(".", 1)[-1] in _WHOLE and not in_loop:
+            yield about.at(
+                file.path,
+                file.span(call),
+                f"one checkpoint around {target} saves no peak memory; use one per block",
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM003",
+    name="graph-kept-for-a-running-sum",
+    severity=Severity.WARNING,
+    summary="The loss is summed or stored with its graph",
+    why="`total += loss` keeps the autograd graph of every step alive until the sum is dropped; memory grows "
+    "each step.",
+    effect="Documented in PyTorch's FAQ. Checked on the CPU: the sum's graph grows by one node each step.",
+    source="PyTorch FAQ, 'My model reports out of memory', don't accumulate history across your training loop",
+    fix="safe",
+    bad="total_loss += loss",
+    good="total_loss += loss.detach()",
+)
+def graph_kept(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    around = {
+        function: _trained_in(file, function) for function in map(file.function_of, file.training_loops)
+    }
+    for scope in [*file.training_loops, *file.step_functions]:
+        in_loop = not isinstance(scope, ast.FunctionDef)
+        trained = _trained_in(file, scope)
+        summed = around[file.function_of(scope)] if in_loop else trained
+        for node in file.inside(scope):
+            target, value = _kept_by(node)
+            # What a step function keeps in a name of its own is gone when it returns.
+            lasting = target not in summed and (in_loop or target.startswith("self."))
+            if (
+                isinstance(value, ast.Name)
+                and value.id in trained
+                and lasting
+                and not _rebound_to_number(file, scope, value.id)
+            ):
+                fix = replace_node(file, value, f"{value.id}.detach()", "detach the loss", safe=True)
+                yield about.at(
+                    file.path, file.span(node), f"keeps the graph of every `{value.id}` alive; detach it", fix
+                )
+
+
+def _kept_by(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Where a statement adds or appends something, and what: `a += x`, `a = a + x`, `a.append(x)`."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return dotted(node.target) or "", node.value
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add)
+    ):
+        target, sides = dotted(node.targets[0]), (node.value.left, node.value.right)
+        for own, other in (sides, sides[::-1]):
+            if target is not None and dotted(own) == target:
+                return target, other
+    if is_method(node, "append") and isinstance(node, ast.Call) and len(node.args) == 1:
+        assert isinstance(node.func, ast.Attribute)
+        return dotted(node.func.value) or "", node.args[0]
+    return "", None
+
+
+def _trained_in(file: PythonFile, scope: ast.AST) -> set[str]:
+    """Names of the losses that a scope trains on: `x.backward()`, `scaler.scale(x).backward()`, `engine.backward(x)`,
+    `(x / n).backward()`, and what a step of Lightning returns."""
+    found: list[ast.expr] = []
+    for node in file.inside(scope):
+        if isinstance(node, ast.Call) and is_method(node, "backward", "manual_backward"):
+            assert isinstance(node.func, ast.Attribute)
+            held = node.args[0] if node.args else node.func.value
+            if isinstance(held, ast.Call) and is_method(held, "scale") and held.args:
+                held = held.args[0]
+            found.append(held)
+        elif isinstance(node, ast.Return) and getattr(scope, "name", "") == "training_step" and node.value:
+            found.append(node.value)
+    bare = [node.left if isinstance(node, ast.BinOp) else node for node in found]
+    return {node.id for node in bare if isinstance(node, ast.Name)}
+
+
+def _rebound_to_number(file: PythonFile, loop: ast.AST, name: str) -> bool:
+    for node in file.inside(loop):
+        if isinstance(node, ast.Assign) and any(dotted(target) == name for target in node.targets):
+            if is_method(node.value, "item", "detach", "float"):
+                return True
+            if (
+                isinstance(node.value, ast.Call)
+                and isinstance(node.value.func, ast.Name)
+                and node.value.func.id == "float"
+            ):
+                return True
+    return False
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM004",
+    name="cache-emptied-every-step",
+    severity=Severity.WARNING,
+    summary="torch.cuda.empty_cache() in every step",
+    why="It synchronises, gives all cached blocks back to the driver and makes the next step ask for them "
+    "again. It frees "
+    "nothing that PyTorch could not use itself.",
+    effect="Documented: it 'doesn't increase the amount of GPU memory available for PyTorch'.",
+    source="PyTorch docs, torch.cuda.empty_cache and CUDA semantics, memory management",
+    remedy="Remove it from the loop; PYTORCH_ALLOC_CONF=expandable_segments:True helps against fragmentation.",
+    bad="for batch in loader:\n    loss.backward()\n    torch.cuda.empty_cache()",
+    good="for batch in loader:\n    loss.backward()",
+)
+def empties_cache(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in file.calls_of("torch.cuda.empty_cache"):
+        if file.runs_every_step(call):
+            yield about.at(file.path, file.span(call), "empties the allocator's cache in every step")
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM005",
+    name="evaluation-with-gradients",
+    severity=Severity.WARNING,
+    summary="An evaluation loop builds autograd graphs",
+    why="model.eval() only switches dropout and norms; without torch.no_grad() every forward still stores "
+    "its activations.",
+    effect="Memory of a training forward, for nothing. Silent where the file mentions no_grad or "
+    "inference_mode at all.",
+    source="PyTorch notes, autograd mechanics, evaluation mode",
+    remedy="Decorate with @torch.inference_mode().",
+    bad="def evaluate(model, loader):\n    model.eval()\n    for x in loader:\n        model(x)",
+    good="@torch.inference_mode()\ndef evaluate(model, loader): ...",
+)
+def evaluates_with_gradients(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"} & file.identifiers or not file.uses(
+        "torch"
+    ):
+        return
+    for forward in _evaluated_between(file):
+        message = "the model is evaluated without torch.no_grad(): graphs are built for nothing"
+        yield about.at(file.path, file.span(forward), message)
+    for node in file.of(ast.FunctionDef):
+        if not node.name.lower().startswith(("eval", "valid", "test_model")):
+            continue
+        inside = list(file.inside(node))
+        evals = {
+            dotted(n.func.value)
+            for n in inside
+            if is_method(n, "eval")
+            and isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and not n.args
+        }
+        loops = [n for n in inside if isinstance(n, ast.For)]
+        forwards = [
+            n
+            for loop in loops
+            for n in file.inside(loop)
+            if isinstance(n, ast.Call) and dotted(n.func) in evals
+        ]
+        if (
+            forwards
+            and not any(is_method(n, "backward") for n in inside)
+            and not any("grad" in w for w in words_of(node))
+        ):
+            message = f"{node.name} runs the model without torch.no_grad(): graphs are built for nothing"
+            yield about.at(file.path, file.span(forwards[0]), message)
+
+
+def _evaluated_between(file: PythonFile) -> Iterator[ast.Call]:
+    """Forwards of `model.eval(); for x in data: model(x); model.train()` in the middle of training."""
+    for call, _ in file.calls:
+        statement = file.parents.get(call)
+        if not is_method(call, "eval") or call.args or not isinstance(statement, ast.Expr):
+            continue
+        assert isinstance(call.func, ast.Attribute)
+        held = dotted(call.func.value)
+        block = getattr(file.parents[statement], "body", [])
+        if held is None or statement not in block:
+            continue
+        rest = block[block.index(statement) + 1 :]
+        back = next((i for i, later in enumerate(rest) if _calls_method(later, held, "train")), None)
+        for loop in rest[:back] if back is not None else []:
+            inside = list(file.inside(loop)) if isinstance(loop, ast.For) else []
+            if any(is_method(n, "backward", "requires_grad_", "attack") for n in inside):
+                continue
+            yield from [n for n in inside if isinstance(n, ast.Call) and dotted(n.func) == held][:1]
+
+
+def _calls_method(statement: ast.stmt, held: str, name: str) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and dotted(call.func) == f"{held}.{name}"
+
+
+@rule(
+    Kind.PYTHON,
+    code="MEM006",
+    name="backward-keeps-its-graph",
+    severity=Severity.WARNING,
+    summary="backward(retain_graph=True) in every step of a training loop",
+    why="The graph's saved tensors stay until the loss is dropped. It is needed only for a second backward "
+    "through the "
+    "same graph; usually it hides a state that should have been detached.",
+    effect="Qualitative: activations of the step live longer; with carried state, memory grows.",
+    source="PyTorch docs, torch.Tensor.backward",
+    remedy="Detach what is carried to the next step and drop retain_graph.",
+    bad="loss.backward(retain_graph=True)",
+    good="loss.backward()",
+)
+def keeps_graph(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call, _ in file.calls:
+        if not is_method(call, "backward") or has_spread(call):
+            continue
+        given = argument(call, "retain_graph")
+        if not (isinstance(given, ast.Constant) and given.value is True) or not file.runs_every_step(call):
+            continue
+        scope = file.in_training_loop(call) or file.function_of(call)
+        backwards = [n for n in file.inside(scope) if is_method(n, "backward") or _is_grad(file, n)]
+        if len(backwards) == 1:
+            yield about.at(
+                file.path, file.span(call), "retain_graph=True, but this step has no second backward"
+            )
+
+
+def _is_grad(file: PythonFile, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and file.resolve(node.func) == "torch.autograd.grad"

@@ -1,0 +1,312 @@
+"""Settings: keys that no code reads, keys that contradict each other, values that are not what they look like."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import yaml
+
+from traindoctor.registry import Rule, rule
+from traindoctor.types import Facts, Finding, Fix, Kind, Setting, Severity, TextEdit
+from traindoctor.yaml_file import YamlFile
+
+_ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
+_FOLDERS = {
+    "conf",
+    "confs",
+    "config",
+    "configs",
+    "cfg",
+    "cfgs",
+    "settings",
+    "recipes",
+    "experiments",
+    "hparams",
+}
+_FOREIGN = re.compile(
+    r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|/templates?/|/workflows/|"
+    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|/tests?/|readthedocs|conda|"
+    # what Hydra wrote down about a run that was
+    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun)/"
+)
+_MIN_READ = 0.6
+"""A file of which less is read belongs to something else than this code."""
+
+
+def _is_settings_file(path: str, keys: set[str], words: set[str]) -> bool:
+    if _FOREIGN.search(path):
+        return False
+    place = PurePosixPath(path)
+    in_folder = any(part.lower() in _FOLDERS for part in place.parts[:-1])
+    named = (
+        place.stem in words or place.name in words or place.stem in ("config", "conf", "settings", "params")
+    )
+    return in_folder or named or bool(keys & {"defaults", "hydra"})
+
+
+def _unread(facts: Facts) -> Iterator[Setting]:
+    """Leaf settings whose name occurs nowhere in the project's code; conservative on purpose."""
+    if not facts.features & {"omegaconf", "yaml"}:
+        return
+    by_file: dict[str, list[Setting]] = {}
+    for setting in facts.settings:
+        by_file.setdefault(setting.path, []).append(setting)
+    interpolated = {word.split(":", 1)[1] for word in facts.words if word.startswith("interpolated:")}
+    last_parts = {key.rsplit(".", 1)[-1] for key in interpolated}
+    for path, settings in by_file.items():
+        top = {setting.key.split(".", 1)[0] for setting in settings}
+        if not _is_settings_file(path, top, facts.words):
+            continue
+        built = {s.key.rsplit(".", 1)[0] for s in settings if re.search(r"\._[a-z]+_$", s.key)}
+        leaves = [
+            setting
+            for setting in settings
+            if setting.value != "{"
+            and setting.key.split(".", 1)[0] not in ("hydra", "defaults")
+            and not setting.key.rsplit(".", 1)[-1].startswith("_")
+            and not any(part.isdigit() for part in setting.key.split("."))
+        ]
+        missing = []
+        for setting in leaves:
+            parts = setting.key.split(".")
+            passed_on = any(part in facts.spread for part in parts[:-1])
+            constructed = any(setting.key.startswith(prefix + ".") for prefix in built)
+            if parts[-1] in facts.words or parts[-1] in last_parts or passed_on or constructed:
+                continue
+            missing.append(setting)
+        if leaves and 1 - len(missing) / len(leaves) >= _MIN_READ:
+            yield from missing
+
+
+@rule(
+    Kind.YAML,
+    project=True,
+    code="CFG001",
+    name="setting-nobody-reads",
+    severity=Severity.WARNING,
+    summary="A setting that no code in the project reads",
+    why="Changing it changes nothing, and nobody is told. Half of a tuning campaign can go into such a key.",
+    effect="Conservative: the name occurs in no Python file of the audited folder, neither as attribute, "
+    "string, argument nor "
+    "keyword, and its section is not passed on whole (**cfg.section, instantiate, items()).",
+    source="This project's audit of the original MM-LDLM code (docs/doctor.md)",
+    remedy="Remove it, or read it.",
+    bad="optimizer:\n  use_fused: true   # nothing reads use_fused",
+    good="optimizer:\n  lr: 1e-4",
+)
+def nobody_reads(facts: Facts, about: Rule) -> Iterator[Finding]:
+    for setting in _unread(facts):
+        if not _ACCUMULATION.search(setting.key.rsplit(".", 1)[-1]):
+            yield about.at(setting.path, setting.span, f"{setting.key} is read by no code in this project")
+
+
+@rule(
+    Kind.YAML,
+    project=True,
+    code="CFG002",
+    name="accumulation-nobody-reads",
+    severity=Severity.ERROR,
+    summary="Gradient accumulation is set, but no code reads it",
+    why="The effective batch is smaller than the settings say, while the learning rate is often scaled as if "
+    "it were not.",
+    effect="A different experiment from the one that is written down.",
+    source="This project's audit of the original MM-LDLM code (docs/doctor.md)",
+    remedy="Implement it (divide the loss, step every n micro-batches, no_sync in between) or remove the key.",
+    bad="training:\n  gradient_accumulation_steps: 4",
+    good="for micro in range(cfg.training.gradient_accumulation_steps): ...",
+)
+def accumulation_unread(facts: Facts, about: Rule) -> Iterator[Finding]:
+    for setting in _unread(facts):
+        if _ACCUMULATION.search(setting.key.rsplit(".", 1)[-1]):
+            message = (
+                f"{setting.key}={setting.value} is read by no code: the effective batch is not what it says"
+            )
+            yield about.at(setting.path, setting.span, message)
+
+
+_NAMESPACES = {
+    "args",
+    "opt",
+    "opts",
+    "options",
+    "hparams",
+    "config",
+    "cfg",
+    "flags",
+    "FLAGS",
+    "params",
+    "namespace",
+    "parsed",
+}
+
+
+@rule(
+    Kind.PYTHON,
+    project=True,
+    code="CFG003",
+    name="option-nobody-reads",
+    severity=Severity.WARNING,
+    summary="A command-line option that no code reads",
+    why="Users set it and nothing happens.",
+    effect="Conservative: silent wherever the namespace is used as a whole (vars(args), args.__dict__).",
+    source="Python docs, argparse",
+    remedy="Remove it, or read it.",
+    bad='parser.add_argument("--grad-clip", type=float)  # args.grad_clip occurs nowhere',
+    good="clip_grad_norm_(params, args.grad_clip)",
+)
+def option_unread(facts: Facts, about: Rule) -> Iterator[Finding]:
+    if facts.spread & _NAMESPACES:
+        return
+    for option in facts.options:
+        if option.key not in facts.words and option.key.isidentifier():
+            severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
+            message = f"--{option.key.replace('_', '-')} is read by no code in this project"
+            yield about.at(option.path, option.span, message, severity=severity)
+
+
+@rule(
+    Kind.YAML,
+    code="CFG004",
+    name="key-given-twice",
+    severity=Severity.ERROR,
+    summary="A key stands twice in one mapping",
+    why="YAML loaders keep the last value without a word (Hydra's refuses the file).",
+    effect="The first value is ignored.",
+    source="YAML 1.2, mapping keys are unique; PyYAML keeps the last",
+    remedy="Keep one.",
+    bad="lr: 1.0e-4\nlr: 5.0e-5",
+    good="lr: 5.0e-5",
+)
+def key_twice(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    for mapping, path in file.mappings():
+        seen: dict[str, int] = {}
+        for key, _ in mapping.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            if key.value in seen:
+                name = f"{path}.{key.value}" if path else key.value
+                message = f"{name} stands twice; the one on line {seen[key.value]} is ignored"
+                yield about.at(file.path, file.span(key), message)
+            seen[key.value] = key.start_mark.line + 1
+
+
+_SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d+")
+_YAML_FLOAT = re.compile(r"[-+]?\d[\d_]*\.[\d_]*[eE][-+]\d+")
+
+
+@rule(
+    Kind.YAML,
+    code="CFG005",
+    name="number-read-as-text",
+    severity=Severity.ERROR,
+    summary="1e-4 is a string for PyYAML",
+    why="YAML 1.1 wants a dot and a sign: PyYAML reads `1e-4` as the text '1e-4'. The optimizer then fails, "
+    "or a comparison "
+    "silently does something else. OmegaConf and Hydra read it as a number; projects that use them are not reported.",
+    effect="Checked with PyYAML 6.0: safe_load('lr: 1e-4') gives a str.",
+    source="YAML 1.1 float type; PyYAML's resolver",
+    fix="safe",
+    bad="lr: 1e-4",
+    good="lr: 1.0e-4",
+)
+def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    for entry in file.entries:
+        value = entry.scalar
+        if (
+            value is None
+            or entry.is_quoted
+            or not _SCIENTIFIC.fullmatch(value)
+            or _YAML_FLOAT.fullmatch(value)
+        ):
+            continue
+        mantissa, exponent = re.split("[eE]", value)
+        mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+        exact = f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
+        fix = Fix(f"write {exact}", True, text_edits=(TextEdit(*file.range(entry.value), exact),))
+        message = f"{entry.key}: {value} is text for PyYAML, not a number; write {exact}"
+        yield about.at(file.path, file.span(entry.value), message, fix, needs=["yaml"], unless=["omegaconf"])
+
+
+@rule(
+    Kind.SHELL,
+    project=True,
+    code="CFG006",
+    name="override-of-unknown-section",
+    severity=Severity.ERROR,
+    summary="A command line overrides a section that no settings file has",
+    why="Hydra refuses the run ('Could not override'); a loader without checks ignores the word. Mostly a "
+    "typing error.",
+    effect="The run does not start, or starts with another value.",
+    source="Hydra docs, override grammar",
+    remedy="Correct the name; +section.key=value adds a new one.",
+    bad="python train.py ptimizer.lr=1e-5",
+    good="python train.py optimizer.lr=1e-5",
+)
+def unknown_section(facts: Facts, about: Rule) -> Iterator[Finding]:
+    if "omegaconf" not in facts.features or not facts.settings:
+        return
+    known = {setting.key.split(".", 1)[0] for setting in facts.settings}
+    known |= {part for setting in facts.settings for part in PurePosixPath(setting.path).parts[:-1]}
+    # Hydra without a ConfigStore knows its YAML files only; elsewhere a name in the code may be a section.
+    only_files = "hydra" in facts.words and "ConfigStore" not in facts.words
+    for override in facts.overrides:
+        section = override.key.split(".", 1)[0]
+        near = difflib.get_close_matches(section, known, 1, cutoff=0.8) or _shortened(section, known)
+        if (
+            section not in known
+            and section != "hydra"
+            and (only_files or section not in facts.words)
+            and near
+        ):
+            message = f"no settings file has a section {section!r}; did you mean {near[0]!r}?"
+            yield about.at(override.path, override.span, message)
+
+
+def _shortened(section: str, known: set[str]) -> list[str]:
+    """Names that begin like this one: `optim` for `optimizer`."""
+    pairs = [(name, *sorted((name, section), key=len)) for name in sorted(known)]
+    return [name for name, short, long in pairs if len(short) >= 4 and long.startswith(short)]
+
+
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "width", "dim")
+_HEADS = ("n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nhead")
+_HEAD_WIDTHS = ("head_dim", "dim_head", "head_width", "d_head", "head_size")
+
+
+@rule(
+    Kind.YAML,
+    code="CFG007",
+    name="width-not-divisible-by-heads",
+    severity=Severity.WARNING,
+    summary="The width is no multiple of the number of heads",
+    why="Attention splits the width evenly. Either the model refuses these settings, or it never sees one of them.",
+    effect="An error at start, or a setting that does nothing.",
+    source="PyTorch docs, torch.nn.MultiheadAttention (embed_dim must be divisible by num_heads)",
+    remedy="Choose a divisor, or give the head width.",
+    bad="hidden_size: 1024\nn_heads: 24",
+    good="hidden_size: 1024\nn_heads: 16",
+)
+def not_divisible(file: YamlFile, about: Rule) -> Iterator[Finding]:
+    for mapping, path in file.mappings():
+        values = {
+            k.value: v
+            for k, v in mapping.value
+            if isinstance(k, yaml.ScalarNode) and isinstance(v, yaml.ScalarNode)
+        }
+        if any(name in values for name in _HEAD_WIDTHS):
+            continue
+        width = next((name for name in _WIDTHS if name in values and values[name].value.isdigit()), None)
+        heads = next((name for name in _HEADS if name in values and values[name].value.isdigit()), None)
+        if (
+            width
+            and heads
+            and int(values[heads].value) > 0
+            and int(values[width].value) % int(values[heads].value)
+        ):
+            where = f"{path}." if path else ""
+            given = f"{where}{heads}={values[heads].value}"
+            message = f"{where}{width}={values[width].value} cannot be split over {given} heads"
+            yield about.at(file.path, file.span(values[heads]), message)

@@ -1,0 +1,327 @@
+"""The plan of an ablation: a recipe, its arms, and how all of them are evaluated; read strictly, before anything runs.
+
+An arm either trains with settings of its own, or uses the runs of another arm in another way: other sampling, or the
+weights of the last step instead of their average.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from mmldlm.ablation.quantities import check_names
+from mmldlm.config import Config, leaves_condition_out
+from mmldlm.config.recipe import config_to_dict, find_recipe, load_recipe, read_mapping
+from mmldlm.corruption.times import sees_latents
+from mmldlm.errors import UserError
+from mmldlm.objective.joint import Active
+
+AVERAGED, LAST = "averaged", "last"
+_KEYS = ("recipe", "base", "eval", "quantities", "arms")
+_ARM_KEYS = ("of", "sampling", "weights")
+_OURS = {
+    "name": "a run has the name of its arm",
+    "train.seed": "the seeds are 0 to --seeds minus 1",
+    "train.device": "choose it with --device",
+}
+"""Settings that the ablation itself chooses."""
+_SETTINGS = {"steps": "step_counts"}
+_WAYS = ("text_samplers", "guidances")
+"""Ways to decode; arms that have no loss on text, or never see a latent, go without."""
+_DECODING = ("candidates", "refine", *_WAYS)
+"""Settings of evaluation that ask for a decode."""
+_QUICK = {"num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16]}
+_SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps", *_WAYS)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How every arm is evaluated: the same documents, the same noise."""
+
+    words: tuple[str, ...]
+    ways: tuple[str, ...]
+    steps: tuple[int, ...]
+    seed: int = 0
+    encoder: bool = False
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the table."""
+
+    name: str
+    words: tuple[str, ...]
+    """`section.key=value`, besides those of the base; for an arm that uses another's runs, of sampling alone."""
+    of: str | None = None
+    """The arm whose runs are used; None: it trains its own."""
+    weights: str = AVERAGED
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in self.name)
+
+    @property
+    def change(self) -> str:
+        """What is different, for people."""
+        last = ["weights of the last step"] if self.weights == LAST else []
+        said = " ".join(self.words)
+        if self.of is not None:
+            return f"{self.of}, with {', '.join([*last, *([said] if said else [])])}"
+        return said or "as the recipe and the base say"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan whose every arm has loaded."""
+
+    path: Path
+    recipe: str
+    base: tuple[str, ...]
+    evaluation: Evaluation
+    arms: tuple[Arm, ...]
+    quantities: tuple[str, ...] | None = None
+    """Columns of the table; None: what the arms can do."""
+    device: str = "auto"
+    configs: dict[str, Config] = field(default_factory=dict, compare=False)
+    """Settings of each arm, for seed 0."""
+
+    @property
+    def trained(self) -> list[Arm]:
+        """Arms that have runs of their own."""
+        return [arm for arm in self.arms if arm.of is None]
+
+    def users(self, arm: Arm) -> list[Arm]:
+        """An arm and those that use its runs."""
+        return [one for one in self.arms if one == arm or one.of == arm.name]
+
+    def config(self, arm: Arm, seed: int) -> Config:
+        """All settings of a run."""
+        config = self.configs[arm.name]
+        return replace(config, train=replace(config.train, seed=seed))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the result."""
+        return {
+            "file": str(self.path),
+            "recipe": self.recipe,
+            "base": list(self.base),
+            "eval": asdict(self.evaluation),
+            "arms": {arm.name: asdict(arm) for arm in self.arms},
+        }
+
+
+def list_plans() -> dict[str, Path]:
+    """Plans that come with the package, by name."""
+    folder = Path(str(files("mmldlm") / "recipes" / "ablations"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_plan(name: str, more: list[str] | None = None, device: str = "auto") -> Plan:
+    """A plan by name or file, with more settings for its base. Every arm is loaded; a mistake names it."""
+    path = _find(name)
+    values = _read(path)
+    try:
+        return _build(path, values, more or [], device)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _find(name: str) -> Path:
+    known = list_plans()
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        raise UserError(f"{name}: no such file, and no plan of that name; plans are {', '.join(known)}")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values = read_mapping(path, f"a plan is a mapping with the keys {', '.join(_KEYS)}")
+    return {str(key): value for key, value in values.items()}
+
+
+def _build(path: Path, values: dict[str, Any], more: list[str], device: str) -> Plan:
+    _refuse_unknown(values, _KEYS, "")
+    if not isinstance(values.get("recipe"), str):
+        raise UserError("recipe: the name or file of a recipe is needed")
+    beside = path.parent / values["recipe"]
+    recipe = str(beside if beside.is_file() else find_recipe(values["recipe"]))
+    evaluation = _evaluation(values.get("eval", {}))
+    base = (*_words("base", values.get("base", [])), *_words("the command line", more))
+    arms = _arms(values.get("arms"))
+    quantities = values.get("quantities")
+    if quantities is not None:
+        check_names(quantities, evaluation.steps)
+        quantities = tuple(quantities)
+    plan = Plan(path, recipe, base, evaluation, arms, quantities, device)
+    for arm in arms:
+        try:
+            plan.configs[arm.name] = _config(plan, arm)
+        except UserError as error:
+            raise UserError(f"arm {arm.name!r}: {error}") from error
+    _check_same_data(plan)
+    return plan
+
+
+def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}unknown key {key!r}; allowed are {', '.join(known)}")
+
+
+def _words(where: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(word, str) for word in values):
+        raise UserError(
+            f"{where}: a list of settings is needed, such as [optim.lr=1e-3]; quote those with braces"
+        )
+    for word in values:
+        if (key := word.partition("=")[0]) in _OURS:
+            raise UserError(f"{where}: {word}: {_OURS[key]}; leave it out")
+    return tuple(values)
+
+
+def _evaluation(values: Any) -> Evaluation:
+    if not isinstance(values, dict):
+        raise UserError(f"eval: a mapping is needed, with keys of {', '.join(_SIZES)}, split, seed, encoder")
+    _refuse_unknown(values, (*_SIZES, "split", "seed", "encoder"), "eval: ")
+    values = _QUICK | values
+    steps, seed, split = values["steps"], values.get("seed", 0), values.get("split")
+    if not isinstance(steps, list) or not steps or not all(type(count) is int for count in steps):
+        raise UserError(f"eval: steps: {steps}: a list of whole numbers is needed, such as [16]")
+    if type(seed) is not int or seed < 0:
+        raise UserError(f"eval: seed: {seed}: a whole number of at least 0 is needed")
+    if not isinstance(encoder := values.get("encoder", False), bool):
+        raise UserError(f"eval: encoder: {encoder}: true or false is needed")
+    if split is not None and not isinstance(split, str):
+        raise UserError(f"eval: split: {split}: the name of a split is needed")
+
+    def word(key: str) -> str:
+        return f"evaluation.{_SETTINGS.get(key, key)}={json.dumps(values[key])}"
+
+    words = tuple(word(key) for key in _SIZES if key in values and key not in _WAYS)
+    ways = tuple(word(key) for key in _WAYS if key in values)
+    return Evaluation(words, ways, tuple(steps), seed, encoder, split)
+
+
+def _arms(values: Any) -> tuple[Arm, ...]:
+    if not isinstance(values, dict) or len(values) < 2:
+        raise UserError("arms: two arms or more are needed, each a name with a list of settings")
+    arms = tuple(_arm(name, value) for name, value in values.items())
+    by_folder: dict[str, str] = {}
+    for arm in arms:
+        other = by_folder.setdefault(arm.folder.lower(), arm.name)
+        if other != arm.name:
+            raise UserError(
+                f"arms: {other!r} and {arm.name!r} would have the same folder; rename one of them"
+            )
+    trained = [arm.name for arm in arms if arm.of is None]
+    for arm in arms:
+        if arm.of is not None and arm.of not in trained:
+            raise UserError(
+                f"arm {arm.name!r}: of: {arm.of}: an arm that trains is needed: {', '.join(trained)}"
+            )
+    return arms
+
+
+def _arm(name: Any, value: Any) -> Arm:
+    where = f"arm {name!r}"
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W_][^/|\n]{0,59}", name):
+        raise UserError(
+            f"{where}: a name of at most 60 characters is needed that begins with a letter or digit and has no / or |"
+        )
+    if isinstance(value, list):
+        return Arm(name, _words(where, value))
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{where}: a list of settings is needed, or {{of: ARM, sampling: {{...}}}} to use another arm's runs"
+        )
+    _refuse_unknown(value, _ARM_KEYS, f"{where}: ")
+    sampling, weights = value.get("sampling", {}), value.get("weights", AVERAGED)
+    if not isinstance(value.get("of"), str):
+        raise UserError(f"{where}: of: the name of the arm whose runs are used is needed")
+    if not isinstance(sampling, dict):
+        raise UserError(f"{where}: sampling: a mapping is needed, such as {{guidance: 1.5}}")
+    if weights not in (AVERAGED, LAST):
+        raise UserError(f"{where}: weights: {weights}: allowed are {AVERAGED}, {LAST}")
+    if not sampling and weights == AVERAGED:
+        raise UserError(f"{where}: is the same as {value['of']!r}; give sampling, or weights: {LAST}")
+    words = tuple(f"sampling.{key}={json.dumps(setting)}" for key, setting in sampling.items())
+    return Arm(name, words, value["of"], weights)
+
+
+def _config(plan: Plan, arm: Arm) -> Config:
+    """The settings of an arm, with everything refused that would only fail after its training."""
+    words = ["train.step_timeout_action=exit", *plan.base, *plan.evaluation.words]
+    own = [f"name={arm.folder}", f"train.device={plan.device}"]
+    if arm.of is not None:
+        words += next(one for one in plan.arms if one.name == arm.of).words
+    words += [*arm.words, *own]
+    config, ways = load_recipe(plan.recipe, words, said_in="its settings"), plan.evaluation.ways
+    if ways and _decodes(config):
+        config = load_recipe(plan.recipe, [*words, *ways], said_in="eval")
+    asked = [name for name in _DECODING if getattr(config.evaluation, name)]
+    if asked and not _decodes(config):
+        raise UserError(
+            f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
+            f"for the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
+        )
+    _check_judge(config, encoder=plan.evaluation.encoder)
+    if arm.weights == LAST and not config.optim.ema_decay:
+        raise UserError(
+            f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
+        )
+    guided = any(guidance != 1.0 for guidance in config.evaluation.guidances)
+    if guided and not leaves_condition_out(config.corruption):
+        raise UserError(
+            "guidance compares with what is made without the condition, which this arm never sees (no joint mode, and "
+            "corruption.condition_dropout=0); leave guidance out, or give it one of them"
+        )
+    return config
+
+
+def _check_judge(config: Config, *, encoder: bool) -> None:
+    """Somebody has to turn candidates back into latents."""
+    asked = config.evaluation
+    if max(asked.candidates, default=1) == 1 and not asked.refine:
+        return
+    own = Active.of(config.corruption, config.objective, length_modelled=True).latent
+    if asked.check == "encoder" and not encoder:
+        raise UserError("evaluation.check=encoder: a plan uses the encoder only with eval: {encoder: true}")
+    if not own and (asked.check == "model" or not encoder):
+        raise UserError(
+            "evaluation.candidates, refine: this arm has no loss on latents (t2l), so it cannot read a text back; use "
+            "eval: {encoder: true} and evaluation.check=encoder, or set them for the other arms only"
+        )
+
+
+def _decodes(config: Config) -> bool:
+    """Whether there will be anything to decode a latent with."""
+    text = Active.of(config.corruption, config.objective, length_modelled=True).text
+    return text and sees_latents(config.corruption)
+
+
+def _check_same_data(plan: Plan) -> None:
+    first = plan.arms[0]
+    for arm in plan.arms[1:]:
+        for name in ("store", "valid_split"):
+            mine, other = (getattr(plan.configs[one.name].data, name) for one in (first, arm))
+            if mine != other:
+                raise UserError(
+                    f"arm {arm.name!r}: data.{name}={other}, but {mine} in {first.name!r}: arms are compared on the "
+                    "same held-out documents; set it in base"
+                )
+
+
+def training_settings(config: Config) -> dict[str, Any]:
+    """What decides what a run becomes, whatever its seed; sampling and evaluation may change afterwards."""
+    values = config_to_dict(config)
+    for section in ("sampling", "evaluation"):
+        del values[section]
+    del values["train"]["seed"]
+    values["data"]["store"] = str(Path(values["data"]["store"]).absolute())
+    return values

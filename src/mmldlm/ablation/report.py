@@ -1,0 +1,207 @@
+"""What an ablation leaves in its folder: result.json, table.md, chart.png and chart.svg."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmldlm.ablation.chart import draw
+from mmldlm.ablation.plan import AVERAGED, Plan
+from mmldlm.ablation.statistics import BETTER, SAME, WORSE, Mean
+from mmldlm.ablation.summary import Cell, Column, Row, Summary, summarise
+from mmldlm.ablation.work import Work
+from mmldlm.benchmark.environment import summary_lines
+from mmldlm.corruption.times import sees_latents
+from mmldlm.durable import replace_file
+from mmldlm.evaluation.quantities import MORE
+from mmldlm.evaluation.report import json_bytes
+from mmldlm.evaluation.tables import INTERVAL, Table, signed, to_markdown
+
+FORMAT = "mmldlm-ablation-1"
+RESULT, TABLE = "result.json", "table.md"
+_MARKS = {BETTER: " ▲", WORSE: " ▼"}
+
+
+@dataclass
+class Report:
+    """An ablation on its way into its folder."""
+
+    work: Work
+    environment: dict[str, Any]
+    num_jobs: int
+    failures: dict[str, str] = field(default_factory=dict)
+    """Runs without a result, and why."""
+
+    def write(self, *, whole: bool, picture: bool = True) -> tuple[Summary, dict[str, Any]]:
+        """Everything that is known now; `whole`: no run is still to come."""
+        summary = summarise(self.work.plan, self.work.records())
+        result = self._result(summary, whole)
+        replace_file(self.work.folder / RESULT, json_bytes(result))
+        replace_file(self.work.folder / TABLE, self._markdown(summary, whole).encode("utf-8", "replace"))
+        if picture and summary.columns:
+            draw(summary, self.work.folder)
+        return summary, result
+
+    def notes(self, summary: Summary) -> list[str]:
+        """What a reader must know."""
+        found = [_error_note(summary), *_chance_notes(summary)]
+        lacking = [row.arm.name for row in summary.rows if len(row.seeds) < len(self.work.seeds)]
+        if lacking:
+            found.append(f"fewer than {len(self.work.seeds)} seeds are there of: {', '.join(lacking)}")
+        columns = {column.name for column in summary.columns}
+        unmeasured = [name for name in self.work.plan.quantities or () if name not in columns]
+        if unmeasured and summary.num_seeds:
+            found.append(f"measured by no arm, so not in the table: {', '.join(unmeasured)}")
+        configs = self.work.plan.configs
+        blind = [row.arm.name for row in summary.rows if not sees_latents(configs[row.arm.name].corruption)]
+        if blind:
+            found.append(
+                f"never saw a latent (corruption.condition_dropout=1): {', '.join(blind)}; of their text bounds only "
+                "text_bound/none is about what they were trained for"
+            )
+        found += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
+        if self.num_jobs > 1:
+            found.append(
+                f"{self.num_jobs} runs at a time shared the machine, so each took longer than it would have alone"
+            )
+        return found
+
+    def _result(self, summary: Summary, whole: bool) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "partial": not whole,
+            "plan": self.work.plan.to_json(),
+            "seeds": list(self.work.seeds),
+            "first": self.work.plan.arms[0].name,
+            "columns": [asdict(column) for column in summary.columns],
+            "rows": [row.to_json() for row in summary.rows],
+            "runs": [
+                {key: value for key, value in record.to_json().items() if key not in ("identity", "format")}
+                for record in self.work.records()
+            ],
+            "failures": self.failures,
+            "notes": self.notes(summary),
+            "environment": self.environment,
+        }
+
+    def _markdown(self, summary: Summary, whole: bool) -> str:
+        plan = self.work.plan
+        partial = [] if whole else ["**Partial: not all runs are there.**", ""]
+        facts = [*summary_lines(self.environment), *_plan_lines(plan, self.work)]
+        parts = [
+            f"# Ablation {plan.path.stem}",
+            "",
+            *partial,
+            *(f"- {line}" for line in facts),
+            "",
+            *(f"- {note}" for note in self.notes(summary)),
+            "",
+            *(to_markdown(table) for table in make_tables(summary, plan)),
+            *(["![Differences from the first arm](chart.png)", ""] if summary.columns else []),
+        ]
+        return "\n".join(parts)
+
+
+def make_tables(summary: Summary, plan: Plan) -> list[Table]:
+    """The overview, then a table of differences for each quantity."""
+    return [overview(summary, plan), *(_differences(summary, plan, column) for column in summary.columns)]
+
+
+def overview(summary: Summary, plan: Plan) -> Table:
+    """A row for each arm, a column for each quantity."""
+    about = (
+        f"Mean over seeds ± standard error. ▲ better, ▼ worse than {plan.arms[0].name}: the 95 % interval of the "
+        "paired difference leaves 0 out; ▲▲, ▼▼: also after the correction for the number of comparisons."
+    )
+    head = [
+        "arm",
+        *(f"{column.title} ({'↑' if column.better == MORE else '↓'})" for column in summary.columns),
+        "seeds",
+        "parameters",
+        "train s",
+    ]
+    rows = [
+        [
+            row.arm.name,
+            *(_overview_cell(row.cells.get(column.name)) for column in summary.columns),
+            str(len(row.seeds)),
+            "-" if row.num_parameters is None else f"{row.num_parameters:,}",
+            _seconds(row),
+        ]
+        for row in summary.rows
+    ]
+    return Table("All arms", about, head, rows)
+
+
+def _overview_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    mark = _MARKS.get(cell.verdict, "")
+    return _mean(cell.mean) + mark + (mark.strip() if cell.survives else "")
+
+
+def _mean(mean: Mean) -> str:
+    error = "" if mean.standard_error is None else f" ± {mean.standard_error:.4f}"
+    return f"{mean.value:.4f}{error}"
+
+
+def _seconds(row: Row) -> str:
+    if row.arm.of is not None:
+        return f"as {row.arm.of}"
+    return "-" if row.train_seconds is None else f"{row.train_seconds.value:.1f}"
+
+
+def _differences(summary: Summary, plan: Plan, column: Column) -> Table:
+    direction = "more" if column.better == MORE else "less"
+    first = plan.arms[0].name
+    head = ["arm", "verdict", "mean", f"minus {first}", INTERVAL, "p", "p (Holm)", "seeds"]
+    rows = [_difference_row(row, cell) for row in summary.rows if (cell := row.cells.get(column.name))]
+    about = f"`{column.name}`, {direction} is better. Differences are paired by seed."
+    return Table(column.title, about, head, rows)
+
+
+def _difference_row(row: Row, cell: Cell) -> list[str]:
+    difference = cell.difference
+    start = [row.arm.name, cell.verdict, _mean(cell.mean)]
+    if difference is None:
+        return [*start, "", "", "", "", str(cell.mean.count)]
+    interval = "no error bar"
+    if difference.low is not None and difference.high is not None:
+        interval = f"{signed(difference.low, 4)} to {signed(difference.high, 4)}"
+    p_values = ["" if p is None else f"{p:.4f}" for p in (difference.p_value, cell.p_holm)]
+    return [*start, signed(difference.value, 4), interval, *p_values, str(difference.count)]
+
+
+def _plan_lines(plan: Plan, work: Work) -> list[str]:
+    how = plan.evaluation
+    config = plan.configs[plan.arms[0].name]
+    lines = [
+        f"plan: {plan.path}, recipe {plan.recipe}, base `{' '.join(plan.base) or '(nothing)'}`",
+        f"data: {config.data.store}; every arm is evaluated on the same documents of the split "
+        f"{work.split(config)}, with the same noise (seed {how.seed})",
+    ]
+    lines += [f"{arm.name}: `{arm.change}`" for arm in plan.arms if arm.words or arm.weights != AVERAGED]
+    return lines
+
+
+def _error_note(summary: Summary) -> str:
+    if summary.num_seeds < 2:
+        return "fewer than two seeds: no error bars, and nothing can be said about differences; run with --seeds 3"
+    return (
+        "± is the standard error of the mean over training seeds; intervals of differences are 95 % t-intervals of "
+        "differences paired by seed (n - 1 degrees of freedom). They cover what another training seed changes, not "
+        "other documents and not other settings"
+    )
+
+
+def _chance_notes(summary: Summary) -> list[str]:
+    cells = summary.comparisons
+    if not cells:
+        return []
+    outside = sum(cell.verdict != SAME for cell in cells)
+    surviving = sum(cell.survives for cell in cells)
+    return [
+        f"'{SAME}': the interval holds 0. Of the {len(cells)} comparisons here about {0.05 * len(cells):.1f} would "
+        f"fall outside by chance if no arm differed; {outside} did, and {surviving} of them still do after Holm's "
+        "correction for all comparisons. Believe those; take the others as hints for more seeds"
+    ]

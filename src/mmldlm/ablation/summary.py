@@ -1,0 +1,157 @@
+"""Records of many runs become rows: means over seeds, and differences from the first arm paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mmldlm.ablation.plan import Arm, Plan
+from mmldlm.ablation.quantities import default_names
+from mmldlm.ablation.record import Record
+from mmldlm.ablation.statistics import (
+    Difference,
+    Mean,
+    holm,
+    mean_of,
+    paired_difference,
+    verdict,
+)
+from mmldlm.evaluation.quantities import MORE
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity of the table."""
+
+    name: str
+    title: str
+    better: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm in one quantity."""
+
+    mean: Mean
+    difference: Difference | None = None
+    """From the first arm; None for that arm itself, and where they share no seed."""
+    verdict: str = ""
+    p_holm: float | None = None
+    """The p-value corrected for all comparisons of the table."""
+
+    @property
+    def survives(self) -> bool:
+        """Whether the difference is still there after the correction."""
+        return self.p_holm is not None and self.p_holm < LEVEL
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm."""
+
+    arm: Arm
+    seeds: tuple[int, ...]
+    num_parameters: int | None
+    train_seconds: Mean | None
+    cells: dict[str, Cell]
+    """By name of the quantity; what the arm has no value of is missing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "arm": self.arm.name,
+            "change": self.arm.change,
+            "seeds": list(self.seeds),
+            "num_parameters": self.num_parameters,
+            "train_seconds": asdict(self.train_seconds) if self.train_seconds else None,
+            "quantities": {name: asdict(cell) for name, cell in self.cells.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole table."""
+
+    columns: list[Column]
+    rows: list[Row]
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds of the arm that has most of them."""
+        return max((len(row.seeds) for row in self.rows), default=0)
+
+    @property
+    def comparisons(self) -> list[Cell]:
+        """All differences that have an interval."""
+        return [cell for row in self.rows for cell in row.cells.values() if cell.p_holm is not None]
+
+
+def summarise(plan: Plan, records: Sequence[Record]) -> Summary:
+    """Means and differences of what there is."""
+    columns = _columns(plan, records)
+    values = {
+        (arm.name, column.name): {
+            record.seed: record.values[column.name].value
+            for record in records
+            if record.arm == arm.name and column.name in record.values
+        }
+        for arm in plan.arms
+        for column in columns
+    }
+    rows = [_row(plan, arm, columns, values, records) for arm in plan.arms]
+    return Summary(columns, _corrected(rows))
+
+
+def _columns(plan: Plan, records: Sequence[Record]) -> list[Column]:
+    known = {name: value for record in reversed(records) for name, value in record.values.items()}
+    names = plan.quantities or default_names(known, plan.evaluation.steps)
+    return [Column(name, known[name].title, known[name].better) for name in names if name in known]
+
+
+def _row(
+    plan: Plan,
+    arm: Arm,
+    columns: list[Column],
+    values: dict[tuple[str, str], dict[int, float]],
+    records: Sequence[Record],
+) -> Row:
+    mine = [record for record in records if record.arm == arm.name]
+    seconds = [record.train_seconds for record in mine if record.train_seconds is not None]
+    cells = {}
+    for column in columns:
+        found, first = values[arm.name, column.name], values[plan.arms[0].name, column.name]
+        if not found:
+            continue
+        difference = None if arm is plan.arms[0] else paired_difference(found, first)
+        told = verdict(difference, column.better == MORE) if difference is not None else ""
+        cells[column.name] = Cell(mean_of([found[seed] for seed in sorted(found)]), difference, told)
+    return Row(
+        arm,
+        tuple(sorted(record.seed for record in mine)),
+        mine[0].num_parameters if mine else None,
+        mean_of(seconds) if seconds and arm.of is None else None,
+        cells,
+    )
+
+
+def _untouched(row: Row, difference: Difference) -> bool:
+    """Another way to use the same runs leaves what it has no part in as it was: that is no comparison."""
+    return row.arm.of is not None and (difference.low, difference.high) == (0.0, 0.0)
+
+
+def _corrected(rows: list[Row]) -> list[Row]:
+    """Holm's correction over all arms and quantities of the table."""
+    found = [
+        (idx, name, cell.difference.p_value)
+        for idx, row in enumerate(rows)
+        for name, cell in row.cells.items()
+        if cell.difference is not None
+        and cell.difference.p_value is not None
+        and not _untouched(row, cell.difference)
+    ]
+    for (idx, name, _), corrected in zip(found, holm([p for _, _, p in found]), strict=True):
+        rows[idx].cells[name] = replace(rows[idx].cells[name], p_holm=corrected)
+    return rows

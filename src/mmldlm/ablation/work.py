@@ -1,0 +1,217 @@
+"""What a plan comes to: a job for each trained arm and seed, with all evaluations of its run, and what is done already.
+
+DIR/plan.json               settings that the runs in the folder were trained with
+DIR/runs/ARM/SEED/          a run, as `mmldlm train` writes it
+DIR/reports/ARM/SEED/       its evaluation: record.json, result.json, documents.json, report.md
+DIR/logs/ARM-SEED.log       what its process said; the job itself beside it
+DIR/result.json table.md chart.png chart.svg
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmldlm.ablation.plan import Arm, Plan, training_settings
+from mmldlm.ablation.record import Record, read_record
+from mmldlm.config import Config
+from mmldlm.config.recipe import config_to_dict, setting_names
+from mmldlm.data.store import PairStore
+from mmldlm.durable import replace_file
+from mmldlm.errors import UserError
+
+PLAN = "plan.json"
+FORMAT = "mmldlm-ablation-1"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One evaluation of a run."""
+
+    arm: str
+    folder: str
+    settings: dict[str, Any]
+    weights: str
+    identity: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: train a run, then evaluate it in all the ways that the plan has for it."""
+
+    arm: str
+    seed: int
+    run: str
+    settings: dict[str, Any]
+    split: str
+    eval_seed: int
+    encoder: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.arm}, seed {self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Job:
+        """The reverse."""
+        return cls(**values | {"checks": tuple(Check(**check) for check in values["checks"])})
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan in its folder."""
+
+    plan: Plan
+    folder: Path
+    seeds: range
+    content: str
+    """Which pair store this is."""
+
+    def report_folder(self, arm: Arm, seed: int) -> Path:
+        """Where the evaluation of an arm and seed lies."""
+        return self.folder / "reports" / arm.folder / str(seed)
+
+    def log_path(self, job: Job) -> Path:
+        """What the process of a job says."""
+        return self.folder / "logs" / f"{Path(job.run).parent.name}-{job.seed}.log"
+
+    def record(self, arm: Arm, seed: int) -> Record | None:
+        """What is known of an arm and seed."""
+        return read_record(self.report_folder(arm, seed), self.identity(arm, seed))
+
+    def records(self) -> list[Record]:
+        """All that is known."""
+        found = (self.record(arm, seed) for arm in self.plan.arms for seed in self.seeds)
+        return [record for record in found if record is not None]
+
+    def identity(self, arm: Arm, seed: int) -> dict[str, Any]:
+        """Everything that decides the numbers of an arm and seed, as JSON keeps it."""
+        how, config = self.plan.evaluation, self.plan.config(arm, seed)
+        settings = config_to_dict(config)
+        settings["data"]["store"] = str(Path(settings["data"]["store"]).absolute())
+        found = {
+            "settings": settings,
+            "weights": arm.weights,
+            "of": arm.of,
+            "split": self.split(config),
+            "seed": how.seed,
+            "encoder": how.encoder,
+            "content": self.content,
+        }
+        kept: dict[str, Any] = json.loads(json.dumps(found))
+        return kept
+
+    def split(self, config: Config) -> str:
+        """Where the held-out documents come from."""
+        return self.plan.evaluation.split or config.data.valid_split
+
+    def jobs(self) -> list[Job]:
+        """What is still to be done, round by round: all arms with one seed before any with the next."""
+        jobs = [self._job(arm, seed) for seed in self.seeds for arm in self.plan.trained]
+        return [job for job in jobs if job.checks]
+
+    def _job(self, arm: Arm, seed: int) -> Job:
+        config = self.plan.config(arm, seed)
+        checks = tuple(
+            Check(
+                user.name, str(self.report_folder(user, seed)), config_to_dict(self.plan.config(user, seed)),
+                user.weights, self.identity(user, seed),
+            )
+            for user in self.plan.users(arm)
+            if self.record(user, seed) is None
+        )  # fmt: skip
+        how = self.plan.evaluation
+        run = str(self.folder / "runs" / arm.folder / str(seed))
+        return Job(
+            arm.name, seed, run, config_to_dict(config), self.split(config), how.seed, how.encoder, checks
+        )
+
+
+def open_work(plan: Plan, folder: Path, num_seeds: int) -> Work:
+    """Find the data and whatever the folder has already; runs of an arm that has changed since are refused."""
+    config = plan.configs[plan.arms[0].name]
+    store = PairStore.open(config.data.store)
+    splits = [one.data.train_split for one in plan.configs.values()]
+    for split in dict.fromkeys([*splits, config.data.valid_split, plan.evaluation.split or splits[0]]):
+        store.split(split)
+    work = Work(plan, folder, range(num_seeds), store.content)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder}: is a file; give a folder for the ablation")
+    taken = folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
+    if taken and not (folder / PLAN).is_file():
+        raise UserError(f"--out {folder}: holds something else than an ablation; choose another folder")
+    _refuse_changes(work, _saved_plan(folder))
+    return work
+
+
+def write_plan(work: Work) -> None:
+    """Keep what the runs are trained with, so that a later change of an arm is noticed."""
+    saved = _saved_plan(work.folder)
+    (work.folder / "logs").mkdir(exist_ok=True)
+    arms = saved.get("arms", {}) | {
+        arm.folder: training_settings(work.plan.configs[arm.name]) for arm in work.plan.trained
+    }
+    text = json.dumps({"format": FORMAT, "content": work.content, "arms": arms}, indent=1)
+    replace_file(work.folder / PLAN, text.encode())
+
+
+def _saved_plan(folder: Path) -> dict[str, Any]:
+    path = folder / PLAN
+    if not path.is_file():
+        return {}
+    try:
+        saved = json.loads(path.read_bytes())
+        if saved["format"] == FORMAT and isinstance(saved["arms"], dict):
+            return dict(saved)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path}: is not the plan of an ablation; choose another folder with --out")
+
+
+def _refuse_changes(work: Work, saved: dict[str, Any]) -> None:
+    runs = work.folder / "runs"
+    for arm in work.plan.trained:
+        if arm.folder not in saved.get("arms", {}) or not (runs / arm.folder).is_dir():
+            continue
+        changes = _changes(saved["arms"][arm.folder], training_settings(work.plan.configs[arm.name]))
+        if saved["content"] != work.content:
+            changes.append("data.store: has other documents now")
+        if changes:
+            raise UserError(
+                f"arm {arm.name!r}: its runs in {runs / arm.folder} were trained with other settings "
+                f"({'; '.join(changes)}); put them back, delete that folder, or choose another --out"
+            )
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Settings that differ; one younger than the saved plan had its default."""
+    default = json.loads(json.dumps(config_to_dict(Config())))
+    new = json.loads(json.dumps(new))
+    found = []
+    for name in setting_names():
+        if _at(new, name) is _MISSING:
+            continue  # not part of what is kept
+        before = _at(old, name)
+        before = _at(default, name) if before is _MISSING else before
+        if before != _at(new, name):
+            found.append(f"{name}: {before} -> {_at(new, name)}")
+    return found
+
+
+_MISSING = object()
+
+
+def _at(values: Any, name: str) -> Any:
+    for part in name.split("."):
+        if not isinstance(values, dict) or part not in values:
+            return _MISSING
+        values = values[part]
+    return values

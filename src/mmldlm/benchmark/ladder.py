@@ -1,0 +1,224 @@
+"""A comparison of arms: rounds of fresh processes, then a row for each arm against the baseline and the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmldlm.benchmark.arms import AGAIN, Arm, again, interleave, reference_settings
+from mmldlm.benchmark.job import Measurement
+from mmldlm.benchmark.statistics import (
+    Ratio,
+    Sample,
+    Spread,
+    loss_difference,
+    ratio,
+    spread,
+    verdict,
+)
+from mmldlm.benchmark.trial import Bench, Trial
+
+REFERENCE = "loss reference"
+_MICRO_TOKENS = 8192
+"""Size of the reference's micro-batches; it changes no loss, and the reference fits where the baseline does not."""
+
+
+@dataclass
+class Row:
+    """One arm, summed up."""
+
+    name: str
+    change: str
+    settings: tuple[str, ...] = ()
+    failure: str | None = None
+    tokens_per_second: Spread | None = None
+    documents_per_second: float | None = None
+    seconds_per_step: float | None = None
+    speedup: Ratio | None = None
+    """Tokens per second over those of the baseline."""
+    verdict: str = ""
+    memory: int | None = None
+    """Peak bytes, the largest of the repeats."""
+    resident: int | None = None
+    """Peak bytes of the process on the host."""
+    set_up_seconds: float | None = None
+    mfu: float | None = None
+    data_wait: float | None = None
+    """Share of the time in which the device waited for data."""
+    fill: float | None = None
+    """Share of the places that held real tokens."""
+    warmup_seconds: float | None = None
+    flops_per_step: float | None = None
+    loss_difference: float | None = None
+    valid_loss: float | None = None
+    """Held-out loss after the steps of the loss gate."""
+    valid_difference: float | None = None
+    gate: str = ""
+    """pass, fail, or why there is no answer."""
+    warnings: list[str] = field(default_factory=list)
+    """What the engine said while it was measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a difference that is not finite is null, and the gate has failed."""
+        found = asdict(self) | {"settings": list(self.settings)}
+        for name in ("loss_difference", "valid_difference"):
+            if found[name] is not None and not math.isfinite(found[name]):
+                found[name] = None
+        return found
+
+
+@dataclass
+class Comparison:
+    """Arms, their rows, and what the rows are measured against."""
+
+    arms: list[Arm]
+    baseline: str
+    rows: list[Row] = field(default_factory=list)
+    noise: Ratio | None = None
+    """The baseline against itself."""
+    partial: bool = False
+
+    def row(self, name: str) -> Row:
+        """The row of an arm."""
+        return next(row for row in self.rows if row.name == name)
+
+
+def compare(bench: Bench, arms: list[Arm], baseline: str) -> Comparison:
+    """Measure all arms; Ctrl-C ends the measuring and keeps what there is."""
+    first = next(arm for arm in arms if arm.name == baseline)
+    ordered = [first, again(first), *(arm for arm in arms if arm is not first)]
+    comparison = Comparison(ordered, baseline)
+    reference = reference_arm(bench, ordered)
+    if reference is not None:
+        bench.total = 1
+    try:
+        if reference is not None:
+            bench.run(reference, timed=False, gated=True)
+        run_rounds(bench, ordered)
+    except KeyboardInterrupt:
+        comparison.partial = True
+    comparison.rows, comparison.noise = summarise(bench, comparison)
+    return comparison
+
+
+def reference_arm(bench: Bench, arms: Iterable[Arm]) -> Arm | None:
+    """The plain fp32 path in small micro-batches; none where no arm is to be gated."""
+    if not bench.options.gate_steps or not any(arm.comparable for arm in arms):
+        return None
+    from mmldlm.data.store import PairStore
+
+    longest = max(
+        split["max_length"] for split in PairStore.open(bench.options.store).manifest.splits.values()
+    )
+    plain = Arm(REFERENCE, reference_settings())
+    wanted = max(longest, _MICRO_TOKENS)
+    tokens = bench.options.config(plain).batch.tokens_per_step
+    if tokens is not None and tokens <= wanted:
+        return plain
+    return Arm(REFERENCE, (*plain.settings, f"batch.micro_tokens={wanted}"))
+
+
+def run_rounds(bench: Bench, arms: list[Arm]) -> None:
+    """All arms once a round, in rotating order. An arm that died is not tried again."""
+    repeats = bench.options.repeats
+    bench.total += len(arms) * repeats
+    dead: set[str] = set()
+    for repeat in range(repeats):
+        for arm in interleave(arms, repeat, repeats):
+            if arm.name in dead:
+                bench.total -= 1
+                continue
+            trial = bench.run(arm, repeat, gated=repeat == 0 and arm.comparable)
+            if trial.failure is not None:
+                dead.add(arm.name)
+
+
+def summarise(bench: Bench, comparison: Comparison) -> tuple[list[Row], Ratio | None]:
+    """Rows in the order of the arms, and the noise."""
+    by_arm: dict[str, list[Trial]] = {arm.name: [] for arm in comparison.arms}
+    reference: Measurement | None = None
+    for trial in bench.trials:
+        if trial.arm == REFERENCE:
+            reference = trial.measurement
+        else:
+            by_arm[trial.arm].append(trial)
+    rows = [row_of(arm, by_arm[arm.name]) for arm in comparison.arms]
+    for row, arm in zip(rows, comparison.arms, strict=True):
+        _gate(row, arm, by_arm[arm.name], reference, bench)
+    samples = {name: _sample(trials) for name, trials in by_arm.items()}
+    noise = _compare_speeds(rows, samples, comparison.baseline, bench.options.seed)
+    return rows, noise
+
+
+def _sample(trials: list[Trial]) -> Sample:
+    return [
+        [block.tokens_per_second for block in trial.measurement.blocks]
+        for trial in trials
+        if trial.measurement
+    ]
+
+
+def row_of(arm: Arm, trials: list[Trial]) -> Row:
+    """What the trials of an arm come to, before it is compared with others."""
+    row = Row(arm.name, arm.change, arm.settings)
+    failures = [trial.failure.reason for trial in trials if trial.failure]
+    row.failure = failures[0] if failures else (None if trials else "not measured")
+    found = [trial.measurement for trial in trials if trial.measurement]
+    if not found:
+        return row
+    blocks = [block for one in found for block in one.blocks]
+    tokens, flops = sum(block.tokens for block in blocks), sum(block.flops for block in blocks)
+    row.tokens_per_second = spread(_sample(trials))
+    row.documents_per_second = (
+        row.tokens_per_second.median * sum(block.documents for block in blocks) / tokens
+    )
+    row.seconds_per_step = spread([[block.seconds / block.steps for block in blocks]]).median
+    row.memory = max(one.memory.peak for one in found)
+    row.resident = max(one.memory.resident for one in found)
+    row.set_up_seconds = statistics.median(one.set_up_seconds for one in found)
+    row.data_wait = statistics.median(one.data_wait for one in found)
+    row.warnings = list(dict.fromkeys(text for one in found for text in one.warnings))
+    row.fill = tokens / sum(block.places for block in blocks)
+    row.warmup_seconds = statistics.median(one.warmup_seconds for one in found)
+    row.flops_per_step = flops / sum(block.steps for block in blocks)
+    if found[0].peak_flops:
+        row.mfu = row.tokens_per_second.median * flops / tokens / found[0].peak_flops
+    return row
+
+
+def _gate(row: Row, arm: Arm, trials: list[Trial], reference: Measurement | None, bench: Bench) -> None:
+    """The losses on the way and the held-out loss after it must both be near those of the reference."""
+    found = next((trial.measurement for trial in trials if trial.measurement), None)
+    if not bench.options.gate_steps:
+        row.gate = "off"
+    elif not arm.comparable:
+        row.gate = "does other work"
+    elif reference is None:
+        row.gate = "no reference"
+    elif found is not None and found.losses:
+        row.valid_loss = found.valid_loss
+        row.loss_difference = loss_difference(found.losses, reference.losses)
+        row.valid_difference = loss_difference([found.valid_loss], [reference.valid_loss])
+        worst = max(row.loss_difference, row.valid_difference)
+        row.gate = "pass" if worst <= bench.options.tolerance else "fail"
+
+
+def _compare_speeds(rows: list[Row], samples: dict[str, Sample], baseline: str, seed: int) -> Ratio | None:
+    base, twin = samples[baseline], samples[f"{baseline} {AGAIN}"]
+    if not base:
+        return None
+    noise = ratio(twin, base, seed) if twin else None
+    for row in rows:
+        if not samples[row.name]:
+            continue
+        row.speedup = ratio(samples[row.name], base, seed)
+        if row.name == baseline:
+            row.speedup, row.verdict = Ratio(1.0, 1.0, 1.0), "baseline"
+        elif row.name == f"{baseline} {AGAIN}":
+            row.verdict = f"noise: {100 * (row.speedup.margin - 1):.1f} %"
+        else:
+            row.verdict = verdict(row.speedup, noise)
+    return noise

@@ -1,0 +1,253 @@
+"""The fresh process of one measurement: `python -m mmldlm.benchmark.worker JOB.json RESULT.json`.
+
+The only file of the benchmark that touches the engine. It drives a real `Trainer` on its real loader, without
+checkpoints, and validates only at the end of the loss gate. The device is idle at both ends of every timed block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmldlm.benchmark.job import Block, Job, Measurement, Memory
+from mmldlm.config import Config, resolve_model
+from mmldlm.config.recipe import load_recipe
+from mmldlm.data.loader import StepBatch
+from mmldlm.data.store import PairStore
+from mmldlm.durable import replace_file
+from mmldlm.errors import UserError
+from mmldlm.evaluation.validation import make_validation
+from mmldlm.model.flops import step_flops
+from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import Runtime, peak_flops, start_runtime
+from mmldlm.training.loop import Hooks, Trainer
+from mmldlm.training.setup import Setup, set_up
+
+log = logging.getLogger(__name__)
+
+
+class OverLimitError(MemoryError):
+    """The process took more memory than it was given."""
+
+
+class Unseen:
+    """The reporter of a run that nobody watches."""
+
+    def start(self, step: int, num_steps: int) -> None:
+        """Nothing to show."""
+
+    def update(self, step: int, fields: dict[str, Any]) -> None:
+        """Nothing to show."""
+
+
+class Drive:
+    """A trainer under the clock."""
+
+    def __init__(self, setup: Setup, folder: Path, memory_limit: int | None) -> None:
+        self.setup, self.device, self.memory_limit = setup, setup.runtime.device, memory_limit
+        self.model = resolve_model(setup.config.model)
+        run = RunFolder(folder)
+        run.create()
+        self.trainer = Trainer(setup, run, Hooks(lambda denoiser: {}, lambda denoiser, step: [], Unseen()))
+        self.batches: Iterator[StepBatch | UserError] = self.trainer._batches()
+
+    def close(self) -> None:
+        """End the loader and give the folder free."""
+        del self.batches
+        self.trainer.saver.close()
+        self.trainer.events.close()
+
+    def block(self, steps: int) -> Block:
+        """So many steps, from an idle device to an idle device."""
+        done = Block(steps)
+        self._synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self._step(done)
+        self._synchronize()
+        done.seconds = time.perf_counter() - began
+        return done
+
+    def loss(self) -> float | None:
+        """One step, and its loss read from the device."""
+        self.block(1)
+        value = float(self.read()["loss"])
+        return value if math.isfinite(value) else None
+
+    def held_out_loss(self) -> float | None:
+        """The loss on the validation split with the weights of now, not their average, which is too young."""
+        value = make_validation(self.setup)(self.setup.denoiser)["valid_loss"]
+        return value if math.isfinite(value) else None
+
+    def read(self) -> dict[str, Any]:
+        """What the engine says about the steps since the last call; waits for the device."""
+        return self.trainer.interval.fields()
+
+    def memory(self) -> Memory:
+        """Peaks so far. Replaying a recorded graph allocates nothing, so its peak was taken at the recording."""
+        if self.device.type != "cuda":
+            return Memory(resident=resident_peak())
+        recorded = self.trainer.stepper.graphs.peak if self.trainer.stepper.graphs else 0
+        allocated = max(recorded, torch.cuda.max_memory_allocated(self.device))
+        return Memory(allocated, torch.cuda.max_memory_reserved(self.device), resident_peak())
+
+    def _step(self, into: Block) -> None:
+        began = time.perf_counter()
+        batch = next(self.batches)
+        waited = time.perf_counter() - began
+        if isinstance(batch, UserError):  # met in a loader process
+            raise batch
+        self.trainer._one_step(batch, waited)
+        into.documents += batch.num_documents
+        into.tokens += batch.num_tokens
+        into.places += batch.num_places
+        into.flops += step_flops(
+            self.model, self.setup.data_shape, tokens=batch.num_tokens, documents=batch.num_documents,
+            squares=batch.num_squares, scored=batch.num_scored,
+        )  # fmt: skip
+        self._check_limit()
+
+    def _check_limit(self) -> None:
+        """A GPU refuses by itself; on the host the process has to look."""
+        if self.memory_limit is None or self.device.type == "cuda":
+            return
+        taken = resident_peak()
+        if taken > self.memory_limit:
+            raise OverLimitError(
+                f"{taken / 2**30:.2f} GiB resident, the limit is {self.memory_limit / 2**30:.2f} GiB"
+            )
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def measure(job: Job) -> Measurement:
+    """Set a run up, read the first losses, warm up, then time blocks of steps."""
+    began = time.perf_counter()
+    config = load_recipe(job.recipe, list(job.settings))
+    runtime = start_runtime(config)
+    _limit_memory(runtime, job.memory_limit)
+    with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
+        config = _with_valid_split(config, warnings if job.gate_steps else [])
+        drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
+        found = Measurement(
+            str(runtime.device), runtime.precision, drive.setup.denoiser.kernels.attention, runtime.compile,
+            set_up_seconds=time.perf_counter() - began, peak_flops=peak_flops(runtime.device, runtime.precision),
+            warnings=warnings,
+        )  # fmt: skip
+        try:
+            _run(drive, job, found)
+        finally:
+            drive.close()
+        found.memory = drive.memory()
+    return found
+
+
+def _with_valid_split(config: Config, warnings: list[str]) -> Config:
+    """The settings as they are; where the store holds nothing out, training documents stand in, and it is said."""
+    data, store = config.data, PairStore.open(config.data.store)
+    if data.valid_split in store.manifest.splits:
+        return config
+    warnings.append(
+        f"{store.path} has no split {data.valid_split!r}: the held-out loss of the gate is of training documents"
+    )
+    return replace(config, data=replace(data, valid_split=data.train_split))
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Warnings of the engine while this lasts, each once."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mmldlm")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        said[:] = dict.fromkeys(said)
+
+
+def _run(drive: Drive, job: Job, found: Measurement) -> None:
+    began = time.perf_counter()
+    for idx in range(job.gate_steps):
+        found.losses.append(drive.loss())
+        if idx == 0:
+            found.first_step_seconds = time.perf_counter() - began
+    if job.gate_steps:
+        found.valid_loss = drive.held_out_loss()
+    if not job.steps:
+        return
+    for idx in range(job.warmup):
+        seconds = drive.block(1).seconds
+        if idx == 0 and not job.gate_steps:
+            found.first_step_seconds = seconds
+    found.warmup_seconds = time.perf_counter() - began
+    drive.read()
+    found.blocks = [drive.block(steps) for steps in block_sizes(job.steps, job.block)]
+    found.data_wait = float(drive.read()["data_wait"])
+
+
+def block_sizes(steps: int, block: int) -> list[int]:
+    """Steps in blocks of about the wanted size, equal within one."""
+    count = max(1, steps // block)
+    return [steps // count + (idx < steps % count) for idx in range(count)]
+
+
+def resident_peak() -> int:
+    """Largest memory of this process so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _limit_memory(runtime: Runtime, limit: int | None) -> None:
+    if limit is None or runtime.device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(runtime.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+
+
+def explain(error: Exception) -> dict[str, str]:
+    """What a measurement died of: a kind for the search, a line for people."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, OverLimitError):
+        return {"kind": "memory", "reason": f"over the memory limit: {text}"}
+    starved = "out of memory" in text or "allocate memory" in text
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and starved
+    ):
+        return {"kind": "memory", "reason": "out of memory"}
+    if isinstance(error, UserError) and text.startswith("out of memory"):
+        return {"kind": "memory", "reason": text}
+    if isinstance(error, UserError):
+        return {"kind": "settings", "reason": str(error)}
+    return {"kind": "error", "reason": f"{type(error).__name__}: {text}"}
+
+
+def main(job_path: Path, result_path: Path) -> None:
+    """Measure one job; the result, or the reason why there is none, is the file that is left."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        found = {"measurement": measure(Job.from_json(json.loads(job_path.read_text()))).to_json()}
+    except Exception as error:  # every cause of death is a result
+        log.exception("the measurement failed")
+        found = {"failure": explain(error)}
+    replace_file(result_path, json.dumps(found).encode())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

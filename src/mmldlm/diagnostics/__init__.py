@@ -1,1 +1,0 @@
-"""Tools that look at runs and at training code."""

@@ -1,0 +1,185 @@
+"""More training documents out of the ones there are: spans of a document, and splices of two.
+
+Every draw is a hash of the seed and of the document's id, so it is the same in any order of reading and after a
+restart. A splice needs a second document, and a stream cannot look one up. So the text is read once before, to choose
+a fair sample of the training documents (those whose hashes are smallest) that stays in memory; the second half of
+every splice comes from it. Memory is bounded by that sample and eight bytes for the id of each text.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress, islice
+from typing import NamedTuple
+
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.preparation.segments import BATCH, SeenIds, Segment, SegmentOptions, hash63, text_ids
+
+MOST_PARTNERS = 65_536
+PARTNER_TOKENS = 2**23
+"""The sample of second halves holds at most so many documents, and so many tokens if all were of the longest kind."""
+SHORTEST_SPAN = 2
+"""Words."""
+
+_WORD = re.compile(r"\S+")
+_BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
+_LETTER = re.compile(r"\w")
+
+
+class Candidate(NamedTuple):
+    """A derived text before it is known whether it may enter the store."""
+
+    kind: str
+    text: str
+    made_of: str
+    """`span ID FIRST END`: words FIRST to END (without it, from 0); `splice ID END ID START`: the characters up to
+    END of one document, those from START of the other."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What has to be known of all documents before the first one can be spliced."""
+
+    partners: list[tuple[int, str]]
+    """(id, text) of training documents with a boundary: a sample that does not depend on the order of reading."""
+    num_documents: int
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment], options: SegmentOptions) -> Survey:
+        """Read all segments and keep the training documents with the smallest hashes."""
+        num_documents = 0
+
+        def ranked() -> Iterator[tuple[int, int, str]]:
+            nonlocal num_documents
+            for segment in segments:
+                num_documents += 1
+                if segment.split == "train" and boundaries(segment.text):
+                    yield hash63(f"partner {options.seed} {segment.id}"), segment.id, segment.text
+
+        room = max(1, min(MOST_PARTNERS, PARTNER_TOKENS // options.max_tokens))
+        chosen = heapq.nsmallest(room, ranked())
+        return cls([(id, text) for _, id, text in chosen], num_documents)
+
+
+class Deriver:
+    """Passes documents on and adds what can be derived from those of the training split."""
+
+    def __init__(self, tokenizer: Tokenizer, options: SegmentOptions, survey: Survey, known: SeenIds) -> None:
+        self.tokenizer, self.options, self.survey = tokenizer, options, survey
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(
+                (
+                    "derived_spans",
+                    "derived_splices",
+                    "derived_duplicates",
+                    "derived_too_short",
+                    "derived_too_long",
+                ),
+                0,
+            )
+        )
+        self.share_done = 0.0
+        self._known = known
+        self._starts_of = lru_cache(len(survey.partners) + 1)(boundaries)
+
+    def extend(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+        """All segments, some at a time, each lot followed by the documents that are derived from it."""
+        passed, stream = 0, iter(segments)
+        while batch := list(islice(stream, BATCH)):
+            passed += len(batch)
+            derived = self._derive([segment for segment in batch if segment.split == "train"])
+            self.share_done = passed / self.survey.num_documents
+            yield batch + derived
+
+    def _derive(self, parents: list[Segment]) -> list[Segment]:
+        """The candidates whose text is not in the store, in no split, and whose length is allowed."""
+        candidates = [candidate for parent in parents for candidate in self._candidates(parent)]
+        ids = text_ids([candidate.text for candidate in candidates])
+        fresh = self._known.add(ids)
+        self.counts["derived_duplicates"] += int((~fresh).sum())
+        chosen = list(compress(candidates, fresh))
+        arrays = self.tokenizer.encode_arrays([candidate.text for candidate in chosen])
+        fitting = [
+            (candidate, Segment(candidate.text, tokens, id, "train", candidate.made_of))
+            for candidate, tokens, id in zip(chosen, arrays, ids[fresh].tolist(), strict=True)
+            if self._fits(len(tokens))
+        ]
+        self.counts.update(f"derived_{candidate.kind}s" for candidate, _ in fitting)
+        return [segment for _, segment in fitting]
+
+    def _candidates(self, parent: Segment) -> list[Candidate]:
+        seed, count = self.options.seed, self.options.derive
+        return [
+            *draw_spans(parent.id, parent.text, seed, count),
+            *draw_splices(parent.id, parent.text, seed, count, self.survey.partners, self._starts_of),
+        ]
+
+    def _fits(self, num_tokens: int) -> bool:
+        if num_tokens < self.options.min_tokens:
+            self.counts["derived_too_short"] += 1
+        elif num_tokens > self.options.max_tokens:
+            self.counts["derived_too_long"] += 1
+        else:
+            return True
+        return False
+
+
+def boundaries(text: str) -> list[int]:
+    """Where a text may be cut: after `: ; , . ! ?` before white space, with a letter or digit on both sides."""
+    ends = [match.end() for match in _BOUNDARY.finditer(text)]
+    return [end for end in ends if _LETTER.search(text, 0, end) and _LETTER.search(text, end)]
+
+
+def draw_spans(id: int, text: str, seed: int, count: int) -> list[Candidate]:
+    """`count` runs of words of a text, shorter than the whole: first the length is drawn, then the place."""
+    words = [match.span() for match in _WORD.finditer(text)]
+    if len(words) <= SHORTEST_SPAN:
+        return []
+    spans: list[Candidate] = []
+    for draw in range(count):
+        length = SHORTEST_SPAN + _below(len(words) - SHORTEST_SPAN, f"span length {seed} {id} {draw}")
+        first = _below(len(words) - length + 1, f"span start {seed} {id} {draw}")
+        made_of = f"span {id} {first} {first + length}"
+        spans.append(Candidate("span", text[words[first][0] : words[first + length - 1][1]], made_of))
+    return spans
+
+
+def draw_splices(
+    id: int,
+    text: str,
+    seed: int,
+    count: int,
+    partners: list[tuple[int, str]],
+    starts_of: Callable[[str], list[int]] = boundaries,
+) -> list[Candidate]:
+    """`count` times the beginning of a text up to a boundary and the rest of a partner after one of its own.
+
+    `starts_of` gives the boundaries of a partner, for a caller who remembers them.
+    """
+    ends = boundaries(text)
+    if not ends or not partners:
+        return []
+    splices: list[Candidate] = []
+    for draw in range(count):
+        place = _below(len(partners), f"splice partner {seed} {id} {draw}")
+        if partners[place][0] == id:
+            place = (place + 1) % len(partners)
+        partner_id, partner = partners[place]
+        if partner_id == id:  # there is no other
+            return []
+        starts = starts_of(partner)
+        end = ends[_below(len(ends), f"splice end {seed} {id} {draw}")]
+        start = starts[_below(len(starts), f"splice start {seed} {id} {draw}")]
+        made_of = f"splice {id} {end} {partner_id} {start}"
+        splices.append(Candidate("splice", f"{text[:end]} {partner[start:].lstrip()}", made_of))
+    return splices
+
+
+def _below(limit: int, words: str) -> int:
+    """A number in 0..limit-1, all alike, that follows from the words."""
+    return hash63(words) * limit >> 63

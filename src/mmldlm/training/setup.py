@@ -1,0 +1,243 @@
+"""A run put together from its settings and its store: model, data, optimizer, and their shapes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from mmldlm.config import Config
+from mmldlm.corruption.joint import Corruption
+from mmldlm.corruption.times import stage_at
+from mmldlm.data.loader import StepBatch, StepRange, StepReader, plan_steps
+from mmldlm.data.order import Order
+from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
+from mmldlm.data.store import PairStore, Split
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.distributed.replicas import Replicas
+from mmldlm.errors import UserError
+from mmldlm.model.attention_choice import candidates, choose_attention_for
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.flops import step_flops
+from mmldlm.model.layers import Kernels
+from mmldlm.model.recompute import recomputed_blocks
+from mmldlm.model.weights import init_weights, whitening_of
+from mmldlm.objective.joint import Active, Objective
+from mmldlm.objective.weighting import build_balance
+from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
+from mmldlm.training.ema import Ema
+from mmldlm.training.graphs import Graphs
+from mmldlm.training.modes import trained_in
+from mmldlm.training.optim import build_optimizers
+from mmldlm.training.step import Stepper
+from mmldlm.types import Counts, When, to_device
+
+log = logging.getLogger(__name__)
+
+WHITENED_DOCUMENTS = 16_384
+"""Documents at most that tell how training latents vary."""
+
+
+@dataclass
+class Setup:
+    """The parts of a run before the first step."""
+
+    config: Config
+    runtime: Runtime
+    store: PairStore
+    train_split: Split
+    valid_split: Split
+    lengths: Lengths
+    data_shape: DataShape
+    corruption: Corruption
+    objective: Objective
+    order: Order
+    denoiser: Denoiser
+    ranks: Ranks = field(default_factory=Ranks)
+    halvings: int = 0
+    """How often the micro-batch was halved because memory ran out."""
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How the steps of the run are cut into micro-batches."""
+        return plan_batches(
+            self.config.batch, self.lengths, world_size=self.ranks.world_size, layout=self.config.speed.layout,
+            halvings=self.halvings,
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> StepShape:
+        """The shape that stays, after all stages."""
+        return self.plan.last
+
+    @property
+    def peak_flops(self) -> float | None:
+        """What the devices of all ranks could do at best, where that is known."""
+        one = peak_flops(self.runtime.device, self.runtime.precision)
+        return one * self.ranks.world_size if one is not None else None
+
+    def flops_of(self, batch: StepBatch) -> float:
+        """Operations that a step needs on this rank: an even share, but for the scored tokens, which are its own."""
+        share = self.ranks.world_size
+        return step_flops(
+            self.denoiser.config, self.data_shape, tokens=batch.num_tokens / share,
+            documents=batch.num_documents / share, squares=batch.num_squares / share, scored=batch.num_scored,
+            **vars(self.active_at(batch.where)),
+        )  # fmt: skip
+
+    def active_at(self, where: StepRange) -> Active:
+        """The losses of a step."""
+        stage = stage_at(self.config.corruption, where.step, self.order.epoch_of(where.start))
+        modelled = self.denoiser.length_head is not None
+        return Active.of_modes(stage.modes, self.config.objective, length_modelled=modelled)
+
+    def reader(self) -> StepReader:
+        """Reads training steps."""
+        with_rows = self.denoiser.kernels.attention in ("sdpa", "rows")
+        return StepReader(
+            self.store, self.train_split, self.order, self.plan, self.corruption.corrupt, self.count,
+            with_rows=with_rows and not self.lengths.equal, rank=self.ranks.rank, world_size=self.ranks.world_size,
+        )  # fmt: skip
+
+    def count(self, positions: np.ndarray, lengths: np.ndarray, when: When) -> Counts:
+        """What the loss of a step with these documents is divided by."""
+        no_keys = np.zeros(len(positions), dtype=np.uint64)
+        return self.corruption.count(
+            lengths, self.corruption.times(positions, no_keys, when), self.data_shape.num_slots
+        )
+
+    def stepper(self) -> Stepper:
+        """Optimizer, average and scaler for the denoiser, which must be on its device."""
+        config, device = self.config, self.runtime.device
+        several, graphs = self.ranks.several, config.speed.cuda_graphs and device.type == "cuda"
+        if several and graphs:
+            log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
+        optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
+        if (balance := build_balance(config.objective)) is not None:
+            optimizers.add_balance(balance.to(device))
+        stepper = Stepper(
+            denoiser=self.denoiser,
+            objective=self.objective,
+            optimizers=optimizers,
+            ema=Ema(self.denoiser, config.optim.ema_decay) if config.optim.ema_decay > 0 else None,
+            scaler=torch.amp.GradScaler(device.type, enabled=self.runtime.precision == "fp16"),
+            runtime=self.runtime,
+            config=config.optim,
+            graphs=Graphs() if graphs and not several else None,
+            replicas=Replicas(self.denoiser, self.ranks, config.distributed, balance) if several else None,
+            balance=balance,
+        )
+        stepper.train_only(trained_in(stage_at(config.corruption, 0), config, self.denoiser))
+        return stepper
+
+
+def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setup:
+    """Open the store and build the model with its first weights, on the device."""
+    store = PairStore.open(config.data.store)
+    train_split = store.split(config.data.train_split)
+    valid_split = store.split(config.data.valid_split)
+    for split in (train_split, valid_split):
+        if len(split) == 0:
+            raise UserError(
+                f"{store.path}: split {split.name} holds no documents; prepare more text or a larger share"
+            )
+    data_shape = data_shape_of(store)
+    corruption = Corruption(
+        config.corruption, config.train.seed, data_shape.vocab_size, config.objective.text_weighting,
+        row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
+    )  # fmt: skip
+    denoiser = Denoiser(config.model, data_shape)
+    counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
+    ranks = ranks or Ranks()
+    whitening = _whitening(store, train_split, ranks) if config.model.whiten_init else None
+    init_weights(denoiser, config.train.seed, counts, whitening)
+    denoiser.to(runtime.device)
+    active = Active.of(config.corruption, config.objective, length_modelled=config.model.length == "modelled")
+    setup = Setup(
+        config=config,
+        runtime=runtime,
+        store=store,
+        train_split=train_split,
+        valid_split=valid_split,
+        lengths=Lengths.of(train_split.lengths, data_shape.max_length),
+        data_shape=data_shape,
+        corruption=corruption,
+        objective=Objective(
+            config.objective,
+            corruption.latent,
+            active,
+            config.speed.scored_rows,
+            config.speed.chunk_rows,
+            runtime.compile,
+            corruption.text,
+        ),
+        order=Order(len(train_split), config.train.seed),
+        denoiser=denoiser,
+        ranks=ranks,
+    )
+    setup.plan  # noqa: B018  sizes that do not fit the data are refused here
+    choose_kernels(setup)
+    if runtime.compile:
+        compile_blocks(denoiser)
+    return setup
+
+
+def _whitening(store: PairStore, split: Split, ranks: Ranks) -> np.ndarray:
+    """What makes the training latents white, found from documents all over the split; the same on all ranks."""
+    if ranks.main:
+        documents = np.unique(np.linspace(0, len(split) - 1, WHITENED_DOCUMENTS).astype(np.int64))
+        latents = store.normalize(split.read(documents).latents)
+        found = torch.from_numpy(whitening_of(latents.reshape(-1, latents.shape[-1])))
+    else:
+        found = torch.zeros((store.manifest.num_channels,) * 2, dtype=torch.float64)
+    return ranks.tensor_from_main(found).numpy()
+
+
+def choose_kernels(setup: Setup) -> None:
+    """Tell the denoiser which of several equal ways to compute; the fastest attention is measured if need be."""
+    config, runtime, denoiser = setup.config.speed, setup.runtime, setup.denoiser
+    kind, depth = config.activation_checkpointing, denoiser.config.depth
+    share = {"block": 0.0, "budget": config.activation_budget}.get(kind, 1.0)
+    denoiser.recomputed = recomputed_blocks(depth, share)
+    keep = "products" if kind == "selective" else "all"
+    denoiser.kernels = Kernels(runtime.attention, runtime.fused, DTYPES[config.residual], keep)
+    if runtime.attention == "auto":
+        denoiser.kernels = denoiser.kernels._replace(
+            attention=setup.ranks.from_main(_fastest_attention(setup))
+        )
+
+
+def _fastest_attention(setup: Setup) -> str:
+    model, runtime = setup.denoiser.config, setup.runtime
+    first = next(plan_steps(setup.order, setup.train_split.lengths, setup.shape, 0))
+    reader = replace(setup.reader(), plan=setup.shape)
+    layout = to_device(reader.make(first).micro_batches[0].open().noisy.layout, runtime.device)
+    names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
+    return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
+
+
+def compile_blocks(denoiser: Denoiser) -> None:
+    """One graph per block without breaks; all blocks share it."""
+    torch._dynamo.config.recompile_limit = (
+        64  # a shape for each stage of the batch and each size of micro-batch
+    )
+    for block in denoiser.blocks:
+        block.compile(fullgraph=True, dynamic=False)
+
+
+def plain_blocks(setup: Setup) -> None:
+    """Take compilation back."""
+    for block in setup.denoiser.blocks:
+        block._compiled_call_impl = None
+    setup.objective = replace(setup.objective, compiled=False)
+    if setup.denoiser.kernels.attention == "flex":
+        setup.denoiser.kernels = setup.denoiser.kernels._replace(attention="varlen")
+
+
+def data_shape_of(store: PairStore) -> DataShape:
+    """What the data says about the ends of the network."""
+    manifest = store.manifest
+    longest = max(split["max_length"] for split in manifest.splits.values())
+    return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)

@@ -1,0 +1,156 @@
+"""One optimizer update: forward and backward over the micro-batches, clip, step, average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+
+import torch
+from torch import Tensor
+
+from mmldlm.config import OptimConfig
+from mmldlm.data.loader import StepBatch
+from mmldlm.distributed.replicas import Replicas
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.model.weights import other_rows
+from mmldlm.objective.joint import LossTerms, Objective, add_terms
+from mmldlm.objective.weighting import GradientNorm, LossBalance
+from mmldlm.runtime import Runtime
+from mmldlm.training.balance import gradient_norms, has_both
+from mmldlm.training.ema import Ema
+from mmldlm.training.graphs import Graphs
+from mmldlm.training.modes import Trained
+from mmldlm.training.optim import Optimizers
+from mmldlm.types import MicroBatch
+
+
+@dataclass
+class StepResult:
+    """What a step did; tensors stay on the device until somebody logs them."""
+
+    terms: LossTerms
+    grad_norm: Tensor
+    skipped: Tensor
+    """1 where the gradient was not finite and nothing was updated."""
+
+
+@dataclass
+class Stepper:
+    """Everything one update touches."""
+
+    denoiser: Denoiser
+    objective: Objective
+    optimizers: Optimizers
+    ema: Ema | None
+    scaler: torch.amp.GradScaler
+    runtime: Runtime
+    config: OptimConfig
+    graphs: Graphs | None = None
+    """Recorded micro-batches, where launching them one kernel at a time takes too long."""
+    replicas: Replicas | None = None
+    """The denoiser on several ranks."""
+    balance: LossBalance | None = None
+    """What scales the parts of the loss besides their weights."""
+    _norms: Tensor | None = None
+    """Of the gradients of text and latent, where this step measured them."""
+    trained: Trained | None = None
+    """What is updated at present; None: everything."""
+
+    def train_only(self, trained: Trained) -> bool:
+        """From now on only these losses exist, and nothing else gets an update of any kind; true if that is new."""
+        if self.trained == trained:
+            return False
+        if self.replicas is not None:
+            self.replicas.begin_anew()
+        self.forget()
+        parameters = dict(self.denoiser.named_parameters())
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trained.names)
+            parameter.grad = None
+        self.trained, self.objective = trained, replace(self.objective, active=trained.active)
+        self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
+        if self.balance is not None:
+            losses = trained.active
+            self.optimizers.still |= self.balance.still(text=losses.text, latent=losses.latent)
+        if self.ema is not None:
+            self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
+        return True
+
+    def gradients(self, batch: StepBatch) -> LossTerms:
+        """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
+        self._norms = None
+        if (
+            isinstance(self.balance, GradientNorm)
+            and self.balance.due(batch.where.step)
+            and has_both(self, batch)
+        ):
+            self._norms = gradient_norms(self, batch)
+        if self.replicas is not None:
+            return self._gradients_of_all(self.replicas, batch)
+        terms: LossTerms | None = None
+        for parcel in batch.micro_batches:
+            part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
+            terms = add_terms(terms, part)
+        assert terms is not None
+        return terms
+
+    def _gradients_of_all(self, replicas: Replicas, batch: StepBatch) -> LossTerms:
+        """On several ranks; the terms are of this rank's documents, the gradients of all."""
+        parts = replicas.run([partial(self.pass_over, parcel.open()) for parcel in batch.micro_batches])
+        return reduce(add_terms, parts[1:], add_terms(None, parts[0]))
+
+    def update(self, terms: LossTerms, lr: float, step: int) -> StepResult:
+        """Use up the gradients, whose loss was `terms`. What fails here cannot be done again."""
+        self.optimizers.set_lr(lr)
+        grad_norm, skipped = self._update()
+        if self.ema is not None:
+            self.ema.update(step + 1, skipped)
+        if isinstance(self.balance, GradientNorm) and self._norms is not None:
+            self.balance.settle(self._norms, step)
+        return StepResult(terms, grad_norm, skipped)
+
+    def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
+        """Forward and backward; adds to the gradients."""
+        with self.runtime.autocast():
+            terms = self._terms(micro_batch)
+        self.scaler.scale(terms.trained).backward()
+        return terms.detached()
+
+    def _terms(self, micro_batch: MicroBatch) -> LossTerms:
+        def compute(denoiser: Denoiser) -> dict[str, Tensor]:
+            return vars(self.objective(denoiser, micro_batch.noisy, micro_batch.counts, self.balance))
+
+        return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
+
+    def forget(self) -> None:
+        """Drop the gradients of a step that failed half-way, and the memory that it took."""
+        if self.graphs is not None:
+            self.graphs = Graphs()
+        self.optimizers.zero_grad(set_to_none=True)
+        if self.runtime.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _update(self) -> tuple[Tensor, Tensor]:
+        """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
+        self.optimizers.unscale(self.scaler)
+        grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
+        skipped = (~self._finite(grad_norm)).float()
+        self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
+        moving = self.graphs is None or bool(self.graphs.broken)
+        self.optimizers.zero_grad(
+            set_to_none=moving and self.replicas is None
+        )  # DDP's are parts of its buckets
+        return grad_norm, skipped
+
+    def _finite(self, grad_norm: Tensor) -> Tensor:
+        found = torch.isfinite(grad_norm)
+        for learned in self.balance.parameters() if self.balance is not None else ():
+            assert learned.grad is not None, "every pass reaches the balance"
+            found = found & torch.isfinite(learned.grad).all()
+        return found
+
+    def _shrink(self, grad_norm: Tensor) -> Tensor | None:
+        """What the gradients are to be multiplied with so that their norm is within bounds."""
+        if self.config.clip_norm <= 0:
+            return None
+        return (self.config.clip_norm / (grad_norm + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,41 @@
+"""The course of a run, as `--dry-run` draws it."""
+
+import pytest
+
+from mmldlm.config import MODES
+from mmldlm.metrics import read_log
+from mmldlm.training.lr import lr_at
+from mmldlm.training.plan import course_of
+from tests.runs import make_trainer
+from tests.stores import write_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store"), num_train=120).path
+
+
+def test_the_course_is_what_the_run_does(store, tmp_path):
+    words = ("batch.schedule=[{until: 5, tokens_per_step: 128}]", "optim.schedule=wsd", "train.log_every=1")
+    trainer = make_trainer(tmp_path, store, *words, "corruption.mode_weights.joint=2")
+    course = course_of(trainer.setup)
+    trainer.fit()
+    logged = [line for line in read_log(trainer.run.training_log) if "lr" in line]
+    assert course.steps == list(range(12))
+    assert course.lr == pytest.approx([line["lr"] for line in logged])
+    # a step takes whole documents, so it stays below its tokens by about half of one
+    sizes = [line["batch_size"] for line in logged]
+    assert sum(course.documents) == pytest.approx(sum(sizes), rel=0.15)
+    assert course.tokens == pytest.approx([128.0] * 5 + [256.0] * 7)
+    assert [course.modes[mode][3] for mode in MODES] == [0.25, 0.25, 0.5]
+
+
+def test_a_long_run_is_drawn_with_the_ends_of_its_stages(store, tmp_path):
+    words = ("train.steps=1000000", "batch.schedule=[{until: 777, tokens_per_step: 128}]")
+    setup = make_trainer(tmp_path, store, *words).setup
+    course = course_of(setup)
+    assert len(course.steps) <= 2002
+    assert (course.steps[0], course.steps[-1]) == (0, 999_999)
+    at = course.steps.index(777)
+    assert (course.tokens[at - 1], course.tokens[at]) == (128.0, 256.0)
+    assert course.lr[-1] == lr_at(999_999, 1_000_000, setup.config.optim)

@@ -1,0 +1,188 @@
+"""Small parts of the engine: stages of the batch, the clock, the profile, a compiler that fails."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from mmldlm.errors import UserError
+from mmldlm.metrics import read_log
+from mmldlm.training.clock import StepClock
+from mmldlm.training.profile import _is_kernel, busy_share
+from tests.runs import make_trainer
+
+
+def lines(trainer):
+    return [line for line in read_log(trainer.run.training_log) if "loss" in line]
+
+
+STAGES = "batch.schedule=[{until: 4, tokens_per_step: 64}, {until: 8, micro_tokens: 64}]"
+
+
+def test_a_batch_that_grows_does_so_at_its_steps(store, tmp_path):
+    trainer = make_trainer(tmp_path, store, STAGES, "train.log_every=1")
+    trainer.fit()
+    sizes = [(line["micro_tokens"], line["micro_batches"]) for line in lines(trainer)]
+    assert sizes[:4] == [(80, 1)] * 4
+    assert [count > 3 for _, count in sizes[4:8]] == [True] * 4
+    assert sizes[8:] == [(272, 1)] * 4
+
+
+def test_stages_resume_bit_by_bit_and_their_micro_batches_may_change(store, tmp_path):
+    whole, half = (make_trainer(tmp_path / name, store, STAGES) for name in ("whole", "half"))
+    whole.fit()
+    run = half._one_step
+
+    def one_step(*args):
+        run(*args)
+        if half.step == 5:  # the last checkpoint is that of step 4
+            raise KeyboardInterrupt
+
+    half._one_step = one_step
+    with pytest.raises(KeyboardInterrupt):
+        half.fit()
+    again = make_trainer(tmp_path / "half", store, STAGES)
+    again.fit()
+    pairs = zip(whole.setup.denoiser.parameters(), again.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    other = STAGES.replace("micro_tokens: 64", "micro_tokens: 32")
+    make_trainer(tmp_path / "half", store, other, "train.steps=13").fit()
+    with pytest.raises(UserError, match=r"batch.schedule: .*64.* -> .*72"):
+        make_trainer(
+            tmp_path / "half",
+            store,
+            STAGES.replace("tokens_per_step: 64", "tokens_per_step: 72"),
+            "train.steps=14",
+        ).fit()
+
+
+def test_stages_out_of_order_are_refused(store, tmp_path):
+    with pytest.raises(UserError, match=r"batch.schedule: the stages end at \[8, 4\]"):
+        make_trainer(tmp_path, store, "batch.schedule=[{until: 8}, {until: 4}]")
+    with pytest.raises(UserError, match=r"batch.schedule\[0\].until=0"):
+        make_trainer(tmp_path, store, "batch.schedule=[{tokens_per_step: 64}]")
+    with pytest.raises(
+        UserError, match=r"batch.schedule\[0\].tokens_per_step=8: the longest document has 24"
+    ):
+        make_trainer(tmp_path, store, "batch.schedule=[{until: 3, tokens_per_step: 8}]")
+
+
+def test_on_a_cpu_all_waiting_counts():
+    clock = StepClock(torch.device("cpu"))
+    for waited in (0.5, 0.25):
+        clock.begin(waited)
+        clock.end()
+    assert clock.read() == 0.75
+    assert clock.read() == 0.0
+
+
+@pytest.mark.parametrize(("ranges", "share"), [
+    ([(0, 10)], 1.0), ([(0, 4), (6, 10)], 0.8), ([(0, 6), (2, 4), (5, 10)], 1.0), ([(6, 8), (0, 2)], 0.5),
+])  # fmt: skip
+def test_busy_is_what_at_least_one_kernel_covers(ranges, share):
+    assert busy_share(ranges) == pytest.approx(share)
+
+
+def test_labels_on_the_line_of_the_device_are_no_kernels():
+    from types import SimpleNamespace
+
+    def event(name, device="DeviceType.CUDA", label=False):
+        return SimpleNamespace(name=name, device_type=device, is_user_annotation=label)
+
+    assert _is_kernel(event("nvjet_gemm"))
+    assert _is_kernel(event("void at::native::elementwise_kernel<128, 4, {lambda(int)#1}>(int)"))
+    assert not _is_kernel(event("nvjet_gemm", device="DeviceType.CPU"))
+    for name in ("ProfilerStep*", "Optimizer.step#AdamW.step"):
+        assert not _is_kernel(event(name))
+    assert not _is_kernel(event("a range of the user", label=True))
+
+
+def test_a_profile_holds_a_trace_and_the_longest_operators(store, tmp_path):
+    words = ["train.profile=true", "train.profile_wait=1", "train.profile_warmup=1", "train.profile_steps=2"]
+    trainer = make_trainer(tmp_path, store, *words, "train.steps=5")
+    trainer.fit()
+    folder = trainer.run.path / "profile"
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    assert trace["traceEvents"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["device_busy"] is None
+    products = [row for row in summary["longest"] if row["name"] in ("aten::mm", "aten::addmm")]
+    assert all(row["calls_per_step"] >= 10 for row in products)
+    assert len(products) == 2
+    assert 0 < sum(row["share"] for row in summary["longest"]) <= 1.0001
+    assert (folder / "summary.md").read_text().startswith("# Profile of 2 steps")
+
+
+def test_a_compiler_that_fails_is_switched_off_with_one_message(store, tmp_path, caplog):
+    def broken(graph, inputs):
+        raise RuntimeError("no code for this machine")
+
+    trainer = make_trainer(tmp_path / "broken", store, "speed.compile=true", "speed.chunk_rows=64")
+    for block in trainer.setup.denoiser.blocks:
+        block.compile(backend=broken)
+    trainer.fit()
+    told = [record.message for record in caplog.records if "torch.compile failed" in record.message]
+    assert len(told) == 1
+    plain = make_trainer(tmp_path / "plain", store, "speed.chunk_rows=64")
+    plain.fit()
+    for ours, theirs in zip(lines(trainer), lines(plain), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("words", [
+    ["speed.activation_checkpointing=selective"], ["speed.activation_checkpointing=block"],
+    ["speed.activation_checkpointing=budget", "speed.activation_budget=0.5"], ["speed.attention=reference"],
+    ["data.num_workers=2"], ["batch.micro_documents=4"],
+])  # fmt: skip
+def test_no_switch_changes_the_loss(store, tmp_path, words):
+    runs = [make_trainer(tmp_path / name, store, *more) for name, more in (("a", []), ("b", words))]
+    for run in runs:
+        run.fit()
+    for ours, theirs in zip(*map(lines, runs), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_a_bf16_residual_stream_stays_near(store, tmp_path):
+    runs = [make_trainer(tmp_path / kind, store, f"speed.residual={kind}") for kind in ("fp32", "bf16")]
+    for run in runs:
+        run.fit()
+    found = [[line["loss"] for line in lines(run)] for run in runs]
+    assert found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=5e-3)
+
+
+def test_an_error_of_a_kernel_is_not_blamed_on_the_compiler_for_ever(store, tmp_path):
+    trainer, calls = make_trainer(tmp_path, store, "speed.compile=true", "speed.chunk_rows=64"), []
+
+    class KernelError(Exception):
+        pass
+
+    KernelError.__module__ = "triton.compiler.errors"
+
+    def pass_over(micro_batch):
+        calls.append(1)
+        raise KernelError("no such tile")
+
+    trainer.stepper.pass_over = pass_over
+    with pytest.raises(KernelError):
+        trainer.fit()
+    assert len(calls) == 2
+
+
+def test_recording_needs_a_gpu(store, tmp_path):
+    with pytest.raises(UserError, match=r"speed.cuda_graphs=true: needs a GPU"):
+        make_trainer(tmp_path, store, "speed.cuda_graphs=true", "train.device=cpu")
+
+
+def test_a_profile_that_is_cut_short_counts_what_it_saw(store, tmp_path):
+    words = [
+        "train.profile=true",
+        "train.profile_wait=1",
+        "train.profile_warmup=1",
+        "train.profile_steps=100",
+    ]
+    trainer = make_trainer(tmp_path, store, *words, "train.profile_details=false", "train.steps=5")
+    trainer.fit()
+    assert json.loads((trainer.run.path / "profile" / "summary.json").read_text())["steps"] == 3
