@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from mmldlm import __version__
 
@@ -21,6 +21,7 @@ try:
     from runwatch.errors import UserError as WatchError
     from traindoctor import cli as doctor
     from traindoctor.errors import UserError as DoctorError
+    from typer.core import TyperCommand
 
     from mmldlm.cli import (
         ablate,
@@ -31,11 +32,12 @@ try:
         evaluate,
         export,
         migrate,
+        next_steps,
         prepare,
         sample,
         train,
     )
-    from mmldlm.cli.sections import SectionedCommand
+    from mmldlm.cli.sections import SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
 except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
     print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
@@ -46,31 +48,40 @@ CLOSED_PIPE = 128 + 13
 
 app = typer.Typer(
     name="mmldlm",
+    cls=SectionedGroup,
     help="Train language models that diffuse text and its latent (a sentence embedding) together.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,  # words in [brackets] are shown as they are, and lines keep their width in a pipe
 )
-app.command("prepare", short_help="Turn text into a pair store.")(prepare.prepare)
-app.add_typer(data.app, name="data")
-app.command("train", short_help="Train a recipe, or go on with a run.")(train.train)
-app.command("sample", cls=SectionedCommand, short_help="Decode, encode, fill in or generate.")(sample.sample)
-app.command("eval", short_help="Measure a trained model, or compare results.")(evaluate.evaluate)
-app.command("export", short_help="Write the weights of a run for use.")(export.export)
-app.command(
-    "monitor", cls=monitor.MonitorCommand, short_help="Watch training runs: what is wrong, what to do."
-)(monitor.monitor)
-app.add_typer(doctor.app, name="doctor", short_help="Find and fix what ails training code.")
-app.command("benchmark", cls=SectionedCommand, short_help="Measure what speed-ups are worth here.")(
-    benchmark.benchmark
-)
-app.command("ablate", short_help="Which settings help: trainings with several seeds, one table.")(
-    ablate.ablate
-)
+_DATA, _TRAIN, _USE, _JUDGE, _TOOLS = "Data", "Training", "A trained model", "Figures", "Tools"
+
+
+def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperCommand] | None = None) -> None:
+    app.command(name, cls=cls, short_help=summary, rich_help_panel=panel)(function)
+
+
+_add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
+app.add_typer(data.app, name="data", rich_help_panel=_DATA)
+_add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
+_add("sample", sample.sample, _USE, "Decode, encode, fill in or generate.", SectionedCommand)
+_add("export", export.export, _USE, "Write the weights of a run for use.")
+_add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model, or compare results.")
+_add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
+_add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
 app.command("ablate-run", hidden=True)(ablate_work.ablate_run)
-app.command("migrate", short_help="Bring a checkout of the research code over.")(migrate.migrate)
-app.command("demo", short_help="All of it in minutes on the built-in text.")(demo.demo)
+_add(
+    "monitor",
+    monitor.monitor,
+    _TOOLS,
+    "Watch training runs: what is wrong, what to do.",
+    monitor.MonitorCommand,
+)
+app.add_typer(
+    doctor.app, name="doctor", short_help="Find and fix problems in training code.", rich_help_panel=_TOOLS
+)
+_add("migrate", migrate.migrate, _TOOLS, "Move from the research code.")
+_add("demo", demo.demo, _TOOLS, "All of it in minutes on the built-in text.")
 
 
 def _version(value: bool) -> None:
@@ -81,11 +92,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train language models that diffuse text and its latent (a sentence embedding) together."""
+    if context.invoked_subcommand is None:
+        next_steps.show()
 
 
 def main() -> None:
