@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "mmldlm"
 TIERS = [
     {
         "errors",
+        "latents",
         "config",
         "randomness",
         "layout",

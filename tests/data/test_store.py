@@ -92,11 +92,11 @@ def test_small_vocabulary_is_stored_in_two_bytes(tmp_path: Path) -> None:
 def test_normalizer_is_fitted_on_the_training_split(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", num_slots=3, latent_dtype="float16")
     latents = store.split("train").read(np.arange(200)).latents.astype(np.float64)
-    assert np.allclose(store.mean, latents.mean(axis=(0, 1)), atol=1e-6)
-    assert np.allclose(store.scale, latents.std(axis=(0, 1)), atol=1e-6)
-    normal = store.normalize(latents)
+    assert np.allclose(store.normalizer.mean, latents.mean(axis=(0, 1)), atol=1e-6)
+    assert np.allclose(store.normalizer.scale, latents.std(axis=(0, 1)), atol=1e-6)
+    normal = store.normalizer.normalize(latents)
     assert np.allclose(normal.std(axis=(0, 1)), 1, atol=1e-5)
-    assert np.allclose(store.denormalize(normal), latents, atol=1e-5)
+    assert np.allclose(store.normalizer.denormalize(normal), latents, atol=1e-5)
 
 
 def test_far_from_zero_and_dead_channels(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_far_from_zero_and_dead_channels(tmp_path: Path) -> None:
     )
     writer.add("train", [[1, 2]] * 300, latents.astype(np.float32))
     store = writer.finish()
-    assert store.scale[0] == pytest.approx(
+    assert store.normalizer.scale[0] == pytest.approx(
         latents[:, 0, 0].astype(np.float32).std(dtype=np.float64), rel=1e-4
     )
-    assert 0 < store.scale[2] < 1e-2
-    assert np.isfinite(store.normalize(latents)).all()
+    assert 0 < store.normalizer.scale[2] < 1e-2
+    assert np.isfinite(store.normalizer.normalize(latents)).all()
 
 
 def test_token_counts(tmp_path: Path, documents: dict[str, Any]) -> None:

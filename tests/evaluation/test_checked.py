@@ -21,6 +21,7 @@ from mmldlm.evaluation.generation import Pairs, _agreement
 from mmldlm.evaluation.inversion import Inversion, Truth, inversion_options, invert
 from mmldlm.evaluation.round_trip import measure_round_trips
 from mmldlm.evaluation.selection import Selection
+from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.types import DenoiserOutput
@@ -73,7 +74,7 @@ def misled_model(modes: ModeWeights | None = None, dropout: float = 0.1) -> Load
     )
     model = oracle_model(joint_distribution())
     model.corruption, model.denoiser = Corruption(config, 0, VOCAB, "uniform", 8), cast(Any, Misled())
-    model.mean, model.scale = np.zeros(NUM_CHANNELS, np.float32), np.ones(NUM_CHANNELS, np.float32)
+    model.normalizer = Normalizer(np.zeros(NUM_CHANNELS, np.float32), np.ones(NUM_CHANNELS, np.float32))
     model.config = replace(model.config, corruption=config)
     return model
 
@@ -242,7 +243,7 @@ def test_latents_on_another_scale_change_nothing() -> None:
     """The encoder's latents may have any mean and scale: the network is asked about normalised ones everywhere."""
     plain, moved = context_of(misled_model(), candidates=[3]), context_of(misled_model(), candidates=[3])
     mean, scale = np.full(NUM_CHANNELS, 30.0, np.float32), np.full(NUM_CHANNELS, 0.25, np.float32)
-    moved.model.mean, moved.model.scale = mean, scale
+    moved.model.normalizer = Normalizer(mean, scale)
     documents = replace(moved.selection.documents, latents=plain.selection.documents.latents * scale + mean)
     moved.selection = replace(moved.selection, documents=documents)
     found = []

@@ -16,6 +16,7 @@ from mmldlm.evaluation.bounds import measure_latent_bound
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.latent_bound import LatentErrors, latent_errors, normal_nats, time_of_snr
 from mmldlm.evaluation.selection import Selection
+from mmldlm.latents import Normalizer
 from tests.evaluation.toys import draw_gaussian_documents, gaussian_model
 
 MEANS = np.array([[1.5, -0.5], [-1.0, 1.0]])
@@ -115,13 +116,13 @@ def test_nats_of_raw_latents_are_those_of_their_density() -> None:
     """The exact denoiser of a normal world pays, in raw coordinates, the negative log-density of the raw latents."""
     documents = draw_gaussian_documents(MEANS, DEVIATION, 400)
     model = gaussian_model(MEANS, DEVIATION, prediction_type="clean", schedule="cosine")
-    model.mean, model.scale = np.array([30.0, -2.0], np.float32), np.array([3.0, 0.5], np.float32)
-    raw = replace(documents, latents=model.denormalize(documents.latents))
+    model.normalizer = Normalizer(np.array([30.0, -2.0], np.float32), np.array([3.0, 0.5], np.float32))
+    raw = replace(documents, latents=model.normalizer.denormalize(documents.latents))
     selection = Selection(cast(Any, None), np.arange(400), raw, 0)
     config = EvaluationConfig(num_draws=64, latent_snr=3000.0)
     found = measure_latent_bound(Context(model, config, selection, 0, lambda *event: None, None, None))
     assert found is not None
-    kind, deviation = documents.tokens.reshape(-1, 3)[:, 0], DEVIATION * model.scale
-    centred = raw.latents[:, 0] - (MEANS[kind] * model.scale + model.mean)
+    kind, deviation = documents.tokens.reshape(-1, 3)[:, 0], DEVIATION * model.normalizer.scale
+    centred = raw.latents[:, 0] - (MEANS[kind] * model.normalizer.scale + model.normalizer.mean)
     exact = 0.5 * (centred / deviation) ** 2 + np.log(deviation) + 0.5 * np.log(2 * np.pi)
     assert found["right"]["nats_per_dimension_raw"] == pytest.approx(float(exact.mean()), abs=0.05)

@@ -22,11 +22,9 @@ from mmldlm.evaluation.quantities import Quantity, spearman
 from mmldlm.evaluation.retrieval import ranks
 from mmldlm.evaluation.statistics import (
     choose,
-    cosine,
     jackknife_estimate,
     mean_estimate,
     ratio_estimate,
-    unit,
 )
 from mmldlm.evaluation.text_scores import (
     bleu_counts,
@@ -37,6 +35,7 @@ from mmldlm.evaluation.text_scores import (
     token_accuracy,
     token_f1,
 )
+from mmldlm.latents import cosine, directions
 from tests.stores import write_store
 
 
@@ -94,7 +93,7 @@ def test_cosine_is_the_mean_over_slots() -> None:
     left = np.array([[[1.0, 0.0], [0.0, 2.0]]])
     right = np.array([[[3.0, 0.0], [5.0, 0.0]]])
     assert cosine(left, right) == pytest.approx([0.5])
-    assert (unit(left) ** 2).sum() == pytest.approx(1.0)
+    assert (directions(left) ** 2).sum() == pytest.approx(1.0)
     assert cosine(np.zeros((1, 1, 2)), np.ones((1, 1, 2))) == pytest.approx([0.0])
 
 

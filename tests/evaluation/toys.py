@@ -17,6 +17,7 @@ from mmldlm.config import Config, CorruptionConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.schedule import FlowLatent
 from mmldlm.data.store import Documents
+from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.types import DenoiserOutput
@@ -80,8 +81,7 @@ def oracle_model(joint: np.ndarray, *, schedule: str = "linear", blind: bool = F
         corruption=corruption,
         device=torch.device("cpu"),
         fingerprint="toy",
-        mean=np.zeros(2, np.float32),
-        scale=np.ones(2, np.float32),
+        normalizer=Normalizer(np.zeros(2, np.float32), np.ones(2, np.float32)),
         encoder=None,
         tokenizer_path=None,
     )

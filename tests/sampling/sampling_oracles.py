@@ -18,6 +18,7 @@ from torch import Tensor
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import Config, CorruptionConfig, ModelConfig, ModeWeights
 from mmldlm.corruption.joint import Corruption
+from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
@@ -184,8 +185,7 @@ def _loaded(denoiser: Denoiser, config: Config, corruption: Corruption) -> Loade
         corruption=corruption,
         device=torch.device("cpu"),
         fingerprint="toy",
-        mean=np.zeros(1, np.float32),
-        scale=np.ones(1, np.float32),
+        normalizer=Normalizer(np.zeros(1, np.float32), np.ones(1, np.float32)),
         encoder=None,
         tokenizer_path=None,
     )

@@ -15,6 +15,7 @@ from mmldlm.config import ModeWeights
 from mmldlm.data.store import Documents
 from mmldlm.evaluation.latent_bound import latent_errors
 from mmldlm.evaluation.likelihood import text_bound
+from mmldlm.latents import Normalizer
 from mmldlm.sampling.answers import LastAnswers
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
@@ -142,7 +143,7 @@ def test_bounds_ask_twice_and_tell_every_document() -> None:
     """As the same network that is never told, but for the answer of the second pass."""
     model = random_model(self_conditioning=True, modes=ModeWeights())
     documents = Documents(np.concatenate(TEXTS), LENGTHS, LATENTS, np.arange(len(LENGTHS)))
-    model.mean, model.scale = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    model.normalizer = Normalizer(np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32))
     how = {"num_draws": 2, "seed": 1}
     record = recorded(model)
     text = text_bound(model, documents, latent="right", batch_tokens=1000, **how)

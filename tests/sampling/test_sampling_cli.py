@@ -80,7 +80,7 @@ def make_run(
         "num_channels": NUM_CHANNELS,
         "max_length": LONGEST,
         "fingerprint": store.fingerprint,
-        "normalizer": {"mean": store.mean.tolist(), "scale": store.scale.tolist()},
+        "normalizer": {"mean": store.normalizer.mean.tolist(), "scale": store.normalizer.scale.tolist()},
         "encoder": {"name": "synthetic"},
         "step": 7,
     }
@@ -187,7 +187,7 @@ def test_command_gives_what_the_library_gives_for_normalised_latents(run: Path, 
         document_keys(2, documents.ids),
     )
     expected = decode_latents(
-        model, model.normalize(documents.latents), options, lengths=np.full(6, 9), keys=keys
+        model, model.normalizer.normalize(documents.latents), options, lengths=np.full(6, 9), keys=keys
     )
     raw = decode_latents(model, documents.latents, options, lengths=np.full(6, 9), keys=keys)
     words = ("--mode", "l2t", "--from-split", "validation", "--length", 9, "--seed", 2)

@@ -7,9 +7,10 @@ import pytest
 from sampling_oracles import random_model, spy
 
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.latents import cosine
 from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
-from mmldlm.sampling.judge import Checked, cosine, probed_places
+from mmldlm.sampling.judge import Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.remasking import with_blanks
 from mmldlm.sampling.self_check import checked_stages, decode_checked

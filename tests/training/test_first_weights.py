@@ -12,7 +12,7 @@ def test_a_whitened_start_is_found_from_the_normalised_training_latents(store, t
         make_trainer(tmp_path / str(on), store, f"model.whiten_init={on}").setup for on in (False, True)
     )
     split = plain.train_split
-    latents = plain.store.normalize(split.read(np.arange(len(split))).latents)
+    latents = plain.store.normalizer.normalize(split.read(np.arange(len(split))).latents)
     matrix = torch.from_numpy(whitening_of(latents.reshape(-1, latents.shape[-1])))
     expected = (plain.denoiser.latent_embed.weight.double() @ matrix).float()
     assert torch.equal(white.denoiser.latent_embed.weight, expected)

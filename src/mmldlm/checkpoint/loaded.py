@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mmldlm.checkpoint.export import Export, read_export
@@ -16,6 +15,7 @@ from mmldlm.config import Config
 from mmldlm.config.recipe import config_from_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
+from mmldlm.latents import Normalizer
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
@@ -23,15 +23,14 @@ from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
 
 @dataclass
 class LoadedModel:
-    """Weights, settings and what the data was made with. Latents inside are normalised; `denormalize` undoes it."""
+    """Weights, settings and what the data was made with. Latents inside are normalised."""
 
     denoiser: Denoiser
     config: Config
     corruption: Corruption
     device: torch.device
     fingerprint: str
-    mean: np.ndarray
-    scale: np.ndarray
+    normalizer: Normalizer
     encoder: dict[str, Any] | None
     tokenizer_path: Path | None
     step: int | None = None
@@ -41,14 +40,6 @@ class LoadedModel:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around every pass of the denoiser."""
         return autocast(self.device, self.precision)
-
-    def normalize(self, latents: np.ndarray) -> np.ndarray:
-        """Raw latents (n, S, C), as the encoder gives them, to those the denoiser works on."""
-        return ((latents - self.mean) / self.scale).astype(np.float32)
-
-    def denormalize(self, latents: np.ndarray) -> np.ndarray:
-        """The inverse of `normalize`."""
-        return (latents * self.scale + self.mean).astype(np.float32)
 
 
 def build_model(export: Export, device: torch.device, *, source: str) -> LoadedModel:
@@ -69,8 +60,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
         ),
         device=device,
         fingerprint=data["fingerprint"],
-        mean=np.asarray(data["normalizer"]["mean"], dtype=np.float32),
-        scale=np.asarray(data["normalizer"]["scale"], dtype=np.float32),
+        normalizer=Normalizer.from_json(data["normalizer"]),
         encoder=data.get("encoder"),
         tokenizer_path=export.tokenizer_path,
         step=data.get("step"),

@@ -124,7 +124,10 @@ def _summary(store: PairStore, split: str, num_examples: int) -> dict[str, Any]:
             "dtype": manifest.latent_dtype,
         },
         "encoder": manifest.encoder,
-        "normalizer": {"mean_abs": float(np.abs(store.mean).mean()), "scale_mean": float(store.scale.mean())},
+        "normalizer": {
+            "mean_abs": float(np.abs(store.normalizer.mean).mean()),
+            "scale_mean": float(store.normalizer.scale.mean()),
+        },
         "counts": manifest.counts,
         "settings": manifest.settings,
         "lengths": {

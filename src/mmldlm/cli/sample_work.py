@@ -173,7 +173,9 @@ class Work:
         from mmldlm.sampling.decode import document_keys, encode_tokens
 
         keys = document_keys(self.options.seed, given.ids)
-        return self.model.denormalize(encode_tokens(self.model, given.tokens, self.options, keys=keys))
+        return self.model.normalizer.denormalize(
+            encode_tokens(self.model, given.tokens, self.options, keys=keys)
+        )
 
     def _real_latents(self, given: Given) -> np.ndarray | None:
         try:

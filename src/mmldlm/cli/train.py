@@ -150,13 +150,17 @@ def _decoding(setup: Setup) -> Any:
         if tokenizer is None:
             return []
         model = LoadedModel(
-            denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.mean, store.scale,
+            denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.normalizer,
             store.manifest.encoder, folder, step, setup.runtime.precision,
         )  # fmt: skip
         options = SamplingOptions.from_config(setup.config.sampling, seed=setup.config.train.seed)
         keys = document_keys(options.seed, documents.ids)
         decoded = decode_latents(
-            model, store.normalize(documents.latents), options, lengths=documents.lengths, keys=keys
+            model,
+            store.normalizer.normalize(documents.latents),
+            options,
+            lengths=documents.lengths,
+            keys=keys,
         )
         texts = tokenizer.decode_batch([tokens.tolist() for tokens in (*originals, *decoded)])
         return [

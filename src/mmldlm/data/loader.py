@@ -135,7 +135,7 @@ class StepReader(Dataset[StepBatch]):
     ) -> NoisyBatch:
         documents = self.split.read(indices)
         keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
-        latents = self.store.normalize(documents.latents)
+        latents = self.store.normalizer.normalize(documents.latents)
         batch = make_batch(documents, latents, positions, keys, caps, layout, with_rows=self.with_rows)
         return self.corrupt(replace(batch, when=when))
 

@@ -16,6 +16,7 @@ from mmldlm.data.files import file_entry
 from mmldlm.data.manifest import REMEDY, Manifest, SplitEntry
 from mmldlm.data.shard import Shard, ranges
 from mmldlm.errors import UserError
+from mmldlm.latents import Normalizer
 
 
 @dataclass
@@ -38,8 +39,7 @@ class PairStore:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.fingerprint, self.content = manifest.fingerprint(), manifest.content()
-        self.mean = np.asarray(manifest.normalizer["mean"], np.float32)
-        self.scale = np.asarray(manifest.normalizer["scale"], np.float32)
+        self.normalizer = Normalizer.from_json(manifest.normalizer)
 
     @classmethod
     def open(cls, path: str | Path) -> PairStore:
@@ -74,14 +74,6 @@ class PairStore:
     def tokenizer_path(self) -> Path | None:
         """The folder of the tokenizer inside the store; None if the store was made without one."""
         return self.path / "tokenizer" if self.manifest.tokenizer else None
-
-    def normalize(self, latents: np.ndarray) -> np.ndarray:
-        """Latents (..., C) to zero mean and unit scale per channel."""
-        return (latents - self.mean) / self.scale
-
-    def denormalize(self, latents: np.ndarray) -> np.ndarray:
-        """The inverse of `normalize`."""
-        return latents * self.scale + self.mean
 
     def find_damage(self) -> list[str]:
         """Compare every file with its checksum; one line for each that differs."""

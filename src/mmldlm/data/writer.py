@@ -20,11 +20,11 @@ import numpy as np
 
 from mmldlm.data.files import TEMPORARY, file_entry, read_json, write_durably, write_json
 from mmldlm.data.manifest import MANIFEST, SETTINGS, Manifest, ShardEntry, SplitEntry, checksum
-from mmldlm.data.normalizer import Moments, fit_normalizer
 from mmldlm.data.shard import flatten, record_batch, summarise
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
+from mmldlm.latents import Moments, fit_normalizer
 
 LATENT_DTYPES = ("float16", "float32")
 

@@ -138,7 +138,7 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
     dimensions = errors["right"].num_dimensions
     nats = {text: found.nats() / dimensions for text, found in errors.items()}
     # raw coordinates differ by the normaliser's scale, one number or one per channel
-    log_scale = float(np.log(model.scale).mean())
+    log_scale = float(np.log(model.normalizer.scale).mean())
     result: dict[str, Any] = {
         text: _latent_json(context, text, nats[text], log_scale) | {"snr_curve": errors[text].curve()}
         for text in latent_bound.TEXTS
@@ -154,7 +154,7 @@ def measure_latent_bound(context: Context) -> dict[str, Any] | None:
         )
         for text in latent_bound.TEXTS[1:]
     }
-    normal = latent_bound.normal_nats(model.normalize(documents.latents), snr)
+    normal = latent_bound.normal_nats(model.normalizer.normalize(documents.latents), snr)
     return result | {
         "normal_nats_per_dimension": float(normal.mean() / dimensions),
         "snr": snr,

@@ -158,7 +158,7 @@ def decode_ways(
         text_sampler=first.text_sampler,
         guidance=first.guidance,
     )
-    keys, latents = decode_keys(context.seed, truth.ids), model.normalize(truth.latents)
+    keys, latents = decode_keys(context.seed, truth.ids), model.normalizer.normalize(truth.latents)
     lengths = np.array([len(tokens) for tokens in truth.tokens])
     passes = np.zeros(len(keys), np.int64)
     start = time.perf_counter()

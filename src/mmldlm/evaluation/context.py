@@ -68,7 +68,7 @@ class Context:
             self.model.config.sampling, batch_tokens=self.config.batch_tokens
         )
         latents = encode_tokens(self.model, tokens, options, keys=keys, progress=progress)
-        return self.model.denormalize(latents)
+        return self.model.normalizer.denormalize(latents)
 
     def watch(self, part: str) -> SamplingProgress:
         """The progress of one part."""

@@ -21,8 +21,9 @@ from mmldlm.evaluation.distances import frechet_distance, main_directions, wasse
 from mmldlm.evaluation.memorisation import find_verbatim
 from mmldlm.evaluation.quantities import LESS, MORE, Quantity
 from mmldlm.evaluation.reference_lm import ReferenceLM
-from mmldlm.evaluation.statistics import GENERATE, SPLITS, cosine, strangers
+from mmldlm.evaluation.statistics import GENERATE, SPLITS, strangers
 from mmldlm.evaluation.text_scores import bleu_signature
+from mmldlm.latents import cosine
 from mmldlm.sampling.decode import document_keys, generate
 from mmldlm.sampling.options import SamplingOptions
 
@@ -86,7 +87,7 @@ def _generate(context: Context, count: int, options: SamplingOptions) -> Pairs:
     watch = context.watch("joint generation")
     tokens, latents = generate(context.model, count, options, lengths=lengths, keys=keys, progress=watch)
     texts = context.decode_text(tokens) if context.decode_text else None
-    return Pairs(tokens, context.model.denormalize(latents), texts)
+    return Pairs(tokens, context.model.normalizer.denormalize(latents), texts)
 
 
 def _real(context: Context, count: int) -> Pairs:
@@ -206,11 +207,11 @@ def _distance(context: Context, made: Pairs) -> dict[str, Any] | None:
     size = min(len(made.tokens), len(lengths) // 2)
     if size < 4:
         return None
-    real = context.model.normalize(context.selection.documents.latents).reshape(len(lengths), -1)
+    real = context.model.normalizer.normalize(context.selection.documents.latents).reshape(len(lengths), -1)
     directions = main_directions(real, size // 4)
     real, found = (
         real @ directions,
-        context.model.normalize(made.latents[:size]).reshape(size, -1) @ directions,
+        context.model.normalizer.normalize(made.latents[:size]).reshape(size, -1) @ directions,
     )
     chance = []
     for split in range(NUM_SPLITS):

@@ -15,8 +15,9 @@ from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.store import Documents
 from mmldlm.evaluation.context import Context, DecodeText, EncodeText
 from mmldlm.evaluation.quantities import MORE, Quantity
-from mmldlm.evaluation.statistics import DECODE, cosine, strangers
+from mmldlm.evaluation.statistics import DECODE, strangers
 from mmldlm.evaluation.text_scores import bleu_counts, bleu_signature, exact_match, token_accuracy, token_f1
+from mmldlm.latents import cosine
 from mmldlm.randomness import make_key
 from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import decode_latents, document_keys
@@ -92,7 +93,7 @@ def invert(
     keys = decode_keys(seed, truth.ids)
     lengths = np.array([len(tokens) for tokens in truth.tokens]) if length_given else None
     found = decode_latents(
-        model, model.normalize(latents), options, lengths=lengths, keys=keys, progress=progress
+        model, model.normalizer.normalize(latents), options, lengths=lengths, keys=keys, progress=progress
     )
     return score_texts(truth, found, options.num_sampling_steps, decode_text, encode)
 

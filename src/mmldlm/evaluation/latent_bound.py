@@ -151,7 +151,7 @@ class _Plan(Draws):
         super().__init__(
             tokens=[pieces[document] for document in partner],
             lengths=documents.lengths[partner],
-            latents=model.normalize(documents.latents),
+            latents=model.normalizer.normalize(documents.latents),
             keys=randomness.make_key(seed, LATENT_BOUND, documents.ids[:, None], np.arange(num_draws)),
         )
         self.text_time = np.float32(1.0 if text == "none" else 0.0)

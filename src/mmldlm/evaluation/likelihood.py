@@ -231,7 +231,7 @@ class _Plan(Draws):
         super().__init__(
             tokens=np.split(documents.tokens, np.cumsum(documents.lengths)[:-1]),
             lengths=documents.lengths,
-            latents=model.normalize(documents.latents)[partner],
+            latents=model.normalizer.normalize(documents.latents)[partner],
             keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),
         )
         self.latent_time = np.float32(1.0 if latent == "none" else 0.0)

@@ -14,7 +14,8 @@ from mmldlm.data.store import Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.quantities import LESS, MORE, Quantity
-from mmldlm.evaluation.statistics import cosine, strangers, unit
+from mmldlm.evaluation.statistics import strangers
+from mmldlm.latents import cosine, directions
 
 DEPTHS = (1, 10)
 _CANDIDATES_AT_ONCE = 8192
@@ -75,12 +76,12 @@ def measure_retrieval(context: Context) -> dict[str, Any] | None:
 
 def ranks(queries: np.ndarray, truth: np.ndarray, split: Split, positions: np.ndarray) -> np.ndarray:
     """(n,) 1 + number of other candidates at least as near as the right latent: a tie is a miss."""
-    unit_queries = unit(queries)
-    own = np.einsum("nc,nc->n", unit_queries, unit(truth))
+    unit_queries = directions(queries)
+    own = np.einsum("nc,nc->n", unit_queries, directions(truth))
     ahead = np.zeros(len(queries), dtype=np.int64)
     for start in range(0, len(split), _CANDIDATES_AT_ONCE):
         where = np.arange(start, min(start + _CANDIDATES_AT_ONCE, len(split)))
-        scores = unit_queries @ unit(split.read(where).latents).T
+        scores = unit_queries @ directions(split.read(where).latents).T
         mine = np.flatnonzero((positions >= start) & (positions < start + len(where)))
         scores[mine, positions[mine] - start] = -np.inf
         ahead += (scores >= own[:, None]).sum(axis=1)

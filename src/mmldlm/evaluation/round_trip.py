@@ -10,7 +10,7 @@ import numpy as np
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.inversion import SCORES, Inversion, inversion_options, invert
 from mmldlm.evaluation.quantities import MORE, Quantity
-from mmldlm.evaluation.statistics import cosine
+from mmldlm.latents import cosine
 
 
 def measure_round_trips(context: Context, inversion: Inversion) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import SIMILARITY, Context, Tokenize
 from mmldlm.evaluation.quantities import MORE, Quantity
-from mmldlm.evaluation.statistics import bootstrap, cosine, summarize
+from mmldlm.evaluation.statistics import bootstrap, summarize
+from mmldlm.latents import cosine
 
 NAMES = (("text1", "text2", "score"), ("sentence1", "sentence2", "score"))
 _DELIMITERS = {".tsv": "\t", ".csv": ","}

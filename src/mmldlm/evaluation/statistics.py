@@ -1,4 +1,4 @@
-"""Small statistics of an evaluation: intervals by bootstrap, pairings with strangers, cosines.
+"""Small statistics of an evaluation: intervals by bootstrap, pairings with strangers.
 
 Everything random is a function of the seed. Shapes: n documents, S latent slots, C latent channels.
 """
@@ -129,15 +129,3 @@ def choose(count: int, size: int, seed: int) -> np.ndarray:
     """`count` different positions of `size`, in random order; 0 means all."""
     count = min(count, size) or size
     return randomness.permute(np.arange(count), size, randomness.make_key(seed, CHOICE))
-
-
-def unit(latents: np.ndarray) -> np.ndarray:
-    """(n, S, C) -> (n, S*C) such that the dot product of two rows is the mean cosine of their slots."""
-    lengths = np.linalg.norm(latents.astype(np.float64), axis=-1, keepdims=True)
-    scaled = latents / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return (scaled / np.sqrt(latents.shape[1])).reshape(len(latents), -1)
-
-
-def cosine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n, S, C), (n, S, C) -> (n,), mean over slots."""
-    return np.einsum("nc,nc->n", unit(left), unit(right))

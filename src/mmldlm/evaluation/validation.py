@@ -75,7 +75,7 @@ def make_validation(run: RunParts) -> Validation:
     for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), shape):
         documents = split.read(indices[part])
         keys = document_keys(config.train.seed, order.epochs(positions[part]), documents.ids)
-        latents = run.store.normalize(documents.latents)
+        latents = run.store.normalizer.normalize(documents.latents)
         batch = make_batch(documents, latents, positions[part], keys, shape.caps, config.speed.layout)
         batches.append(corruption.corrupt(batch))
     return Validation(batches, corruption, run.objective, run.runtime)

@@ -13,6 +13,7 @@ import numpy as np
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.errors import UserError
+from mmldlm.latents import cosine
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
@@ -91,7 +92,7 @@ class Judge:
         spent = np.zeros(len(texts), np.int64)
         made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
-        return _require_finite(self.model.denormalize(made), "model")
+        return _require_finite(self.model.normalizer.denormalize(made), "model")
 
 
 def _require_finite(latents: np.ndarray, who: str) -> np.ndarray:
@@ -108,8 +109,10 @@ def _require_finite(latents: np.ndarray, who: str) -> np.ndarray:
 
 def _raw(model: LoadedModel, latents: np.ndarray) -> np.ndarray:
     """(n, S, C) raw latents; what is only rounding is zero, so that a latent of zeros has no direction."""
-    raw = model.denormalize(latents)
-    return np.where(np.abs(raw) <= 4 * np.finfo(np.float32).eps * np.abs(model.mean), np.float32(0), raw)
+    raw = model.normalizer.denormalize(latents)
+    return np.where(
+        np.abs(raw) <= 4 * np.finfo(np.float32).eps * np.abs(model.normalizer.mean), np.float32(0), raw
+    )
 
 
 def unwritten_tokens(model: LoadedModel) -> np.ndarray:
@@ -117,13 +120,6 @@ def unwritten_tokens(model: LoadedModel) -> np.ndarray:
     tokenizer, vocab_size = model_tokenizer(model), model.corruption.vocab_size
     found = set() if tokenizer is None else tokenizer.unwritten_ids()
     return np.array(sorted(token for token in found if token < vocab_size), np.int64)
-
-
-def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(n,) cosine between latents (n, S, C), all slots together."""
-    product = (first * second).sum((1, 2), dtype=np.float64)
-    size = np.sqrt((first**2).sum((1, 2), dtype=np.float64) * (second**2).sum((1, 2), dtype=np.float64))
-    return product / np.maximum(size, 1e-30)
 
 
 def probed_places(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.data.store import Split
+from mmldlm.latents import directions
 
 PART = 8192
 """Documents of the split that are in memory at a time."""
@@ -17,12 +18,12 @@ PART = 8192
 
 def nearest(split: Split, latents: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices in the split and cosines, both (n, k), the nearest first; the earlier one of equals."""
-    wanted = _directions(latents)
-    best = np.empty((len(latents), 0), np.float32)
+    wanted = directions(latents)
+    best = np.empty((len(latents), 0))
     index = np.empty((len(latents), 0), np.int64)
     for start in range(0, len(split), PART):
         part = np.arange(start, min(start + PART, len(split)))
-        near = wanted @ _directions(split.read(part).latents).T
+        near = wanted @ directions(split.read(part).latents).T
         best = np.concatenate([best, near], axis=1)
         index = np.concatenate([index, np.broadcast_to(part, near.shape)], axis=1)
         order = np.argsort(-best, axis=1, kind="stable")[:, :count]
@@ -39,9 +40,3 @@ def neighbour_records(split: Split, latents: np.ndarray, count: int) -> list[lis
         [{"text": text, "cosine": float(value)} for text, value in zip(row, values, strict=True)]
         for row, values in zip(rows, near, strict=True)
     ]
-
-
-def _directions(latents: np.ndarray) -> np.ndarray:
-    """(n, S * C) of length 1."""
-    flat = latents.reshape(len(latents), -1).astype(np.float32)
-    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-30)

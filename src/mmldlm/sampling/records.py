@@ -16,6 +16,7 @@ import numpy as np
 from mmldlm import durable, randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import NEAREST, REMASK
+from mmldlm.latents import cosine
 from mmldlm.sampling.decode import (
     Progress,
     decode_latents,
@@ -25,7 +26,7 @@ from mmldlm.sampling.decode import (
     infill_tokens,
     vary,
 )
-from mmldlm.sampling.judge import Encode, cosine
+from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.self_check import decode_checked
 from mmldlm.sampling.sources import Given, texts_of
@@ -67,7 +68,10 @@ def sample_texts(
 ) -> Samples:
     """A text for each raw latent, beside the original where there is one; `against` holds raw latents too."""
     keys = document_keys(options.seed, given.ids)
-    normalised, away = model.normalize(latents), None if against is None else model.normalize(against)
+    normalised, away = (
+        model.normalizer.normalize(latents),
+        None if against is None else model.normalizer.normalize(against),
+    )
     if check is None:
         tokens = decode_latents(
             model, normalised, options, lengths=lengths, keys=keys, progress=progress, against=away
@@ -107,9 +111,9 @@ def fill_texts(
     assert given.blanks is not None
     assert given.asked is not None
     tokens = infill_tokens(
-        model, given.blanks, options, latents=None if latents is None else model.normalize(latents),
+        model, given.blanks, options, latents=None if latents is None else model.normalizer.normalize(latents),
         keys=document_keys(options.seed, given.ids), progress=progress,
-        against=None if against is None else model.normalize(against),
+        against=None if against is None else model.normalizer.normalize(against),
     )  # fmt: skip
     records = text_records(model, tokens)
     records = [{"infill": text, **record} for text, record in zip(given.asked, records, strict=True)]
@@ -129,7 +133,7 @@ def vary_texts(
 ) -> Samples:
     """Paraphrases: the latent is noised to time `strength`, or that share of the tokens is masked, or both."""
     assert given.tokens is not None
-    keys, normalised = document_keys(options.seed, given.ids), model.normalize(latents)
+    keys, normalised = document_keys(options.seed, given.ids), model.normalizer.normalize(latents)
     blanks = some_blanks(given.tokens, keys, strength, model.corruption.text.mask_id)
     if what == "text":
         tokens = infill_tokens(model, blanks, options, latents=normalised, keys=keys, progress=progress)
@@ -138,7 +142,9 @@ def vary_texts(
         model, normalised, options, strength=strength, tokens=blanks if what == "both" else None,
         lengths=lengths, keys=keys, progress=progress,
     )  # fmt: skip
-    return Samples(_with_originals(given, text_records(model, tokens)), None, model.denormalize(made))
+    return Samples(
+        _with_originals(given, text_records(model, tokens)), None, model.normalizer.denormalize(made)
+    )
 
 
 def some_blanks(tokens: list[np.ndarray], keys: np.ndarray, share: float, mask_id: int) -> list[np.ndarray]:
@@ -171,7 +177,9 @@ def sample_latents(
     assert given.tokens is not None
     assert given.texts is not None
     keys = document_keys(options.seed, given.ids)
-    made = model.denormalize(encode_tokens(model, given.tokens, options, keys=keys, progress=progress))
+    made = model.normalizer.denormalize(
+        encode_tokens(model, given.tokens, options, keys=keys, progress=progress)
+    )
     cosines = [None] * len(made) if real is None else cosine(made, real).tolist()
     records = [
         {"text": text, "cosine": value, "latent": latent.tolist()}
@@ -186,7 +194,7 @@ def sample_pairs(
     """Texts and their latents from nothing."""
     keys = document_keys(options.seed, count)
     tokens, latents = generate(model, count, options, lengths=lengths, keys=keys, progress=progress)
-    made = model.denormalize(latents)
+    made = model.normalizer.denormalize(latents)
     records = [
         {"text": text, "tokens": ids.tolist(), "latent": latent.tolist()}
         for text, ids, latent in zip(texts_of(model, tokens), tokens, made, strict=True)

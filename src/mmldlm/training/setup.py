@@ -188,7 +188,7 @@ def _whitening(store: PairStore, split: Split, ranks: Ranks) -> np.ndarray:
     """What makes the training latents white, found from documents all over the split; the same on all ranks."""
     if ranks.main:
         documents = np.unique(np.linspace(0, len(split) - 1, WHITENED_DOCUMENTS).astype(np.int64))
-        latents = store.normalize(split.read(documents).latents)
+        latents = store.normalizer.normalize(split.read(documents).latents)
         found = torch.from_numpy(whitening_of(latents.reshape(-1, latents.shape[-1])))
     else:
         found = torch.zeros((store.manifest.num_channels,) * 2, dtype=torch.float64)
