@@ -15,7 +15,7 @@ from mmldlm.ablation.work import Work
 from mmldlm.errors import UserError
 from mmldlm.runtime import settle_runtime
 
-PAGE = Path(__file__).parents[3] / "docs" / "ablations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "ablations.md"
 GOOD = {"recipe": "demo", "arms": {"base": [], "fast": ["optim.lr=0.01"]}}
 BLIND = ["corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"]
 

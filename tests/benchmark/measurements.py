@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mmldlm.benchmark import trial
-from mmldlm.benchmark.job import Block, Job, Measurement, Memory
-from mmldlm.benchmark.options import Options
-from mmldlm.benchmark.trial import Bench, Failure
+from mmldlm.benchmark import measuring
+from mmldlm.benchmark.measuring import Bench, Block, Failure, Job, Measurement, Memory, Options
 
 Pretended = Callable[[Job], Measurement | Failure]
 
@@ -43,7 +41,7 @@ def measurement(
 
 def pretend(monkeypatch, tmp_path: Path, answer: Pretended, **changes) -> Bench:
     """A bench that asks a function instead of a process."""
-    monkeypatch.setattr(trial, "run_job", lambda job, log_path, timeout: answer(job))
+    monkeypatch.setattr(measuring, "run_job", lambda job, log_path, timeout: answer(job))
     values = {
         "recipe": "laptop", "settings": (), "store": tmp_path, "steps": 4, "warmup": 1, "block": 2, "repeats": 2,
         "gate_steps": 0, "tolerance": 0.01, "timeout": 5.0, "memory_limit": None, "seed": 0,

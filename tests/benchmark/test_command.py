@@ -114,7 +114,7 @@ def test_the_script_passes_variables_and_words_on(tmp_path):
     fake = tmp_path / "mmldlm"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
-    script = Path(__file__).parents[3] / "scripts" / "benchmark_training.sh"
+    script = Path(__file__).parents[2] / "scripts" / "benchmark_training.sh"
     given = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "TMPDIR": "/somewhere",

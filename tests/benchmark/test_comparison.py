@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from mmldlm.benchmark import ladder
+from mmldlm.benchmark import comparison
 from mmldlm.benchmark.arms import Arm
-from mmldlm.benchmark.conditions import judge, parse_condition
+from mmldlm.benchmark.comparison import REFERENCE, compare, judge, parse_condition
 from mmldlm.benchmark.environment import describe_environment
-from mmldlm.benchmark.ladder import REFERENCE, compare
+from mmldlm.benchmark.measuring import Failure
 from mmldlm.benchmark.report import Report
-from mmldlm.benchmark.trial import Failure
 from mmldlm.errors import UserError
 from tests.benchmark.measurements import measurement, pretend
 
@@ -41,7 +40,7 @@ def answer(job):
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        ladder, "reference_arm", lambda bench, arms: Arm(REFERENCE, ("speed.precision=fp32",))
+        comparison, "reference_arm", lambda bench, arms: Arm(REFERENCE, ("speed.precision=fp32",))
     )
     bench = pretend(monkeypatch, tmp_path, answer, gate_steps=2)
     return bench, compare(bench, ARMS, "plain")
@@ -123,7 +122,7 @@ def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
 
 
 def test_without_a_finite_loss_the_gate_fails_and_the_file_is_still_json(monkeypatch, tmp_path):
-    monkeypatch.setattr(ladder, "reference_arm", lambda bench, arms: Arm(REFERENCE))
+    monkeypatch.setattr(comparison, "reference_arm", lambda bench, arms: Arm(REFERENCE))
 
     def ill(job):
         return measurement([9.0], losses=[None]) if job.steps else measurement([], losses=[1.0])
@@ -136,7 +135,7 @@ def test_without_a_finite_loss_the_gate_fails_and_the_file_is_still_json(monkeyp
 
 
 def test_the_gate_fails_what_ends_at_another_held_out_loss(monkeypatch, tmp_path):
-    monkeypatch.setattr(ladder, "reference_arm", lambda bench, arms: Arm(REFERENCE))
+    monkeypatch.setattr(comparison, "reference_arm", lambda bench, arms: Arm(REFERENCE))
 
     def drifting(job):
         return measurement([9.0] if job.steps else [], losses=[1.0], valid_loss=2.2 if job.steps else 2.0)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from mmldlm.benchmark import find_batch
+from mmldlm.benchmark import search
 from mmldlm.benchmark.arms import Arm
-from mmldlm.benchmark.find_batch import KEY, largest_multiple
-from mmldlm.benchmark.sweep import parse_sweep, sweep, sweep_arms
-from mmldlm.benchmark.tables import search_table, sweep_table
-from mmldlm.benchmark.trial import Failure
+from mmldlm.benchmark.measuring import Failure
+from mmldlm.benchmark.report import search_table, sweep_table
+from mmldlm.benchmark.search import KEY, largest_multiple, parse_sweep, sweep, sweep_arms
 from mmldlm.errors import UserError
 from tests.benchmark.measurements import measurement, pretend
 
@@ -35,7 +34,7 @@ def test_the_search_reports_the_largest_and_the_fastest(monkeypatch, tmp_path):
             return Failure("memory", "out of memory")
         return measurement([tokens / (1 + (tokens / 6000) ** 2)] * 2, gib=tokens / 1000)
 
-    found = find_batch.find_batch(pretend(monkeypatch, tmp_path, answer), Arm("as it is"), 1000)
+    found = search.find_batch(pretend(monkeypatch, tmp_path, answer), Arm("as it is"), 1000)
     assert found.largest.tokens == 21_000
     assert found.fastest.tokens == 8000, "of the sizes tried, the one nearest to the peak at 6000"
     assert [one.tokens for one in found.tries] == sorted(one.tokens for one in found.tries)
@@ -47,7 +46,7 @@ def test_the_search_reports_the_largest_and_the_fastest(monkeypatch, tmp_path):
 
 def test_the_search_stops_at_a_failure_that_is_no_lack_of_memory(monkeypatch, tmp_path):
     bench = pretend(monkeypatch, tmp_path, lambda job: Failure("error", "RuntimeError: broken"))
-    found = find_batch.find_batch(bench, Arm("as it is"), 64)
+    found = search.find_batch(bench, Arm("as it is"), 64)
     assert (found.stopped_by, found.largest, len(bench.trials)) == ("RuntimeError: broken", None, 1)
 
 

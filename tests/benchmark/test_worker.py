@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmldlm.benchmark import trial
-from mmldlm.benchmark.job import Job, Measurement
-from mmldlm.benchmark.trial import Failure, run_job
+from mmldlm.benchmark import measuring
+from mmldlm.benchmark.measuring import Failure, Job, Measurement, run_job
 from mmldlm.benchmark.worker import Drive, OverLimitError, block_sizes, explain, main, measure
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
@@ -118,7 +117,7 @@ def test_a_process_that_leaves_no_result_is_a_failure_and_leaves_nothing_running
     (tmp_path / "dying.py").write_text(DEATHS[how])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trial, "WORKER", "dying")
+    monkeypatch.setattr(measuring, "WORKER", "dying")
     found = run_job(job, tmp_path / "log", timeout=1.5)
     assert isinstance(found, Failure)
     assert found.kind == kind

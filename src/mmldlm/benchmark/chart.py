@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.benchmark.find_batch import KEY, Search
-from mmldlm.benchmark.ladder import Comparison, Row
+from mmldlm.benchmark.comparison import Comparison, Row
+from mmldlm.benchmark.search import KEY, Search, Sweep
 from mmldlm.benchmark.statistics import FASTER, SAME, SLOWER
-from mmldlm.benchmark.sweep import Sweep
 from mmldlm.durable import replace_file
 from mmldlm.evaluation.figure import BLUE, GREEN, GREY, GRID, INK, ORANGE
 

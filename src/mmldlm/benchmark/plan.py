@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmldlm.benchmark.arms import BASELINE, Arm, again, ladder, parse_arm, select
-from mmldlm.benchmark.conditions import Condition, parse_condition
-from mmldlm.benchmark.options import Options
-from mmldlm.benchmark.sweep import parse_sweep, sweep_arms
+from mmldlm.benchmark.arms import BASELINE, LADDERS, Arm, again, ladder, parse_arm, select
+from mmldlm.benchmark.comparison import Condition, parse_condition
+from mmldlm.benchmark.measuring import Options
+from mmldlm.benchmark.search import parse_sweep, sweep_arms
 from mmldlm.benchmark.synthetic import Synthetic, make_store
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
@@ -38,6 +38,25 @@ class Plan:
     baseline: str
     conditions: list[Condition]
     notes: list[str]
+
+
+def check_choices(
+    ladder: str | None, sweep: str | None, *, find_batch: bool, fail_if: Any, arms: Any, only: Any
+) -> None:
+    """Reject options that would be ignored together."""
+    if ladder is not None and ladder not in LADDERS:
+        raise UserError(f"--ladder {ladder}: allowed are {', '.join(LADDERS)}")
+    other = "--find-batch" if find_batch else "--sweep" if sweep is not None else None
+    unused = {
+        "--ladder": ladder,
+        "--fail-if": fail_if,
+        "--only": only,
+        "--sweep": sweep if find_batch else None,
+        "--arm": arms if other == "--sweep" else None,
+    }
+    for option, value in unused.items():
+        if other and value:
+            raise UserError(f"{option}: has no use together with {other}; leave one of them out")
 
 
 def on_gpu(recipe: str | None, settings: list[str]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mmldlm.benchmark.job import Block, Job, Measurement, Memory
+from mmldlm.benchmark.measuring import Block, Job, Measurement, Memory
 from mmldlm.config import Config, resolve_model
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.loader import StepBatch

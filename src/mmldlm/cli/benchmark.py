@@ -1,11 +1,10 @@
-"""`mmldlm benchmark`: what each speed-up is worth on this machine, and which batch to use."""
+"""`mmldlm benchmark`: what each speed-up gains on this machine, and which batch to use."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,223 +14,131 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmldlm.benchmark.options import Options
-    from mmldlm.benchmark.plan import Plan, Wanted
-    from mmldlm.benchmark.report import Report, Result
-    from mmldlm.benchmark.synthetic import Synthetic
-    from mmldlm.benchmark.tables import Table
-    from mmldlm.benchmark.trial import Bench
+    from mmldlm.benchmark.report import Table
+    from mmldlm.benchmark.session import Finished, Session
 
-_DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
+
+def _option(help: str, panel: str | None = None, **limits: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **limits)
+
+
+_DATA, _HOW, _ARMS, _SEARCH = (
+    "Documents",
+    "How it is measured",
+    "What is compared",
+    "Instead of comparing",
+)
+Settings = Annotated[list[str] | None, typer.Argument(help="section.key=value for every arm, any number.")]
+Recipe = Annotated[str | None, _option("Name or file of a recipe; small on a GPU, laptop without one.")]
+Store = Annotated[Path | None, _option("A pair store; without it, random documents.", _DATA)]
+Length = Annotated[int | None, _option("Tokens of every random document.", _DATA, min=1)]
+Lengths = Annotated[str | None, _option("Shortest and longest random document; 4:64.", _DATA)]
+Vocabulary = Annotated[int, _option("Of the random documents.", _DATA, min=2)]
+Channels = Annotated[int, _option("Of the random latents.", _DATA, min=1)]
+Documents = Annotated[int | None, _option("How many random documents.", _DATA, min=1)]
+Steps = Annotated[int, _option("Timed steps.", _HOW, min=1)]
+Warmup = Annotated[int, _option("Steps before the clock starts.", _HOW, min=1)]
+Block = Annotated[int, _option("Steps between two readings of the clock.", _HOW, min=1)]
+Repeats = Annotated[int, _option("Processes per arm.", _HOW, min=1)]
+GateSteps = Annotated[int, _option("Steps of the loss gate; 0: no gate.", _HOW, min=0)]
+Tolerance = Annotated[float, _option("Largest loss difference that passes.", _HOW, min=0.0)]
+Timeout = Annotated[float, _option("Seconds for one process.", _HOW, min=1.0)]
+MemoryLimit = Annotated[str | None, _option("Such as 80GiB; of the GPU, or of the process on a CPU.", _HOW)]
+Seed = Annotated[int, _option("Of weights, order and noise.", _HOW, min=0)]
+Ladder = Annotated[str | None, _option("full, short or none; short unless --arm is given.", _ARMS)]
+ArmWords = Annotated[list[str] | None, _option("'name: section.key=value ...'; repeatable.", _ARMS)]
+Only = Annotated[list[str] | None, _option("Only this arm and the baseline; repeatable.", _ARMS)]
+Baseline = Annotated[str | None, _option("The arm that the others are compared with.", _ARMS)]
+FailIf = Annotated[
+    list[str] | None, _option("Exit 1 if it holds: 'speedup(everything,baseline)<1.2'.", _ARMS)
+]
+Sweep = Annotated[str | None, _option("Time and memory against one key: section.key=a,b,c.", _SEARCH)]
+FindBatch = Annotated[
+    bool, typer.Option("--find-batch", help="Largest and fastest batch.", rich_help_panel=_SEARCH)
+]
+Unit = Annotated[int | None, _option("Batches are multiples of so many tokens.", _SEARCH, min=1)]
+Out = Annotated[Path | None, _option("Folder of the report; benchmarks/<date-time>.")]
 
 
 def benchmark(
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value for every arm, any number.")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="Name or file of a recipe; small on a GPU, laptop without one.")
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="A pair store; without it, random documents.", rich_help_panel=_DATA)
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of every random document.", rich_help_panel=_DATA)
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(help="Shortest and longest random document; 4:64.", rich_help_panel=_DATA),
-    ] = None,
-    vocabulary: Annotated[int, typer.Option(min=2, rich_help_panel=_DATA)] = 30522,
-    channels: Annotated[int, typer.Option(min=1, help="Of the random latents.", rich_help_panel=_DATA)] = 32,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="How many random documents.", rich_help_panel=_DATA)
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_HOW)] = 20,
-    warmup: Annotated[
-        int, typer.Option(min=1, help="Steps before the clock starts.", rich_help_panel=_HOW)
-    ] = 10,
-    block: Annotated[
-        int, typer.Option(min=1, help="Steps between two looks at the clock.", rich_help_panel=_HOW)
-    ] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="Processes per arm.", rich_help_panel=_HOW)] = 3,
-    gate_steps: Annotated[
-        int, typer.Option(min=0, help="Steps of the loss gate; 0: no gate.", rich_help_panel=_HOW)
-    ] = 10,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest loss difference that passes.", rich_help_panel=_HOW)
-    ] = 0.01,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for one process.", rich_help_panel=_HOW)
-    ] = 900.0,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(help="Such as 80GiB; of the GPU, or of the process on a CPU.", rich_help_panel=_HOW),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_HOW)] = 0,
-    ladder: Annotated[
-        str | None,
-        typer.Option(help="full, short or none; short unless --arm is given.", rich_help_panel=_ARMS),
-    ] = None,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(help="'name: section.key=value ...'; repeatable.", rich_help_panel=_ARMS),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this arm and the baseline; repeatable.", rich_help_panel=_ARMS),
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The arm that the others are compared with.", rich_help_panel=_ARMS)
-    ] = None,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(help="Exit 1 if it holds: 'speedup(everything,baseline)<1.2'.", rich_help_panel=_ARMS),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(help="Time and memory against one key: section.key=a,b,c.", rich_help_panel=_SEARCH),
-    ] = None,
-    find_batch: Annotated[
-        bool, typer.Option("--find-batch", help="Largest and fastest batch.", rich_help_panel=_SEARCH)
-    ] = False,
-    unit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Batches are multiples of so many tokens.", rich_help_panel=_SEARCH),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the report; benchmarks/<date-time>.")] = None,
+    settings: Settings = None,
+    recipe: Recipe = None,
+    store: Store = None,
+    length: Length = None,
+    lengths: Lengths = None,
+    vocabulary: Vocabulary = 30522,
+    channels: Channels = 32,
+    documents: Documents = None,
+    steps: Steps = 20,
+    warmup: Warmup = 10,
+    block: Block = 5,
+    repeats: Repeats = 3,
+    gate_steps: GateSteps = 10,
+    tolerance: Tolerance = 0.01,
+    timeout: Timeout = 900.0,
+    memory_limit: MemoryLimit = None,
+    seed: Seed = 0,
+    ladder: Ladder = None,
+    arm: ArmWords = None,
+    only: Only = None,
+    baseline: Baseline = None,
+    fail_if: FailIf = None,
+    sweep: Sweep = None,
+    find_batch: FindBatch = False,
+    unit: Unit = None,
+    out: Out = None,
 ) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
-    from mmldlm.benchmark.options import Options, parse_bytes
-    from mmldlm.benchmark.plan import Wanted, find_store, on_gpu
+    from mmldlm.benchmark.measuring import Options, parse_bytes
+    from mmldlm.benchmark.plan import Wanted, check_choices, find_store, on_gpu
+    from mmldlm.benchmark.session import Session
     from mmldlm.benchmark.synthetic import describe
 
-    _check_choices(ladder, sweep, find_batch, fail_if, arm, only)
+    check_choices(ladder, sweep, find_batch=find_batch, fail_if=fail_if, arms=arm, only=only)
     words = list(settings or [])
     gpu = on_gpu(recipe, words)
-    limit = parse_bytes(memory_limit, "--memory-limit") if memory_limit else None
     path, synthetic = find_store(
         store, words, lambda: describe(length, lengths, vocabulary, channels, documents, seed)
     )
     options = Options(
         recipe=recipe or ("small" if gpu else "laptop"), settings=tuple(words), store=path, steps=steps, warmup=warmup,
-        block=block, repeats=repeats, gate_steps=gate_steps, tolerance=tolerance, timeout=timeout,
-        memory_limit=limit, seed=seed,
+        block=block, repeats=repeats, gate_steps=gate_steps, tolerance=tolerance, timeout=timeout, seed=seed,
+        memory_limit=parse_bytes(memory_limit, "--memory-limit") if memory_limit else None,
     )  # fmt: skip
     folder = out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    session = Session(options, folder, synthetic)
-    if find_batch:
-        session.find_batch(arm or [], unit, gpu)
-    elif sweep is not None:
-        session.sweep(sweep)
-    else:
-        session.compare(Wanted(ladder, arm or [], only or [], baseline, fail_if or []), gpu)
+    with _Screen() as screen, _terminated_as_interrupted():
+        session: Session = Session(options, folder, synthetic, screen.say, screen.update)
+        if find_batch:
+            finished = session.find_batch(arm or [], unit, gpu)
+        elif sweep is not None:
+            finished = session.sweep(sweep)
+        else:
+            finished = session.compare(Wanted(ladder, arm or [], only or [], baseline, fail_if or []), gpu)
+    _show(finished, folder)
 
 
-def _check_choices(
-    ladder: str | None, sweep: str | None, find_batch: bool, fail_if: Any, arm: Any, only: Any
-) -> None:
-    """Options that would be ignored together are refused."""
-    from mmldlm.benchmark.arms import LADDERS
-    from mmldlm.errors import UserError
+def _show(finished: Finished, folder: Path) -> None:
+    from rich.console import Console
 
-    if ladder is not None and ladder not in LADDERS:
-        raise UserError(f"--ladder {ladder}: allowed are {', '.join(LADDERS)}")
-    other = "--find-batch" if find_batch else "--sweep" if sweep is not None else None
-    unused = {
-        "--ladder": ladder,
-        "--fail-if": fail_if,
-        "--only": only,
-        "--sweep": sweep if find_batch else None,
-    }
-    unused |= {"--arm": arm if other == "--sweep" else None}
-    for option, value in unused.items():
-        if other and value:
-            raise UserError(f"{option}: has no use together with {other}; leave one of them out")
+    from mmldlm.errors import Interrupted
 
-
-class Session:
-    """One command: measures, shows and writes."""
-
-    def __init__(self, options: Options, folder: Path, synthetic: Synthetic | None) -> None:
-        from rich.console import Console
-
-        self.options, self.folder, self.synthetic = options, folder, synthetic
-        self.console, self.screen = Console(stderr=True), Console()
-        if not self.screen.is_terminal:
-            self.screen.width = 160  # a file or a pipe has no edge
-
-    def compare(self, wanted: Wanted, gpu: bool) -> None:
-        """Arms against a baseline."""
-        from mmldlm.benchmark.conditions import judge
-        from mmldlm.benchmark.ladder import compare
-        from mmldlm.benchmark.plan import plan_comparison
-
-        plan: Plan = plan_comparison(self.options, wanted, gpu)
-        with self._measuring(plan.notes) as (bench, report):
-            result = compare(bench, plan.arms, plan.baseline)
-        outcomes = judge(plan.conditions, result)
-        self._finish(report, result, outcomes)
-        if any(outcome.failed for outcome in outcomes):
-            raise typer.Exit(1)
-
-    def sweep(self, text: str) -> None:
-        """Time and memory against one key."""
-        from mmldlm.benchmark.plan import plan_sweep
-        from mmldlm.benchmark.sweep import sweep
-
-        key, arms = plan_sweep(self.options, text, self.synthetic)
-        with self._measuring([]) as (bench, report):
-            result = sweep(bench, key, arms)
-        self._finish(report, result, [])
-
-    def find_batch(self, texts: list[str], unit: int | None, gpu: bool) -> None:
-        """Largest and fastest batch under the memory limit."""
-        from mmldlm.benchmark.find_batch import find_batch
-        from mmldlm.benchmark.plan import describe_store, search_arm
-
-        arm = search_arm(self.options, texts, gpu)
-        longest = describe_store(self.options.store, self.synthetic)["max_length"]
-        with self._measuring([]) as (bench, report):
-            result = find_batch(bench, arm, unit or max(longest, 1024))
-        self._finish(report, result, [])
-
-    @contextlib.contextmanager
-    def _measuring(self, notes: list[str]) -> Iterator[tuple[Bench, Report]]:
-        from mmldlm.benchmark.environment import describe_environment
-        from mmldlm.benchmark.plan import describe_store
-        from mmldlm.benchmark.report import Report
-        from mmldlm.benchmark.trial import Bench
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with Progress(self.console) as progress, terminated_as_interrupted():
-            bench = Bench(self.options, self.folder / "logs", self._say, progress.update)
-            environment = describe_environment(["mmldlm", *sys.argv[1:]])
-            report = Report(
-                self.folder, bench, environment, describe_store(self.options.store, self.synthetic), notes
-            )
-            bench.after_trial = report.write_trials
-            yield bench, report
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def _finish(self, report: Report, result: Result, outcomes: list[Any]) -> None:
-        from mmldlm.errors import Interrupted
-
-        table = report.write(result, outcomes)
-        _show(self.screen, table.compact())
-        for line in [*report.remarks(result), *(outcome.line() for outcome in outcomes)]:
-            self.screen.print(line, highlight=False, markup=False, soft_wrap=True)
-        self.screen.print(f"report: {self.folder}", highlight=False, markup=False, soft_wrap=True)
-        if result.partial:
-            raise Interrupted(f"stopped; what was measured is in {self.folder}")
-        if not any(trial.measurement for trial in report.bench.trials):
-            self._say(f"mmldlm: nothing could be measured; the logs are in {report.bench.logs}")
-            raise typer.Exit(1)
+    screen, report = Console(), finished.report
+    if not screen.is_terminal:
+        screen.width = 160  # a file or a pipe has no edge
+    _print_table(screen, finished.table.compact())
+    outcomes = [outcome.line() for outcome in finished.outcomes]
+    for line in [*report.remarks(finished.result), *outcomes, f"report: {folder}"]:
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)
+    if finished.result.partial:
+        raise Interrupted(f"stopped; what was measured is in {folder}")
+    if not any(trial.measurement for trial in report.bench.trials):
+        typer.echo(f"mmldlm: nothing could be measured; the logs are in {report.bench.logs}", err=True)
+        raise typer.Exit(1)
+    if any(outcome.failed for outcome in finished.outcomes):
+        raise typer.Exit(1)
 
 
-def _show(screen: Console, table: Table) -> None:
+def _print_table(screen: Console, table: Table) -> None:
     from rich.table import Table as Drawn
 
     drawn = Drawn(box=None, pad_edge=False, header_style="bold")
@@ -249,8 +156,8 @@ def _figures(table: Table, column: int) -> bool:
 
 
 @contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """A polite end by the system keeps what was measured, as Ctrl-C does."""
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM keeps what was measured, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -262,26 +169,32 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Progress:
+class _Screen:
     """A bar in a terminal; lines for the processes that have ended are printed above it, or alone."""
 
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bar
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._bar = Bar(
+        self._console = Console(stderr=True)
+        self._bar = Progress(
             TextColumn("benchmark"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False), console=console, disable=not console.is_terminal,
+            TextColumn("{task.description}", markup=False), console=self._console,
+            disable=not self._console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> _Screen:
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def update(self, done: int, total: int, name: str) -> None:
-        """So many of all processes are done, and an arm is under way."""
+        """So many of all processes are done, and an arm is being measured."""
         self._bar.update(self._task, completed=done, total=total, description=name)

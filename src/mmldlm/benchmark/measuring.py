@@ -1,0 +1,286 @@
+"""Measurements in fresh processes: what is asked (as JSON), what comes back, and how a process ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from mmldlm.benchmark.arms import Arm
+from mmldlm.benchmark.processes import Failure, end, explain_death, start
+from mmldlm.config import Config
+from mmldlm.config.recipe import load_recipe
+from mmldlm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement in one process."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    """`section.key=value` words; later ones win."""
+    steps: int
+    """Timed steps; 0: none, only the losses."""
+    warmup: int
+    block: int
+    """Steps between two looks at the clock."""
+    gate_steps: int = 0
+    """Steps at the start whose losses are read one by one; never timed."""
+    memory_limit: int | None = None
+    """Bytes: of the GPU, or of the process where there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The reverse."""
+        return cls(**values | {"settings": tuple(values["settings"])})
+
+
+@dataclass
+class Block:
+    """Some consecutive steps between two looks at the clock, the device idle at both."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    documents: int = 0
+    tokens: int = 0
+    """Real tokens, without padding."""
+    places: int = 0
+    """Room for tokens, padding included."""
+    flops: float = 0.0
+    """Of forward and backward, for real tokens."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass
+class Memory:
+    """Peak bytes."""
+
+    allocated: int | None = None
+    """On the GPU, in tensors; null without one."""
+    reserved: int | None = None
+    """On the GPU, taken by the allocator; null without one."""
+    resident: int = 0
+    """Of the process, on the host."""
+
+    @property
+    def peak(self) -> int:
+        """The figure to compare: tensors on the GPU, else the process."""
+        return self.resident if self.allocated is None else self.allocated
+
+
+@dataclass
+class Measurement:
+    """What one process measured."""
+
+    device: str
+    precision: str
+    attention: str
+    compiled: bool
+    set_up_seconds: float
+    first_step_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    """The steps before the clock: compilation, caches, the steps of the loss gate and the held-out loss after them."""
+    losses: list[float | None] = field(default_factory=list)
+    """Of the first steps; null where a loss was not finite."""
+    valid_loss: float | None = None
+    """Held-out loss after them; null without a gate, or where it was not finite."""
+    blocks: list[Block] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    data_wait: float = 0.0
+    """Share of the timed steps in which the device waited for data."""
+    warnings: list[str] = field(default_factory=list)
+    """What the engine said, such as that it went on without a switch."""
+    peak_flops: float | None = None
+    """What the device could do per second in this precision; null where that is not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The reverse."""
+        known = {item.name: values[item.name] for item in fields(cls)}
+        blocks = [Block(**block) for block in values["blocks"]]
+        return cls(**known | {"blocks": blocks, "memory": Memory(**values["memory"])})
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How everything is measured."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    """For every arm; an arm's own settings win."""
+    store: Path
+    steps: int
+    warmup: int
+    block: int
+    repeats: int
+    gate_steps: int
+    tolerance: float
+    """Largest loss difference that passes the gate."""
+    timeout: float
+    """Seconds after which a process is given up."""
+    memory_limit: int | None
+    seed: int
+
+    def words(self, arm: Arm) -> tuple[str, ...]:
+        """All settings of an arm, in the order in which they win."""
+        return (
+            f"train.seed={self.seed}",
+            "batch.adapt=false",  # out of memory is an answer here
+            *self.settings,
+            f"data.store={self.store.absolute()}",
+            *arm.settings,
+        )
+
+    def job(self, arm: Arm, *, timed: bool = True, gated: bool = False) -> Job:
+        """The measurement of an arm."""
+        return Job(
+            recipe=self.recipe,
+            settings=self.words(arm),
+            steps=self.steps if timed else 0,
+            warmup=self.warmup if timed else 0,
+            block=self.block,
+            gate_steps=self.gate_steps if gated else 0,
+            memory_limit=self.memory_limit,
+        )
+
+    def config(self, arm: Arm) -> Config:
+        """The settings of an arm, resolved; a mistake in them names the arm."""
+        try:
+            return load_recipe(self.recipe, list(self.words(arm)))
+        except UserError as error:
+            raise UserError(f"arm {arm.name!r}: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"store": str(self.store)}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`80GiB` as a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not found or found[2] not in _UNITS or float(found[1]) <= 0:
+        raise UserError(f"{option} {text}: write a number with a unit, such as 80GiB; units are "
+                        f"{', '.join(unit for unit in _UNITS if unit)}")  # fmt: skip
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+WORKER = "mmldlm.benchmark.worker"
+Show = Callable[[str], None]
+"""Called with a line for people."""
+
+
+@dataclass
+class Trial:
+    """One process: which arm, and what came of it."""
+
+    arm: str
+    repeat: int
+    settings: tuple[str, ...]
+    seconds: float
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+
+    def line(self) -> str:
+        """What came of it, for people."""
+        if self.measurement is None:
+            return f"{self.arm}: {self.failure.reason if self.failure else 'no result'}"
+        peak = f"{self.measurement.memory.peak / 2**30:.2f} GiB, {self.seconds:.0f} s"
+        if not self.measurement.blocks:
+            return f"{self.arm}: {len(self.measurement.losses)} losses, {peak}"
+        rate = statistics.median(block.tokens_per_second for block in self.measurement.blocks)
+        return f"{self.arm}: {rate:,.0f} tokens/s, {peak}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        found = {
+            "arm": self.arm,
+            "repeat": self.repeat,
+            "settings": list(self.settings),
+            "seconds": self.seconds,
+        }
+        found["measurement"] = self.measurement.to_json() if self.measurement else None
+        found["failure"] = asdict(self.failure) if self.failure else None
+        return found
+
+
+@dataclass
+class Bench:
+    """Runs trials and remembers them."""
+
+    options: Options
+    logs: Path
+    """Folder for what the processes said."""
+    show: Show
+    progress: Callable[[int, int, str], None]
+    """Called before each trial with the number done, the number of all, and what is measured now."""
+    total: int = 0
+    trials: list[Trial] = field(default_factory=list)
+    after_trial: Callable[[], None] = lambda: None
+
+    def run(self, arm: Arm, repeat: int = 0, *, timed: bool = True, gated: bool = False) -> Trial:
+        """Measure an arm once."""
+        job = self.options.job(arm, timed=timed, gated=gated)
+        self.progress(len(self.trials), max(self.total, len(self.trials) + 1), arm.name)
+        began = time.monotonic()
+        found = run_job(job, self._log_path(arm, repeat), self.options.timeout)
+        trial = Trial(arm.name, repeat, arm.settings, time.monotonic() - began)
+        if isinstance(found, Failure):
+            trial.failure = found
+        else:
+            trial.measurement = found
+        self.trials.append(trial)
+        self.show(f"{len(self.trials)} of {max(self.total, len(self.trials))}: {trial.line()}")
+        self.after_trial()
+        return trial
+
+    def _log_path(self, arm: Arm, repeat: int) -> Path:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        name = "".join(letter if letter.isalnum() else "-" for letter in arm.name)
+        return self.logs / f"{len(self.trials):03d}-{name}-{repeat}.log"
+
+
+def run_job(job: Job, log_path: Path, timeout: float) -> Measurement | Failure:
+    """Run a job to its end. Ctrl-C ends the process with all its loaders and is passed on."""
+    with tempfile.TemporaryDirectory(prefix="mmldlm-job-") as folder, open(log_path, "ab") as log:
+        job_path, result_path = Path(folder) / "job.json", Path(folder) / "result.json"
+        job_path.write_text(json.dumps(job.to_json()))
+        process = start(WORKER, [str(job_path), str(result_path)], log)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return Failure("timeout", f"no result within {timeout:g} s; --timeout allows more")
+        finally:
+            end(process)
+        return _read(result_path, code, log_path)
+
+
+def _read(path: Path, code: int, log_path: Path) -> Measurement | Failure:
+    if not path.is_file():
+        return explain_death(code, log_path)
+    found = json.loads(path.read_text())
+    if "failure" in found:
+        return Failure(**found["failure"])
+    return Measurement.from_json(found["measurement"])

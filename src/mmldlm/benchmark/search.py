@@ -1,0 +1,195 @@
+"""Searches over one setting: a sweep of values, and the largest and the fastest batch under a memory limit.
+
+Sweep: beside each point stands the work, in floating-point operations counted from the shapes.
+Batch: a whole step in one micro-batch. Its size is doubled until one does not fit, then the gap is halved, in multiples
+of a unit, until it is a sixteenth of the size or less. Every try is a fresh process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmldlm.benchmark.arms import Arm
+from mmldlm.benchmark.comparison import Row, row_of, run_rounds
+from mmldlm.benchmark.measuring import Bench, Trial
+from mmldlm.errors import UserError
+
+STORE_KEYS = ("length", "documents")
+"""Not settings, but properties of the synthetic store."""
+
+
+@dataclass
+class Point:
+    """One value of the key."""
+
+    value: str
+    row: Row
+
+    @property
+    def number(self) -> float | None:
+        """The value as a number, if it is one."""
+        try:
+            return float(self.value)
+        except ValueError:
+            return None
+
+
+@dataclass
+class Sweep:
+    """All values of a key."""
+
+    key: str
+    points: list[Point] = field(default_factory=list)
+    partial: bool = False
+
+    def growth(self, what: str) -> list[float | None]:
+        """A figure of every point over that of the first point that has it."""
+        values = [getattr(point.row, what) for point in self.points]
+        first = next((value for value in values if value), None)
+        return [value / first if first and value is not None else None for value in values]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        points = [{"value": point.value, **point.row.to_json()} for point in self.points]
+        return {"key": self.key, "points": points}
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+    """`section.key=a,b,c` as a key and its values."""
+    key, _, values = text.partition("=")
+    words = [word.strip() for word in values.split(",") if word.strip()]
+    if not key.strip() or len(words) < 2 or len(set(words)) < len(words):
+        raise UserError(
+            f"--sweep {text}: write a setting and at least two different values, such as "
+            f"batch.tokens_per_step=4096,8192,16384"
+        )
+    if key in STORE_KEYS and not all(word.isdigit() and int(word) > 0 for word in words):
+        raise UserError(f"--sweep {text}: {key} needs whole numbers from 1")
+    return key.strip(), words
+
+
+def sweep_arms(key: str, values: list[str], make: Callable[[str, int], Path]) -> list[Arm]:
+    """An arm for each value; `make` gives the synthetic store with another length or number of documents."""
+
+    def settings(value: str) -> tuple[str, ...]:
+        return (f"data.store={make(key, int(value))}",) if key in STORE_KEYS else (f"{key}={value}",)
+
+    return [Arm(f"{key}={value}", settings(value)) for value in values]
+
+
+def sweep(bench: Bench, key: str, arms: list[Arm]) -> Sweep:
+    """Measure every value in interleaved rounds; Ctrl-C keeps what there is."""
+    found = Sweep(key)
+    try:
+        run_rounds(bench, arms)
+    except KeyboardInterrupt:
+        found.partial = True
+    for arm in arms:
+        trials = [trial for trial in bench.trials if trial.arm == arm.name]
+        found.points.append(Point(arm.name.partition("=")[2], row_of(arm, trials)))
+    return found
+
+
+KEY = "batch.tokens_per_step"
+_FINENESS = 16
+_MOST_TOKENS = 2**26
+"""Beyond this nobody asks: the search ends even where everything fits."""
+
+
+@dataclass
+class Try:
+    """One batch size."""
+
+    tokens: int
+    row: Row
+
+
+@dataclass
+class Search:
+    """Every size that was tried, in order of size."""
+
+    tries: list[Try] = field(default_factory=list)
+    partial: bool = False
+    stopped_by: str | None = None
+    """A failure that has nothing to do with memory."""
+
+    @property
+    def fitting(self) -> list[Try]:
+        """The sizes that went through."""
+        return [one for one in self.tries if one.row.failure is None]
+
+    @property
+    def largest(self) -> Try | None:
+        """The largest batch that fits."""
+        return max(self.fitting, key=lambda one: one.tokens, default=None)
+
+    @property
+    def fastest(self) -> Try | None:
+        """The batch with most tokens per second."""
+        return max(self.fitting, key=_speed, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "key": KEY,
+            "largest": self.largest.tokens if self.largest else None,
+            "fastest": self.fastest.tokens if self.fastest else None,
+            "stopped_by": self.stopped_by,
+            "tries": [{"tokens_per_step": one.tokens, **one.row.to_json()} for one in self.tries],
+        }
+
+
+def _speed(one: Try) -> float:
+    return one.row.tokens_per_second.median if one.row.tokens_per_second else 0.0
+
+
+class HaltError(Exception):
+    """The search cannot go on; the reason is in the last trial."""
+
+
+def find_batch(bench: Bench, arm: Arm, unit: int) -> Search:
+    """Search over multiples of a unit; Ctrl-C keeps what there is."""
+    found = Search()
+
+    def fits(count: int) -> bool:
+        tokens = count * unit
+        settings = (*arm.settings, f"{KEY}={tokens}", "batch.micro_tokens=null")
+        tried = Arm(f"{tokens} tokens", settings)
+        trial = bench.run(tried)
+        found.tries.append(Try(tokens, row_of(tried, [trial])))
+        found.tries.sort(key=lambda one: one.tokens)
+        return _went_through(trial)
+
+    try:
+        largest_multiple(fits, _MOST_TOKENS // unit)
+    except HaltError as reason:
+        found.stopped_by = str(reason)
+    except KeyboardInterrupt:
+        found.partial = True
+    return found
+
+
+def _went_through(trial: Trial) -> bool:
+    if trial.failure is None:
+        return True
+    if trial.failure.kind in ("memory", "timeout"):
+        return False
+    raise HaltError(trial.failure.reason)
+
+
+def largest_multiple(fits: Callable[[int], bool], most: int) -> int:
+    """Largest count up to `most` that fits, to within a sixteenth; 0 if not even 1 does. `fits` must be monotone."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > max(1, low // _FINENESS):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
