@@ -30,11 +30,11 @@ if [ ! -e "$path" ]; then
   exit 2
 fi
 
-mmldlm=(mmldlm)
-if ! command -v mmldlm >/dev/null 2>&1; then
-  mmldlm=("${PYTHON:-python3}" -m mmldlm)
+doctor=(traindoctor)
+if ! command -v traindoctor >/dev/null 2>&1; then
+  doctor=("${PYTHON:-python3}" -m traindoctor)
 fi
-doctor() { "${mmldlm[@]}" doctor "$@"; }
+doctor() { "${doctor[@]}" "$@"; }
 
 status=0
 doctor fix "$path" --diff "${unsafe[@]}" || status=$?
@@ -62,8 +62,8 @@ doctor fix "$path" --apply "${unsafe[@]}"
 
 # Every fix was verified to parse before it was written; a second look must find nothing left to fix.
 if ! doctor fix "$path" --diff "${unsafe[@]}" >/dev/null 2>&1; then
-  echo "apply_critical_fixes.sh: some fixes are left; run it again or see: mmldlm doctor check $path" >&2
+  echo "apply_critical_fixes.sh: some fixes are left; run it again or see: traindoctor check $path" >&2
   exit 1
 fi
 echo "verified: no fix is left, every changed file parses"
-echo "roll back with: mmldlm doctor undo $path"
+echo "roll back with: traindoctor undo $path"

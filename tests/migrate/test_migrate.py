@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from traindoctor.cli import app
 from typer.testing import CliRunner
 
+from mmldlm.cli.doctor import app
 from mmldlm.errors import UserError
 from mmldlm.migrate.report import report_text, write_migration
 from mmldlm.migrate.repository import examine_repository

@@ -1,4 +1,4 @@
-"""The measured effects in docs/doctor.md: `python -m tests.measure_effects` prints the table."""
+"""The measured effects in docs/accuracy.md: `python -m tests.measure_effects` prints the table."""
 
 import copy
 import statistics

@@ -1,4 +1,4 @@
-"""How long a thousand files take: `python -m tests.measure_speed`, the table of docs/doctor.md."""
+"""How long a thousand files take: `python -m tests.measure_speed`, the table of docs/accuracy.md."""
 
 import os
 import tempfile

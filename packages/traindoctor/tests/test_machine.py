@@ -13,9 +13,6 @@ from traindoctor.preflight import run_preflight
 from traindoctor.probe import load_target, probe
 from typer.testing import CliRunner
 
-from mmldlm.config import MODES
-from mmldlm.training.probe import own_target, own_unused
-
 
 def test_preflight_looks_at_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "0")
@@ -96,10 +93,7 @@ def test_errors_of_the_probed_code_are_one_line() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("mode", MODES)
-def test_on_a_gpu_waits_are_found_and_our_own_model_has_none(mode: str) -> None:
-    report = probe(mode, *own_target(mode, "cuda"), graph_breaks=False)
-    assert not report.syncs
+def test_on_a_gpu_waits_are_found() -> None:
     net = torch.nn.Linear(4, 4).cuda()
     x = torch.randn(2, 4, device="cuda")
 
@@ -110,6 +104,17 @@ def test_on_a_gpu_waits_are_found_and_our_own_model_has_none(mode: str) -> None:
 
     assert sum(probe("net", net, loss, graph_breaks=False).syncs.values()) >= 2
     assert {check.status for check in run_preflight(Path()) if check.name == "gpu"} <= {"ok", "warn"}
+
+
+def test_probe_compares_a_declaration_with_what_it_sees() -> None:
+    net = torch.nn.ModuleDict(
+        {"used": torch.nn.Linear(2, 1, bias=False), "idle": torch.nn.Linear(2, 1, bias=False)}
+    )
+    loss = lambda: net["used"](torch.ones(1, 2)).sum()  # noqa: E731
+    right = probe("net", net, loss, graph_breaks=False, unused=frozenset({"idle.weight"}))
+    assert (right.unused, right.problems) == (["idle.weight"], 0)
+    wrong = probe("net", net, loss, graph_breaks=False, unused=frozenset({"used.weight"}))
+    assert (wrong.without_gradient, wrong.wrongly_declared) == (["idle.weight"], ["used.weight"])
 
 
 def test_probe_of_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,32 +138,3 @@ def test_probe_of_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(UserError, match=message):
             load_target(target)
     sys.modules.pop("given", None)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_own_model_has_neither_syncs_nor_odd_types(mode: str) -> None:
-    denoiser, loss = own_target(mode)
-    report = probe(mode, denoiser, loss, graph_breaks=False, unused=own_unused(mode, denoiser))
-    assert not report.syncs
-    assert not report.dtypes
-    assert not report.nonfinite_gradient
-    assert not report.zero_gradient
-    assert bool(report.unused) == (mode != "joint")
-    assert report.problems == 0
-
-
-def test_probe_holds_a_declaration_against_what_it_sees() -> None:
-    denoiser, loss = own_target("l2t")
-    declared = own_unused("l2t", denoiser)
-    missing, wrong = "latent_final.weight", "text_final.weight"
-    report = probe("l2t", denoiser, loss, graph_breaks=False, unused=(declared - {missing}) | {wrong})
-    assert report.without_gradient == [missing]
-    assert report.wrongly_declared == [wrong]
-    assert report.problems == 2
-
-
-def test_probe_of_our_own_model_finds_nothing_to_mend() -> None:
-    result = CliRunner().invoke(app, ["probe", "--device", "cpu", "--no-graph-breaks"])
-    assert result.exit_code == 0, result.output
-    assert result.output.count("unused in this mode, as declared: none") == 1  # joint
-    assert "latent_head.0.weight" in result.output

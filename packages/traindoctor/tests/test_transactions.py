@@ -39,7 +39,7 @@ def test_apply_and_undo_restore_every_byte_and_mode(tmp_path: Path) -> None:
     assert "fused=True" in (root / "a" / "train.py").read_text()
     assert stat.S_IMODE((root / "run.sh").stat().st_mode) == 0o750
     assert {record.path for record in done.files} == {"a/train.py", "run.sh"}
-    assert (root / ".mmldlm-doctor" / "transactions" / done.id / "before" / "a" / "train.py").is_file()
+    assert (root / ".traindoctor" / "transactions" / done.id / "before" / "a" / "train.py").is_file()
     assert transactions.undo(root).refused == []
     assert {p: p.read_bytes() for p in before} == before
     assert stat.S_IMODE((root / "run.sh").stat().st_mode) == 0o750
@@ -123,7 +123,7 @@ def test_crash_between_writes_is_taken_back(tmp_path: Path, monkeypatch: pytest.
         calls = {"targets": 0}
 
         def write(target: Path, data: bytes, **flush: bool) -> None:
-            if ".mmldlm-doctor" not in str(target):
+            if ".traindoctor" not in str(target):
                 calls["targets"] += 1
                 if calls["targets"] == 2:
                     die()
@@ -145,7 +145,7 @@ def test_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyte
     real = transactions.write_atomically
 
     def full(target: Path, data: bytes, **flush: bool) -> None:
-        if target.name == "run.sh" and b"=1" in data and ".mmldlm-doctor" not in str(target):
+        if target.name == "run.sh" and b"=1" in data and ".traindoctor" not in str(target):
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
         real(target, data, **flush)
 
@@ -197,7 +197,7 @@ def test_link_given_as_root_is_edited_at_its_target(tmp_path: Path) -> None:
 def test_journal_is_invisible_to_git(tmp_path: Path) -> None:
     root = _project(tmp_path)
     transactions.apply(root, _fix(root))
-    assert (root / ".mmldlm-doctor" / ".gitignore").read_text() == "*\n"
+    assert (root / ".traindoctor" / ".gitignore").read_text() == "*\n"
 
 
 STATEMENTS = st.sampled_from(
@@ -310,9 +310,9 @@ def test_failed_roll_back_keeps_the_journal(tmp_path: Path, monkeypatch: pytest.
 def test_recovery_removes_temporary_files_and_a_lost_copy_is_refused(tmp_path: Path) -> None:
     root = _project(tmp_path)
     done = transactions.apply(root, _fix(root))
-    manifest = root / ".mmldlm-doctor" / "transactions" / done.id / "manifest.json"
+    manifest = root / ".traindoctor" / "transactions" / done.id / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"applied"', '"prepared"'))
-    leftover = root / ".run.sh.abc123.mmldlm-doctor"
+    leftover = root / ".run.sh.abc123.traindoctor"
     leftover.write_bytes(b"half")
     (manifest.parent / "before" / "a" / "train.py").unlink()
     result = transactions.undo(root)

@@ -19,7 +19,6 @@ try:
     import typer
     from runwatch import cli as monitor
     from runwatch.errors import UserError as WatchError
-    from traindoctor import cli as doctor
     from traindoctor.errors import UserError as DoctorError
     from typer.core import TyperCommand
 
@@ -29,6 +28,7 @@ try:
         benchmark,
         data,
         demo,
+        doctor,
         evaluate,
         export,
         migrate,

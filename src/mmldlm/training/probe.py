@@ -1,4 +1,7 @@
-"""Our own denoiser, small, in one mode: the probe that answers which parameters a mode leaves without gradient."""
+"""Our own denoiser, small, in one mode, for `mmldlm doctor probe mmldlm.training.probe:l2t` (or `t2l`, `joint`).
+
+The probe then lists which parameters a mode leaves without gradient, against what is declared unused.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +64,23 @@ def own_unused(mode: str, denoiser: Any) -> frozenset[str]:
 
     active = Active.of_modes(frozenset({mode}), ObjectiveConfig(), length_modelled=True)
     return unused_parameters(denoiser, **vars(active)).names
+
+
+def l2t() -> tuple[Any, LossFunction, frozenset[str]]:
+    """The target of the probe in mode l2t."""
+    return _target("l2t")
+
+
+def t2l() -> tuple[Any, LossFunction, frozenset[str]]:
+    """The target of the probe in mode t2l."""
+    return _target("t2l")
+
+
+def joint() -> tuple[Any, LossFunction, frozenset[str]]:
+    """The target of the probe in mode joint."""
+    return _target("joint")
+
+
+def _target(mode: str) -> tuple[Any, LossFunction, frozenset[str]]:
+    denoiser, loss = own_target(mode)
+    return denoiser, loss, own_unused(mode, denoiser)

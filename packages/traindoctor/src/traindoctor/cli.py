@@ -1,24 +1,36 @@
-"""`mmldlm doctor`: audit training code, fix what is safe, take it back.
+"""`traindoctor`: audit training code, fix what is safe, take it back.
 
 Exit codes as ruff's: 0 clean or done, 1 findings (or files that could not be restored), 2 wrong usage.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from traindoctor import __version__
+from traindoctor.errors import UserError
 
 if TYPE_CHECKING:
     from traindoctor.engine import Report
     from traindoctor.options import Options
 
+CLOSED_PIPE = 128 + 13
+"""The exit code of a program that SIGPIPE ended."""
+
 app = typer.Typer(
     help="Audit anybody's training code: find faults, fix what is safe, undo it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 PathArgument = Annotated[Path, typer.Argument(help="File or folder to audit.")]
@@ -34,8 +46,18 @@ External = Annotated[
 ]
 
 
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"traindoctor {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Audit anybody's training code: find faults, fix what is safe, undo it."""
 
 
@@ -81,7 +103,6 @@ def check(
     ] = False,
 ) -> None:
     """Report what costs speed, memory, safety or hours; changes nothing."""
-    from traindoctor.errors import UserError
     from traindoctor.output import FORMATS, render, statistics_table
 
     if output_format not in FORMATS:
@@ -114,7 +135,6 @@ def fix(
 ) -> None:
     """Show or apply fixes. Exit 1 with --diff when something would change."""
     from traindoctor import transactions
-    from traindoctor.errors import UserError
     from traindoctor.fixing import plan
     from traindoctor.output import changed_codes
 
@@ -144,7 +164,7 @@ def fix(
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
     typer.echo(f"{sum(len(c.fixed) for c in changes)} fixes in {len(changes)} files, transaction {done.id}")
-    typer.echo(f"take it back with: mmldlm doctor undo {shlex.quote(str(path))}")
+    typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(path))}")
 
 
 @app.command(short_help="Restore the files of the last apply.")
@@ -234,86 +254,69 @@ def env() -> None:
     typer.echo(describe_environment())
 
 
-@app.command(short_help="Examine a recipe or an old YAML of settings.")
-def config(
-    file: Annotated[
-        Path, typer.Argument(help="A recipe of ours, or a YAML settings file of the research code.")
-    ],
-    write: Annotated[
-        Path | None, typer.Option("--write", help="Write the translated recipe to this file.")
-    ] = None,
-) -> None:
-    """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""
-    from traindoctor.errors import UserError
-    from traindoctor.settings_file import examine_settings
-
-    report = examine_settings(file)
-    if report.kind == "ours":
-        if write is not None:
-            raise UserError(f"--write: {file} is a recipe of ours already; there is nothing to translate")
-        for problem in report.problems:
-            typer.echo(f"{file}: {problem}")
-        if not report.problems:
-            typer.echo(f"{file}: a valid recipe")
-    else:
-        typer.echo(f"{file}: settings of the MM-LDLM research code")
-        for line in report.lines:
-            typer.echo(line)
-        if write is None:
-            typer.echo("\nrecipe:\n" + (report.recipe or ""))
-        else:
-            write.write_text(report.recipe or "", "utf-8")
-            typer.echo(f"recipe written to {write}; fill in data.store")
-    raise typer.Exit(1 if report.problems else 0)
-
-
 @app.command(short_help="One forward and backward: what is not as it should be.")
 def probe(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            help="module:function that returns (module, function giving the loss); none: our own model."
-        ),
-    ] = None,
+        str, typer.Argument(help="module:function that returns (module, function giving the loss).")
+    ],
     graph_breaks: Annotated[bool, typer.Option(help="Also trace with torch.compile's front end.")] = True,
-    device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu or cuda, for our own model (default: auto).")
-    ] = None,
 ) -> None:
-    """Run one forward and backward and list parameters without gradient, host syncs, graph breaks, odd types."""
-    from traindoctor.errors import UserError
+    """Run one forward and backward and list parameters without gradient, host syncs, graph breaks, odd types.
+
+    The function may return a third value: names of parameters that are meant to get no gradient. Needs torch.
+    """
     from traindoctor.probe import load_target
     from traindoctor.probe import probe as run_probe
 
-    if target is not None:
-        if device is not None:
-            raise UserError(
-                f"--device {device}: {target} decides itself where its module lives; leave it out"
-            )
-        reports = [run_probe(target, *load_target(target), graph_breaks=graph_breaks)]
-    else:
-        from mmldlm.cli.device import device_of
-        from mmldlm.config import MODES
-        from mmldlm.training.probe import own_target, own_unused
+    module, loss, unused = load_target(target)
+    report = run_probe(target, module, loss, graph_breaks=graph_breaks, unused=unused)
+    typer.echo(f"{report.name}: loss {report.loss:.4f} ({report.loss_dtype})")
+    for title, entries in (
+        ("without gradient", report.without_gradient),
+        ("gradient is all zeros", report.zero_gradient),
+        ("gradient is not finite", report.nonfinite_gradient),
+        *([("unused, as declared", report.unused)] if unused else []),
+        ("declared unused, but there is a gradient", report.wrongly_declared),
+        ("host syncs", [f"{place} x{count}" for place, count in report.syncs.items()]),
+        ("graph breaks", report.graph_breaks or []),
+        ("types", report.dtypes),
+    ):
+        typer.echo(f"  {title}: {len(entries) or 'none'}")
+        for entry in entries[:40]:
+            typer.echo(f"    {entry}")
+    raise typer.Exit(1 if report.problems else 0)
 
-        place, reports = device_of(device or "auto"), []
-        for mode in MODES:
-            denoiser, loss = own_target(mode, place)
-            unused = own_unused(mode, denoiser)
-            reports.append(run_probe(mode, denoiser, loss, graph_breaks=graph_breaks, unused=unused))
-    for report in reports:
-        typer.echo(f"{report.name}: loss {report.loss:.4f} ({report.loss_dtype})")
-        for title, entries in (
-            ("without gradient", report.without_gradient),
-            ("gradient is all zeros", report.zero_gradient),
-            ("gradient is not finite", report.nonfinite_gradient),
-            *([("unused in this mode, as declared", report.unused)] if target is None else []),
-            ("declared unused, but there is a gradient", report.wrongly_declared),
-            ("host syncs", [f"{place} x{count}" for place, count in report.syncs.items()]),
-            ("graph breaks", report.graph_breaks or []),
-            ("types", report.dtypes),
-        ):
-            typer.echo(f"  {title}: {len(entries) or 'none'}")
-            for entry in entries[:40]:
-                typer.echo(f"    {entry}")
-    raise typer.Exit(1 if any(report.problems for report in reports) else 0)
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error), 2)
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):
+            _leave_closed_pipe()
+        if leaving.code == 130:
+            _fail("interrupted; nothing is half written, run the same command again", 130)
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            _fail(f"no space left on the disk while writing {error.filename}; free some space", 2)
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            _fail(f"{error.filename}: {error.strerror}; choose a folder you may write to", 2)
+        raise
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sys.stdout.flush()
+    print(f"traindoctor{': error' if code == 2 else ''}: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """The reader of the output has gone, as in `traindoctor check | head -1`: exit silently, as SIGPIPE would."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):  # what they still hold must not fail when Python ends
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(silence, stream.fileno())
+    raise SystemExit(CLOSED_PIPE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from traindoctor.errors import UserError
 from traindoctor.types import Kind
 
-TRANSACTION_FOLDER = ".mmldlm-doctor"
+TRANSACTION_FOLDER = ".traindoctor"
 SKIPPED_FOLDERS = frozenset(
     {
         TRANSACTION_FOLDER,

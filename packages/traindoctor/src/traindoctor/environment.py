@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from mmldlm import __version__
+from traindoctor import __version__
 
 _PACKAGES = (
     "torch",
@@ -60,7 +60,7 @@ def _user() -> str:
 def describe_environment() -> str:
     """The block, as Markdown."""
     lines = [
-        f"mmldlm: {__version__}",
+        f"traindoctor: {__version__}",
         f"python: {platform.python_version()} ({platform.python_implementation()})",
         f"platform: {platform.system()} {platform.release()} {platform.machine()}",
         f"cpus: {os.cpu_count()}",

@@ -15,7 +15,7 @@ from traindoctor.shell_file import ShellFile
 from traindoctor.source import Source
 from traindoctor.types import Finding, Span
 
-_COMMENT = re.compile(r"#\s*doctor:\s*ignore(-file)?\s*\[([^\]]*)\]\s*(.*)")
+_COMMENT = re.compile(r"#\s*(?:train)?doctor:\s*ignore(-file)?\s*\[([^\]]*)\]\s*(.*)")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _comments(source: Source, file: Any) -> Iterator[tuple[int, str]]:
         yield from file.tokens.comments
     else:
         for number in range(1, len(source.starts) + 1):
-            match = re.search(r"(?:^|\s)(#\s*doctor:.*)", source.line(number))
+            match = re.search(r"(?:^|\s)(#\s*(?:train)?doctor:.*)", source.line(number))
             if match:
                 yield source.offset(number, match.start(1) + 1), match[1]
 

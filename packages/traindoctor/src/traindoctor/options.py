@@ -1,4 +1,4 @@
-"""Which rules run where: command-line choices over `[tool.mmldlm.doctor]` in the audited project's pyproject.toml."""
+"""Which rules run where: command-line choices over `[tool.traindoctor]` in the audited project's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -95,46 +95,43 @@ def _read_section(root: Path) -> tuple[dict[str, Any], str]:
         file = folder / "pyproject.toml"
         if file.is_file():
             try:
-                ours = tomllib.loads(file.read_text("utf-8")).get("tool", {}).get("mmldlm", {})
-                section = ours.get("doctor", {})
+                tools = tomllib.loads(file.read_text("utf-8")).get("tool", {})
+                # The section had this name when the tool was a part of mmldlm.
+                section = tools.get("traindoctor", tools.get("mmldlm", {}).get("doctor", {}))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError) as error:
                 raise UserError(f"{file}: not valid TOML ({error}); correct it or remove it") from error
             except OSError as error:
                 raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-            _check_name(ours, str(file))
+            _check_name(tools, str(file))
             _check_section(section, str(file))
             return section, str(file)
     return {}, "pyproject.toml"
 
 
-def _check_name(ours: dict[str, Any], origin: str) -> None:
-    for key in ours:
-        if key != "doctor" and difflib.get_close_matches(key, ["doctor"], 1):
-            raise UserError(
-                f"{origin}: [tool.mmldlm.{key}] is read by nothing; did you mean [tool.mmldlm.doctor]?"
-            )
+def _check_name(tools: dict[str, Any], origin: str) -> None:
+    for key in tools:
+        if key != "traindoctor" and difflib.get_close_matches(key, ["traindoctor"], 1, 0.8):
+            raise UserError(f"{origin}: [tool.{key}] is read by nothing; did you mean [tool.traindoctor]?")
 
 
 def _check_section(section: dict[str, Any], origin: str) -> None:
     if not isinstance(section, dict):
-        raise UserError(f"{origin}: tool.mmldlm.doctor={section!r}: a table [tool.mmldlm.doctor] is needed")
+        raise UserError(f"{origin}: tool.traindoctor={section!r}: a table [tool.traindoctor] is needed")
     for key, value in section.items():
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(
-                f"{origin}: [tool.mmldlm.doctor] has {key!r}, allowed are {', '.join(_KEYS)}{hint}"
-            )
+            raise UserError(f"{origin}: [tool.traindoctor] has {key!r}, allowed are {', '.join(_KEYS)}{hint}")
         if key in ("select", "ignore", "exclude") and not _is_words(value):
-            raise UserError(f"{origin}: [tool.mmldlm.doctor] {key}={value!r}: a list of strings is needed")
+            raise UserError(f"{origin}: [tool.traindoctor] {key}={value!r}: a list of strings is needed")
         if key == "per-file-ignores" and not (
             isinstance(value, dict) and all(map(_is_words, value.values()))
         ):
             raise UserError(
-                f"{origin}: [tool.mmldlm.doctor] per-file-ignores: a table of pattern = [codes] is needed"
+                f"{origin}: [tool.traindoctor] per-file-ignores: a table of pattern = [codes] is needed"
             )
         if key == "external" and not isinstance(value, bool):
-            raise UserError(f"{origin}: [tool.mmldlm.doctor] external={value!r}: true or false is needed")
+            raise UserError(f"{origin}: [tool.traindoctor] external={value!r}: true or false is needed")
 
 
 def _is_words(value: Any) -> bool:

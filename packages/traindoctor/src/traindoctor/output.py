@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mmldlm import __version__
+from traindoctor import __version__
 from traindoctor.engine import Report
 from traindoctor.registry import all_rules
 from traindoctor.types import Finding, Severity
@@ -144,9 +144,9 @@ def _sarif(report: Report) -> str:
     index = {code: number for number, code in enumerate(used)}
     descriptors = [_descriptor(code) for code in used]
     driver = {
-        "name": "mmldlm doctor",
+        "name": "traindoctor",
         "version": __version__,
-        "informationUri": "https://pypi.org/project/mmldlm/",
+        "informationUri": "https://pypi.org/project/traindoctor/",
         "rules": descriptors,
     }
     results = [_sarif_result(report, finding, index) for finding in report.findings]

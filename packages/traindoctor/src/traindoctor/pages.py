@@ -1,4 +1,4 @@
-"""The pages about rules, made from the registry: `docs/doctor/CODE.md` and the table of all rules."""
+"""The pages about rules, made from the registry: what `rule CODE` prints, and with `rule --write FOLDER` one page each and a table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rule_index() -> str:
     lines = [
         f"# The {len(rules)} rules",
         "",
-        "Written by `mmldlm doctor rule --write docs/doctor`; a test keeps it current. "
+        "Written by `traindoctor rule --write FOLDER`; a test keeps it current. "
         "Fix: S safe, U with `--unsafe`, S/U depends on the place.",
         "",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -62,18 +63,22 @@ class ProbeReport:
         return found + len(self.graph_breaks or [])
 
 
-def load_target(target: str) -> tuple[Any, LossFunction]:
-    """Import `module:function` and call it."""
+def load_target(target: str) -> tuple[Any, LossFunction, frozenset[str]]:
+    """Import `module:function` and call it: the module, its loss, names of parameters meant to get no gradient."""
     name, colon, function = target.partition(":")
     if not colon or not name or not function:
         raise UserError(f"{target!r}: write module:function, such as train:probe")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "probe needs torch, which is not installed in this environment; install it or use another"
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
-        module = _run(target, lambda: importlib.import_module(name))
-        maker = getattr(module, function, None)
+        source = _run(target, lambda: importlib.import_module(name))
+        maker = getattr(source, function, None)
         if not callable(maker):
             raise UserError(f"{target}: the module has no function {function!r}; name one of its functions")
-        made = _run(target, maker)
+        result = _run(target, maker)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{target}: cannot be imported from {Path.cwd()}: {error}; run in the folder of the module"
@@ -81,15 +86,16 @@ def load_target(target: str) -> tuple[Any, LossFunction]:
     finally:
         sys.path.pop(0)
     if (
-        not isinstance(made, tuple)
-        or len(made) != 2
-        or not callable(made[1])
-        or not hasattr(made[0], "named_parameters")
+        not isinstance(result, tuple)
+        or len(result) not in (2, 3)
+        or not callable(result[1])
+        or not hasattr(result[0], "named_parameters")
     ):
         raise UserError(
-            f"{target}: must return (module, function that gives the loss), not {type(made).__name__}"
+            f"{target}: must return (module, function that gives the loss), not {type(result).__name__}"
         )
-    return made
+    module, loss = result[:2]
+    return module, loss, frozenset(result[2]) if len(result) == 3 else frozenset()
 
 
 def _run(name: str, function: Callable[[], Any]) -> Any:

@@ -167,7 +167,7 @@ def get_rule(code: str) -> Rule:
         wanted.lower(), names, 1
     )
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no rule {code!r}: {hint}'mmldlm doctor rule' without a code lists all {len(rules)}")
+    raise UserError(f"no rule {code!r}: {hint}'traindoctor rule' without a code lists all {len(rules)}")
 
 
 def resolve_codes(words: Iterable[str], origin: str) -> set[str]:

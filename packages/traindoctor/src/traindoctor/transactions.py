@@ -1,6 +1,6 @@
 """Writing changes so that they can be taken back: journal first, then atomic writes, checksums before and after.
 
-A transaction is a folder `.mmldlm-doctor/transactions/<id>/` in the audited root: `manifest.json` and, under `before/`,
+A transaction is a folder `.traindoctor/transactions/<id>/` in the audited root: `manifest.json` and, under `before/`,
 every changed file with its full relative path. States: prepared (the journal is complete, files may be half done),
 applied, undone.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from mmldlm import __version__
+from traindoctor import __version__
 from traindoctor.discovery import TRANSACTION_FOLDER
 from traindoctor.errors import UserError
 from traindoctor.fixing import FileChange
@@ -213,7 +213,7 @@ def undo(path: Path, wanted: str | None = None) -> Undone:
             chosen = next((t for t in known if t.id == wanted), None)
             if chosen is None:
                 raise UserError(
-                    f"no transaction {wanted!r} in {root}; 'mmldlm doctor history {path}' lists them"
+                    f"no transaction {wanted!r} in {root}; 'traindoctor history {path}' lists them"
                 )
             if chosen.state == "undone":
                 raise UserError(f"transaction {wanted} is undone already")
@@ -268,7 +268,7 @@ def _restore(root: Path, transaction: Transaction) -> Undone:
     return result
 
 
-_TEMPORARY = ".mmldlm-doctor"
+_TEMPORARY = ".traindoctor"
 
 
 def _temporary_prefix(target: Path) -> str:

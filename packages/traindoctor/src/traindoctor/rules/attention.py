@@ -32,7 +32,7 @@ SDPA_DOCS = "PyTorch docs, scaled_dot_product_attention"
     summary="softmax(q k^T) v written out",
     why="The written-out form stores the whole score matrix (heads x length x length) twice for backward; "
     "scaled_dot_product_attention computes it in tiles and stores none of it on GPUs with a flash kernel.",
-    effect="Memory quadratic in the length; measured on the CPU (command in docs/doctor.md).",
+    effect="Memory quadratic in the length; measured on the CPU (command in docs/accuracy.md).",
     source=f"{SDPA_DOCS}; Dao et al., FlashAttention (arXiv 2205.14135)",
     remedy="F.scaled_dot_product_attention(q, k, v, dropout_p=...).",
     bad="scores = q @ k.transpose(-2, -1)\nout = scores.softmax(-1) @ v",
@@ -246,7 +246,7 @@ def _builds(file: PythonFile, value: ast.AST, names: tuple[str, ...]) -> bool:
     "the optimised "
     "kernel cannot be used.",
     effect="Documented: 'Set need_weights=False to use the optimized scaled_dot_product_attention'. "
-    "Measured on the CPU (command in docs/doctor.md).",
+    "Measured on the CPU (command in docs/accuracy.md).",
     source="PyTorch docs, torch.nn.MultiheadAttention.forward",
     fix="safe",
     bad="x, _ = self.attn(x, x, x)",

@@ -140,7 +140,7 @@ def errors_hidden(file: PythonFile, about: Rule) -> Iterator[Finding]:
     severity=Severity.WARNING,
     summary="forward() of a module in a project that compiles calls .item(), .tolist() or print",
     why="Each of them needs a value on the host: the graph breaks there, and every part is launched separately.",
-    effect="One graph break and one host wait per call; `mmldlm doctor probe` counts them.",
+    effect="One graph break and one host wait per call; `traindoctor probe` counts them.",
     source="PyTorch docs, torch.compile, graph breaks",
     remedy="Keep the value a tensor, or move the call out of forward.",
     bad="def forward(self, x):\n    scale = x.abs().max().item()",

@@ -89,7 +89,7 @@ def _wraps(file: PythonFile) -> list[ast.Call]:
     effect="Documented as adding overhead; DDP itself warns when no unused parameter was found.",
     source=f"{DDP_DOCS}; PyTorch DDP notes, find_unused_parameters",
     fix="unsafe",
-    remedy="`mmldlm doctor probe module:function` lists the parameters without gradient; freeze those instead.",
+    remedy="`traindoctor probe module:function` lists the parameters without gradient; freeze those instead.",
     bad="DDP(model, device_ids=[rank], find_unused_parameters=True)",
     good="DDP(model, device_ids=[rank], find_unused_parameters=False)",
 )

@@ -37,7 +37,7 @@ from traindoctor.yaml_file import YamlFile
 LOADER_DOCS = "PyTorch docs, torch.utils.data"
 MAX_WORKERS = 32
 _WORKERS = 5  # position of num_workers in DataLoader's signature
-_MEASURED = "Measured on two CPU cores; table and command in docs/doctor.md."
+_MEASURED = "Measured on two CPU cores; table and command in docs/accuracy.md."
 
 
 def _loaders(file: PythonFile) -> list[ast.Call]:

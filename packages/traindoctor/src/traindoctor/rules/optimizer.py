@@ -36,7 +36,7 @@ _CHOOSES = set(KERNEL_CHOICES)
     why="fused=True updates all parameters in a few kernels; the default starts several per group of tensors "
     "and keeps "
     "temporaries of the size of the gradients.",
-    effect="Measured on the CPU (command in docs/doctor.md); PyTorch documents fused as the fastest implementation.",
+    effect="Measured on the CPU (command in docs/accuracy.md); PyTorch documents fused as the fastest implementation.",
     source=f"{OPTIM_DOCS}, AdamW(fused=...)",
     fix="safe or unsafe",
     remedy="Needs PyTorch 2.4 for SGD and for parameters on the CPU; sparse gradients are not supported.",

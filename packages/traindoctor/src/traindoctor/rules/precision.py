@@ -238,7 +238,7 @@ def _is_scaled(node: ast.AST) -> bool:
     why="bfloat16 has 8 bits of mantissa: an update smaller than 1/256 of a weight is rounded away. With "
     "usual learning "
     "rates that is most updates. Autocast computes in half precision and keeps the weights in float32.",
-    effect="Measured on the CPU (command in docs/doctor.md): share of updates lost by bfloat16 weights under AdamW.",
+    effect="Measured on the CPU (command in docs/accuracy.md): share of updates lost by bfloat16 weights under AdamW.",
     source=f"{AMP_DOCS}; arithmetic of bfloat16",
     remedy="Keep the model in float32 and wrap the forward in torch.autocast.",
     bad="model = Model().to(device, dtype=torch.bfloat16)\noptimizer = AdamW(model.parameters())",

@@ -19,7 +19,7 @@ from traindoctor.types import Finding, Kind, Severity
     why="Python 2, a template or a broken file. Silence about it would look like health.",
     effect="No rule ran over this file.",
     source="The doctor",
-    remedy="Correct it, or exclude it in [tool.mmldlm.doctor].",
+    remedy="Correct it, or exclude it in [tool.traindoctor].",
     bad="print 'hello'",
     good="print('hello')",
 )

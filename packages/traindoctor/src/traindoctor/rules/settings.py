@@ -92,7 +92,7 @@ def _unread(facts: Facts) -> Iterator[Setting]:
     effect="Conservative: the name occurs in no Python file of the audited folder, neither as attribute, "
     "string, argument nor "
     "keyword, and its section is not passed on whole (**cfg.section, instantiate, items()).",
-    source="This project's audit of the original MM-LDLM code (docs/doctor.md)",
+    source="This project's audit of the original MM-LDLM code (docs/accuracy.md)",
     remedy="Remove it, or read it.",
     bad="optimizer:\n  use_fused: true   # nothing reads use_fused",
     good="optimizer:\n  lr: 1e-4",
@@ -113,7 +113,7 @@ def nobody_reads(facts: Facts, about: Rule) -> Iterator[Finding]:
     why="The effective batch is smaller than the settings say, while the learning rate is often scaled as if "
     "it were not.",
     effect="A different experiment from the one that is written down.",
-    source="This project's audit of the original MM-LDLM code (docs/doctor.md)",
+    source="This project's audit of the original MM-LDLM code (docs/accuracy.md)",
     remedy="Implement it (divide the loss, step every n micro-batches, no_sync in between) or remove the key.",
     bad="training:\n  gradient_accumulation_steps: 4",
     good="for micro in range(cfg.training.gradient_accumulation_steps): ...",

@@ -158,7 +158,7 @@ def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     severity=Severity.WARNING,
     summary="Autograd anomaly detection is on",
     why="It records a traceback for every operation and checks every gradient for NaN.",
-    effect="Documented: 'will slow down your program execution'; measured on the CPU (command in docs/doctor.md).",
+    effect="Documented: 'will slow down your program execution'; measured on the CPU (command in docs/accuracy.md).",
     source="PyTorch docs, torch.autograd.set_detect_anomaly",
     fix="unsafe",
     remedy="Behind a debug switch. Only the key detect_anomaly of a settings file has a fix.",
