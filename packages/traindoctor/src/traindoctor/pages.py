@@ -1,4 +1,4 @@
-"""The pages about rules, made from the registry: what `rule CODE` prints, and with `rule --write FOLDER` one page each and a table."""
+"""Pages about rules: what `rule CODE` prints; `rule --write FOLDER` writes one page for each and a table."""
 
 from __future__ import annotations
 
