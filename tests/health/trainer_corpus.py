@@ -19,9 +19,9 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.run_folder import lock_run
 from mmldlm.training.loop import Trainer
-from tests.corpus import Case
 from tests.distributed.pair import end, environment, start_pair
 from tests.health import trainer_faults as faults
+from tests.health.judging import Label
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -59,12 +59,12 @@ class TrainerCase:
     offset: int = 0
     """Added to the seed."""
 
-    def label(self) -> Case:
-        """As the other labelled logs."""
-        case = Case(f"trainer_{self.name}", "own", self.name, self.expected, self.delay, self.also)
-        case.from_step = self.from_step if self.expected else 0
-        case.real_clock, case.later = self.alone, 300.0 if self.alone else 0.0
-        return case
+    def label(self) -> Label:
+        """The truth, as `judging` takes it."""
+        from_step, later = self.from_step if self.expected else 0, 300.0 if self.alone else 0.0
+        return Label(
+            f"trainer_{self.name}", self.expected, self.delay, self.also, from_step, self.alone, later
+        )
 
 
 def _healthy() -> Iterator[TrainerCase]:
@@ -155,7 +155,7 @@ def trainer_cases(offset: int = 0) -> list[TrainerCase]:
     return found
 
 
-def trainer_logs(folder: Path, offset: int = 0) -> Iterator[tuple[Case, Path]]:
+def trainer_logs(folder: Path, offset: int = 0) -> Iterator[tuple[Label, Path]]:
     """Run everything and give each log with its label."""
     write_stores(folder)
     for case in trainer_cases(offset):
@@ -210,16 +210,12 @@ def prepare(folder: Path, store: Path, *words: str) -> Trainer:
     return trainer
 
 
-def two_ranks(folder: Path) -> Iterator[tuple[Case, Path]]:
+def two_ranks(folder: Path) -> Iterator[tuple[Label, Path]]:
     """Two processes over gloo: healthy, one slow, one killed; rates are the real machine's."""
     labels = {
-        "ranks_fine": Case("trainer_ranks_fine", "own", "", (), also=RATES, from_step=0),
-        "ranks_slow": Case(
-            "trainer_ranks_slow", "own", "one rank slow", ("M301",), 10, ("M302", "M303"), from_step=AT
-        ),
-        "ranks_killed": Case(
-            "trainer_ranks_killed", "own", "one rank killed", ("M502",), 1, RATES, from_step=AT - 1
-        ),
+        "ranks_fine": Label("trainer_ranks_fine", also=RATES),
+        "ranks_slow": Label("trainer_ranks_slow", ("M301",), 10, ("M302", "M303"), from_step=AT),
+        "ranks_killed": Label("trainer_ranks_killed", ("M502",), 1, RATES, from_step=AT - 1),
     }
     for name, case in labels.items():
         end(start_pair("tests.health.trainer_ranks", str(folder), name))

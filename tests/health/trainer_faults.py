@@ -22,8 +22,8 @@ import torch
 
 from mmldlm.metrics import text_log
 from mmldlm.training.loop import Trainer
+from tests.health.judging import START
 from tests.runs import hit_loader
-from tests.tiny_training import START
 
 STEP_SECONDS = 0.5
 Inject = Callable[[Trainer, "SimulatedTime"], None]

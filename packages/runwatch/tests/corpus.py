@@ -289,19 +289,8 @@ def main() -> None:
     parser.add_argument(
         "--offset", type=int, default=0, help="added to every seed: the same faults, other logs"
     )
-    parser.add_argument(
-        "--processes", action="store_true", help="also logs of real runs: our trainer with faults, torchrun"
-    )
     options = parser.parse_args()
     verdicts = [judge(case, make_log(case, options.out)) for case in cases(options.offset)]
-    if options.processes:
-        from tests.process_corpus import process_logs
-        from tests.trainer_corpus import trainer_logs
-
-        verdicts += [judge(case, path) for case, path in process_logs(options.out)]
-        verdicts += [
-            judge(case, path) for case, path in trainer_logs(options.out / "trainer", options.offset)
-        ]
     numbers = score(verdicts)
     for verdict in verdicts:
         if verdict.missed or verdict.false:

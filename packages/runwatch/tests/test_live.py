@@ -18,7 +18,7 @@ from runwatch.alerts import Alert, Change
 from runwatch.errors import UserError
 from runwatch.sinks import AlertFile, message_of, webhook_body, webhook_sink
 
-COMMAND = [sys.executable, "-m", "mmldlm", "monitor"]
+COMMAND = [sys.executable, "-m", "runwatch"]
 SECRET = "T000-not-for-anybody"
 
 
@@ -161,7 +161,7 @@ def test_alerts_reach_a_webhook_a_command_and_a_file(tmp_path, server):
     words = [*COMMAND, "--once", "--alerts", alerts, "--command", f"{sys.executable} {script}", log]
     words += ["--webhook-format", "discord"]
     for _ in range(2):  # the same log again is no news for the file
-        environment = {**os.environ, "MMLDLM_MONITOR_WEBHOOK": address}
+        environment = {**os.environ, "RUNWATCH_WEBHOOK": address}
         done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=environment, timeout=60)
         assert done.returncode == 1
         assert SECRET not in done.stdout + done.stderr

@@ -15,27 +15,24 @@ from runwatch.sources import find_runs
 from runwatch.state import run_state
 from runwatch.watch import RunWatch
 
-from mmldlm.metrics import TrainingLog
-from mmldlm.run_folder import RunFolder
-
 
 def watch(path, clock=lambda: 2e9):
     return RunWatch(find_runs([str(path)])[0], MonitorSettings(), clock=clock)
 
 
 def test_a_rewound_log_is_not_counted_twice(tmp_path):
-    run = RunFolder(tmp_path / "run")
-    run.create()
-    log = TrainingLog(run.training_log, resume_step=None)
-    for step in range(1, 51):
-        log.write(step, loss=2.0)
-    watched = watch(run.path)
+    log = tmp_path / "run" / "training_log.jsonl"
+    log.parent.mkdir()
+    rows = [json.dumps({"step": step, "time": 1e9 + step, "loss": 2.0}) + "\n" for step in range(1, 51)]
+    log.write_text("".join(rows))
+    watched = watch(log.parent)
     watched.poll(live=True)
     assert (watched.num_lines, watched.step) == (50, 50)
-    log.rewind(30)  # replaces the file
-    for step in range(31, 36):
-        log.write(step, loss=1.0)
-    log.close()
+    rows = rows[:30] + [
+        json.dumps({"step": step, "time": 1e9 + 50 + step, "loss": 1.0}) + "\n" for step in range(31, 36)
+    ]
+    (tmp_path / "staged").write_text("".join(rows))
+    os.replace(tmp_path / "staged", log)  # a rollback replaces the file
     watched.poll(live=True)
     assert (watched.num_lines, watched.step) == (55, 35)
     steps, values = watched.curves["loss"].points()

@@ -42,7 +42,7 @@ class Alert:
             "subject": self.subject, "first_step": self.first_step, "last_step": self.last_step,
             "first_time": self.first_time, "last_time": self.last_time, "resolved_step": self.resolved_step,
             "count": self.count, "sure": self.sure, "meaning": kind.meaning, "evidence": self.evidence,
-            "advice": kind.advice, "page": f"docs/monitor/codes.md#{self.code.lower()}",
+            "advice": kind.advice, "page": f"docs/codes.md#{self.code.lower()}",
         }  # fmt: skip
 
 

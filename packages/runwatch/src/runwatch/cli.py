@@ -1,12 +1,14 @@
-"""`mmldlm monitor`: watch training runs, say what is wrong and what to do.
+"""The command: watch training runs, report what is wrong and what to do.
 
-Exit codes: 0 nothing of the level --fail-on or worse was found, 1 something was, 2 wrong usage.
+    runwatch LOG...          also: python -m runwatch, mmldlm monitor
+
+Exit codes: 0 nothing of the level --fail-on or worse was found, 1 something was, 2 wrong usage, 3 a log that cannot be
+judged because no loss was read from it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -24,7 +26,7 @@ from runwatch.errors import UserError
 if TYPE_CHECKING:
     from runwatch.session import Session, Sink
 
-WEBHOOK_VARIABLE = "MMLDLM_MONITOR_WEBHOOK"
+WEBHOOK_VARIABLE = "RUNWATCH_WEBHOOK"
 
 
 def monitor(
@@ -80,7 +82,11 @@ def monitor(
         typer.Option(metavar="CODE", help="Print what a code means (or all, or settings) and leave."),
     ] = None,
 ) -> None:
-    """Watch training runs, ours or anybody's, live or afterwards: what is wrong, since when, what to do."""
+    """Watch training runs, anybody's, live or afterwards: what is wrong, since when, what to do.
+
+    Exit codes: 0 nothing of the level --fail-on or worse was found, 1 something was, 2 wrong usage, 3 a log cannot be
+    judged because no loss was read from it.
+    """
     from runwatch.catalogue import LEVELS
     from runwatch.pages import explain as explained
     from runwatch.session import Session
@@ -120,6 +126,21 @@ def monitor(
     worst = session.worst()
     if worst is not None and LEVELS.index(worst) >= LEVELS.index(fail_on):
         raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name="runwatch", cls=MonitorCommand)(monitor)
+    try:
+        app()
+    except UserError as error:
+        print(f"runwatch: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        _silence_stdout()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 class MonitorCommand(TyperCommand):
@@ -178,8 +199,13 @@ def _closed_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _silence_stdout()
+
+
+def _silence_stdout() -> None:
+    """Nobody reads it any more; what it still holds must not fail when Python ends."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _follow(session: Session, interval: float, as_json: bool, color: bool | None) -> None:
@@ -197,6 +223,8 @@ def _follow(session: Session, interval: float, as_json: bool, color: bool | None
 
 
 def _follow_json(session: Session, interval: float) -> None:
+    import json
+
     while True:
         session.look(live=True)
         print(json.dumps(session.state(), ensure_ascii=False, allow_nan=False), flush=True)
@@ -254,6 +282,8 @@ def _serve(session: Session, interval: float, address: str) -> None:
 
 
 def _show_end(session: Session, as_json: bool) -> None:
+    import json
+
     from runwatch.words import plain_text
 
     state = session.state()

@@ -9,7 +9,7 @@ HTML = """<!doctype html>
 <section id="compare" class="run" hidden><h2>Compare</h2>
 <p><label>Value <select id="value"></select></label> <span id="legend"></span></p><div id="overlay"></div></section>
 <div id="runs" class="runs"></div>
-<noscript>This page needs JavaScript; 'mmldlm monitor --once' prints the same as text.</noscript>
+<noscript>This page needs JavaScript; 'runwatch --once LOG' prints the same as text.</noscript>
 </main><script src="/app.js"></script></body></html>
 """
 

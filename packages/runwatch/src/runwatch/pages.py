@@ -39,7 +39,7 @@ def pages() -> str:
     head = [
         "# What the monitor finds",
         "",
-        "`mmldlm monitor --explain CODE` prints one of these sections.",
+        "`runwatch --explain CODE` prints one of these sections.",
         "",
     ]
     table = ["| code | name | level | meaning |", "|---|---|---|---|"]
@@ -52,7 +52,7 @@ def settings_page() -> str:
     lines = [
         "# Thresholds",
         "",
-        "Change them with `--set key=value` or `--settings FILE.yaml`; `mmldlm monitor --explain settings`",
+        "Change them with `--set key=value` or `--settings FILE.yaml`; `runwatch --explain settings`",
     ]
     lines += ["prints this page.", "", "| key | default | meaning |", "|---|---|---|"]
     defaults = settings.MonitorSettings()

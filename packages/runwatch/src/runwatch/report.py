@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import html
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from mmldlm import durable
 from runwatch import words
 from runwatch.errors import UserError
 from runwatch.style import STYLE
@@ -34,10 +34,17 @@ def write_report(state: dict[str, Any], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            durable.replace_file(folder / name, text.encode("utf-8", "replace"))
+            _replace_file(folder / name, text)
     except OSError as error:
-        raise UserError(f"--report {durable.explain(error, folder)}") from error
+        raise UserError(f"--report {folder}: {error.strerror}; choose a folder you may write to") from error
     return [folder / name for name in texts]
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """A reader sees the old content or the new one, never a part."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(staged, path)
 
 
 def markdown(state: dict[str, Any]) -> str:

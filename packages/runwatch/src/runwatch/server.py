@@ -81,7 +81,7 @@ def _is_loopback(host: str) -> bool:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     page: PageServer
-    server_version, sys_version, timeout = "mmldlm-monitor", "", 20
+    server_version, sys_version, timeout = "runwatch", "", 20
 
     def do_GET(self) -> None:
         if not self._trusted():

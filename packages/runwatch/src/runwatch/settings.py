@@ -153,7 +153,7 @@ def _parse(item: Any, value: Any) -> float | int:
 
 def _nearest(key: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(key, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else "; 'mmldlm monitor --explain settings' lists them"
+    return f"; did you mean {close[0]}?" if close else "; 'runwatch --explain settings' lists them"
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -18,11 +18,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmldlm.json_lines import LineWriter, read_lines
 from runwatch.alerts import Change
 from runwatch.catalogue import LEVELS
 from runwatch.errors import UserError
@@ -47,9 +46,9 @@ class AlertFile:
     def __init__(self, path: Path) -> None:
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise UserError(f"--alerts {path}: cannot be written; give a file in a folder that exists")
-        self._known = {_key(record) for record in read_lines(path)}
+        self._known = {_key(message) for message in _messages_in(path)}
         try:
-            self._lines = LineWriter(path)
+            self._file = path.open("a", encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"--alerts {path}: {error.strerror}; give a file you may write to") from error
 
@@ -57,10 +56,23 @@ class AlertFile:
         """Append one line of JSON."""
         if _key(message) not in self._known:
             self._known.add(_key(message))
-            self._lines.write(message)
+            self._file.write(json.dumps(message, ensure_ascii=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._lines.close()
+        self._file.close()
+
+
+def _messages_in(path: Path) -> Iterator[Message]:
+    """What an earlier session wrote; a torn line is skipped."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    yield content
 
 
 def _key(message: Message) -> tuple[Any, ...]:
@@ -159,7 +171,7 @@ def webhook_sink(address: str, kind: str) -> Background:
 
     def deliver(message: Message) -> None:
         body = json.dumps(webhook_body(kind, message), allow_nan=False).encode()
-        headers = {"Content-Type": "application/json", "User-Agent": "mmldlm-monitor"}
+        headers = {"Content-Type": "application/json", "User-Agent": "runwatch"}
         request = urllib.request.Request(address, data=body, headers=headers, method="POST")
         with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read(1024)

@@ -9,13 +9,22 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmldlm.run_folder import RunFolder
 from runwatch.errors import UserError
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)", re.I)
 _STREAMS = ("stdout.log", "stderr.log")
 _LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".json")
 _OWN = ("training_log.jsonl", "events.jsonl", "config.yaml", "train.log")
+
+
+class RunFolder:
+    """Where a run of MM-LDLM keeps its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.config, self.training_log = path / "config.yaml", path / "training_log.jsonl"
+        self.train_log, self.events = path / "train.log", path / "events.jsonl"
+        self.checkpoints, self.samples = path / "checkpoints", path / "samples.jsonl"
+        self.heartbeat, self.lock_file = path / "heartbeat.json", path / ".lock"
 
 
 @dataclass(frozen=True)

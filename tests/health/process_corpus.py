@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.corpus import Case
+from tests.health.judging import Label
 from tests.runs import write_recipe
 from tests.stores import write_store
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("rank_training.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def process_logs(folder: Path) -> Iterator[tuple[Case, Path]]:
+def process_logs(folder: Path) -> Iterator[tuple[Label, Path]]:
     """Run everything and give each log with its label."""
     yield from own_runs(folder / "own_runs")
     for mode, expected, also in (
@@ -29,13 +29,13 @@ def process_logs(folder: Path) -> Iterator[tuple[Case, Path]]:
         ("straggler", ("M601",), ("M301",)),
         ("hang", ("M502", "M602"), ()),
     ):
-        case = Case(f"ranks_{mode}", "torchrun", mode, expected, delay=25, also=also, from_step=29)
+        case = Label(f"ranks_{mode}", expected, delay=25, also=also, from_step=29)
         yield case, run_ranks(folder / "ranks" / mode, mode)
-    case = Case("rendezvous", "torchrun", "one node of two", ("M603", "M502"), from_step=0)
+    case = Label("rendezvous", ("M603", "M502"))
     yield case, run_lonely_node(folder / "rendezvous.log")
 
 
-def own_runs(folder: Path) -> Iterator[tuple[Case, Path]]:
+def own_runs(folder: Path) -> Iterator[tuple[Label, Path]]:
     """Our trainer: a healthy run, one with a learning rate far too high, one that is killed."""
     folder.mkdir(parents=True)
     store = write_store(folder / "store", num_train=8000, vocab_size=8, min_length=2, max_length=4)
@@ -43,15 +43,15 @@ def own_runs(folder: Path) -> Iterator[tuple[Case, Path]]:
     long = ["train.steps=300", "train.log_every=2", "train.valid_every=100", "train.checkpoint_every=100"]
     quiet = ("M301", "M302", "M303")  # its steps take milliseconds on a machine that others use too
     run_own(recipe, folder / "fine", *long)
-    yield Case("trained_fine", "own", "", (), also=quiet, from_step=0), folder / "fine"
+    yield Label("trained_fine", also=quiet), folder / "fine"
     hot = ["optim.lr=30", "optim.warmup_steps=100", "optim.clip_norm=0"]
     run_own(recipe, folder / "hot", *long, *hot)
     extra = (*quiet, "M101", "M102", "M201", "M202", "M203", "M205", "M502", "M801", "M803")
-    yield Case("trained_hot", "own", "lr 30", ("M103",), delay=300, also=extra, from_step=0), folder / "hot"
+    yield Label("trained_hot", ("M103",), delay=300, also=extra), folder / "hot"
     words = ("train.steps=100000", "train.log_every=2")
     run_own(recipe, folder / "killed", *words, kill_after="training_log.jsonl")
     killed_at = json.loads((folder / "killed" / "training_log.jsonl").read_bytes().splitlines()[-1])["step"]
-    case = Case("trained_killed", "own", "kill -9", ("M502",), also=quiet, from_step=killed_at)
+    case = Label("trained_killed", ("M502",), also=quiet, from_step=killed_at)
     case.real_clock = True
     yield case, folder / "killed"
 

@@ -1,0 +1,148 @@
+"""All detectors, and the panel that feeds them; the trainer may own a panel as well as the monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runwatch.alerts import AlertBook, Change
+from runwatch.blocks import Block, Stretch
+from runwatch.detectors.base import Detector, RunFacts
+from runwatch.detectors.gradients import Gradients, SkippedUpdates
+from runwatch.detectors.learning_rate import LearningRate
+from runwatch.detectors.losses import Divergence, LossSpike, NonfiniteLoss, Plateau
+from runwatch.detectors.process import Crash, Restarts, Stall
+from runwatch.detectors.quality import LatentCollapse, LatentIgnored, ValidationDrift
+from runwatch.detectors.ranks import Communication, Stragglers
+from runwatch.detectors.resources import Batch, Checkpoints, DiskSpace, OutOfMemory
+from runwatch.detectors.speed import DataWait, LoaderFailures, Throughput
+from runwatch.records import Record, record_of_fields
+from runwatch.settings import MonitorSettings
+
+ALL: tuple[type[Detector], ...] = (
+    NonfiniteLoss, LossSpike, Divergence, Plateau, Gradients, SkippedUpdates, LearningRate, Throughput, DataWait,
+    LoaderFailures, OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication, Checkpoints,
+    ValidationDrift, LatentCollapse, LatentIgnored,
+)  # fmt: skip
+
+
+MOST_RANKS = 16_384
+"""A rank beyond is a number that means something else."""
+
+
+def _overriding(detectors: list[Detector], name: str) -> list[Any]:
+    """The bound methods of the detectors that have one of this name; the others need not be called."""
+    chosen = [item for item in detectors if getattr(type(item), name) is not getattr(Detector, name)]
+    return [getattr(item, name) for item in chosen]
+
+
+class Panel:
+    """All detectors of one run behind three calls: a record, a tick, and what is news."""
+
+    def __init__(self, settings: MonitorSettings | None = None, facts: RunFacts | None = None) -> None:
+        self.settings = settings or MonitorSettings()
+        self.facts = facts or RunFacts()
+        self.book = AlertBook(self.settings)
+        detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
+        self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
+        self._absorb = [item.__self__.absorb for item in self._line]
+        self._wide = [item.__self__.wide for item in self._line]
+        self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
+        self._stall = next(item for item in detectors if isinstance(item, Stall))
+        self._main_rank: int | None = None
+        self._comparing = [item for item in detectors if item.compares]
+        self._mode_stage: float | None = None
+
+    def observe(self, record: Record) -> None:
+        """Feed one record."""
+        if record.event:
+            self._observe_event(record)
+            return
+        if record.rank is not None and 0 <= record.rank < MOST_RANKS:
+            self._main_rank = record.rank if self._main_rank is None else min(self._main_rank, record.rank)
+            for see in self._rank_line:
+                see(record)
+            if record.rank != self._main_rank:
+                return
+        self.book.advance(record.step, record.time, counts="loss" in record.values)
+        self._enter_stage(record)
+        for see in self._line:
+            see(record)
+
+    def _enter_stage(self, record: Record) -> None:
+        """In another stage of the modes other losses exist: what compares with the past begins anew."""
+        stage = record.values.get("mode_stage", self._mode_stage)
+        if self._mode_stage is not None and stage != self._mode_stage:
+            for detector in self._comparing:
+                type(detector).__init__(detector, self.settings, self.book, self.facts)  # type: ignore[misc]
+        self._mode_stage = stage
+
+    def observe_stretch(self, stretch: Stretch) -> None:
+        """Feed many lines of a log without ranks. Detectors that stay silent never touch the book, so the others may
+        see the lines one by one afterwards and say what they would have said."""
+        whole = stretch.whole
+        if self._changes_stage(whole):
+            for record in stretch.records():
+                self.observe(record)
+            return
+        is_loud = [wide and not absorb(whole) for absorb, wide in zip(self._absorb, self._wide, strict=True)]
+        for part in stretch.parts:
+            if isinstance(part, Block):
+                self._observe_part(part, is_loud)
+            elif part.event:
+                self._observe_event(part)
+            else:
+                self._observe_aside(part)
+
+    def _observe_part(self, block: Block, is_loud: list[bool]) -> None:
+        """A block; wide detectors have seen it, unless they are loud."""
+        loud = [
+            see
+            for see, absorb, wide, has_news in zip(self._line, self._absorb, self._wide, is_loud, strict=True)
+            if has_news or not (wide or absorb(block))
+        ]
+        counts = "loss" in block.values
+        if not loud:
+            self.book.pass_over(block.steps, block.times, counts=counts)
+            return
+        for idx in range(len(block)):
+            record = block.record(idx)
+            self.book.advance(record.step, record.time, counts=counts)
+            for see in loud:
+                see(record)
+
+    def _observe_aside(self, record: Record) -> None:
+        """A line that means nothing to wide detectors."""
+        self.book.advance(record.step, record.time, counts=False)
+        for see, wide in zip(self._line, self._wide, strict=True):
+            if not wide:
+                see(record)
+
+    def _changes_stage(self, block: Block) -> bool:
+        """Whether a stage of the modes begins among these lines, or is told of for the first time."""
+        stages = {float(stage) for stage in block.values.get("mode_stage", ())}
+        return bool(stages - {self._mode_stage})
+
+    def _observe_event(self, record: Record) -> None:
+        if record.time is not None:
+            self.book.time = max(record.time, self.book.time or record.time)
+        if record.step is not None and record.event in ("started", "resumed", "rolled_back"):
+            self.book.step = record.step
+        for see in self._event:
+            see(record)
+
+    def observe_fields(
+        self, step: int, fields: Mapping[str, Any], *, time: float | None = None
+    ) -> list[Change]:
+        """For a trainer: feed the line it just logged, get what is news."""
+        self.observe(record_of_fields(step, fields, time=time))
+        return self.book.take_news()
+
+    def tick(self, now: float, *, live: bool = True) -> None:
+        """Let time pass."""
+        for see in self._tick:
+            see(now, live=live)
+
+    def seen(self, at: float) -> None:
+        """For logs whose lines tell no time: when the newest of them was written."""
+        self._stall.last_at = at

@@ -1,0 +1,119 @@
+"""What the numbers say about learning: memorising, collapsed latents, latents that nobody reads."""
+
+from __future__ import annotations
+
+import math
+
+from runwatch.alerts import AlertBook
+from runwatch.blocks import Block
+from runwatch.detectors.base import Detector, RunFacts
+from runwatch.history import Recent, Window, sureness
+from runwatch.records import Record
+from runwatch.settings import MonitorSettings
+
+_SIZES = (
+    "latent_prediction_norm", "latent_prediction_std", "latent_prediction_variance", "valid_latent_prediction_norm",
+    "valid_latent_prediction_std",
+)  # fmt: skip
+
+
+class ValidationDrift(Detector):
+    """M801."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.losses = Recent(20)
+        self.best, self.loss_at_best, self.streak = math.inf, math.inf, 0
+
+    def line(self, record: Record) -> None:
+        loss, valid = record.values.get("loss"), record.values.get("valid_loss")
+        if loss is not None and math.isfinite(loss):
+            self.losses.add(loss)
+        if valid is None or not math.isfinite(valid):
+            return
+        self._judge(valid, record)
+
+    def absorb(self, block: Block) -> bool:
+        if "valid_loss" in block.values:
+            return False
+        self.losses.extend(block.values.get("loss", ()))
+        return True
+
+    def _judge(self, valid: float, record: Record) -> None:
+        now = self.losses.median()
+        if valid < self.best:
+            self.best, self.loss_at_best, self.streak = valid, now, 0
+            self.book.clear("M801")
+            return
+        rising = valid - self.best > self.settings.drift_rise * abs(self.best)
+        learning = not math.isfinite(now) or now < self.loss_at_best
+        self.streak = self.streak + 1 if rising and learning else 0
+        if self.streak >= self.settings.drift_count:
+            share = (valid - self.best) / max(abs(self.best), 1e-12)
+            evidence = (
+                f"valid_loss {valid:.4g} at step {record.step}, best {self.best:.4g}; training loss {now:.4g}"
+            )
+            self.book.fire("M801", evidence, sure=sureness(share / max(self.settings.drift_rise, 1e-9)))
+
+
+class LatentCollapse(Detector):
+    """M802."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.largest: dict[str, float] = {}
+        self.windows: dict[str, Window] = {}
+        self.streak: dict[str, int] = {}
+
+    def line(self, record: Record) -> None:
+        for name in _SIZES:
+            size = record.values.get(name)
+            if size is not None and math.isfinite(size):
+                self._judge(name, size, record)
+
+    def absorb(self, block: Block) -> bool:
+        return not any(name in block.values for name in _SIZES)
+
+    def _judge(self, name: str, size: float, record: Record) -> None:
+        window = self.windows.setdefault(name, Window(9))
+        window.add(size)
+        if len(window) < 5:
+            return
+        usual = self.largest[name] = max(self.largest.get(name, 0.0), window.median())
+        small = size < self.settings.collapse_ratio * usual
+        self.streak[name] = self.streak.get(name, 0) + 1 if small else 0
+        if self.streak[name] >= self.settings.collapse_lines:
+            evidence = f"{name} {size:.3g} at step {record.step}, usual {usual:.3g}"
+            self.book.fire(
+                "M802", evidence, sure=sureness(self.settings.collapse_ratio * usual / max(size, 1e-12))
+            )
+        elif not small:
+            self.book.clear("M802")
+
+
+class LatentIgnored(Detector):
+    """M803."""
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.streak = 0
+
+    def line(self, record: Record) -> None:
+        right, shuffled = record.values.get("valid_text_loss"), record.values.get("valid_text_loss_shuffled")
+        if right is None or shuffled is None or not (math.isfinite(right) and math.isfinite(shuffled)):
+            return
+        if (record.step or 0) < self.settings.ignored_start * (self.facts.total_steps or 0):
+            return
+        self._judge(right, shuffled)
+
+    def absorb(self, block: Block) -> bool:
+        return "valid_text_loss_shuffled" not in block.values
+
+    def _judge(self, right: float, shuffled: float) -> None:
+        gain = (shuffled - right) / max(abs(right), 1e-12)
+        self.streak = self.streak + 1 if gain < self.settings.ignored_gain else 0
+        if self.streak >= self.settings.ignored_count:
+            evidence = f"text loss {right:.4g} with the right latent, {shuffled:.4g} with a shuffled one"
+            self.book.fire("M803", evidence, sure=sureness(self.streak / self.settings.ignored_count))
+        elif self.streak == 0:
+            self.book.clear("M803")

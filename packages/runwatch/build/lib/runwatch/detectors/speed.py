@@ -1,0 +1,154 @@
+"""Runs that became slow, unsteady, or wait for their data."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from runwatch.alerts import AlertBook
+from runwatch.blocks import Block, rolling_medians
+from runwatch.detectors.base import Detector, RunFacts
+from runwatch.history import Window, sureness
+from runwatch.records import Record
+from runwatch.settings import MonitorSettings
+
+
+class Throughput(Detector):
+    """M301 and M302. The logged rate, else steps over time; the kind of rate never changes within a baseline."""
+
+    wide = True
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.kind = ""
+        self.history, self.recent = Window(4 * settings.history_lines), Window(5)
+        self.changes = Window(settings.unstable_lines)
+        self.before: tuple[int, float] | None = None
+        self.last_rate = math.nan
+
+    def line(self, record: Record) -> None:
+        found = record.rate() or self._from_time(record)
+        if found is None or not found[1] > 0:
+            return
+        kind, rate = found
+        if kind != self.kind:
+            if self.kind and kind == "steps_per_second":
+                return  # a line that lacks the better kind
+            self.kind = kind
+            for window in (self.history, self.recent, self.changes):
+                window.clear()
+        self._judge(rate, record)
+
+    def absorb(self, block: Block) -> bool:
+        """Nothing is said as long as no four of five lines may be too slow and changes are small."""
+        found = block.rates()
+        if found is None:
+            return "loss" not in block.values or block.times is None
+        kind, rates = found
+        if kind != self.kind:
+            return bool(self.kind) and kind == "steps_per_second" and min(rates) > 0
+        if min(rates) <= 0 or not math.isfinite(self.last_rate) or not self.history.is_full():
+            return False
+        if self.book.is_open("M301") or self.book.is_open("M302"):
+            return False
+        low = self.settings.drop_ratio * max(max(self.history.recent), *rates)
+        if sum(rate < low for rate in (*self.recent.recent, *rates)) >= 4:
+            return False
+        changes = [
+            (rate - before) / rate if rate > before else (before - rate) / before
+            for before, rate in zip([self.last_rate, *rates], rates, strict=False)
+        ]
+        if not self._is_steady(changes):
+            return False
+        self.recent.extend(rates)
+        self.history.extend(rates)
+        self.changes.extend(changes)
+        self.last_rate = rates[-1]
+        return True
+
+    def _is_steady(self, changes: list[float]) -> bool:
+        limit, known = self.settings.unstable_change, list(self.changes.recent)
+        if sum(change > limit for change in (*known, *changes)) < self.settings.unstable_lines // 2:
+            return True
+        return self.changes.is_full() and max(rolling_medians(known, changes)) <= limit
+
+    def _from_time(self, record: Record) -> tuple[str, float] | None:
+        if record.step is None or record.time is None or "loss" not in record.values:
+            return None
+        before, self.before = self.before, (record.step, record.time)
+        if before is None or record.step <= before[0] or record.time <= before[1]:
+            return None
+        return "steps_per_second", (record.step - before[0]) / (record.time - before[1])
+
+    def _judge(self, rate: float, record: Record) -> None:
+        self.recent.add(rate)
+        ready = len(self.history) >= self.settings.warmup_lines
+        now, usual = self.recent.median(), self.history.median() if ready else math.nan
+        low = self.settings.drop_ratio * usual
+        dropped = ready and len(self.recent) == 5 and self.recent.quantile(0.7) < low  # four of five
+        if dropped:
+            evidence = f"{self.kind} {now:.4g} up to step {record.step}, usual {usual:.4g}"
+            self.book.fire("M301", evidence, sure=sureness(low / max(now, 1e-12)))
+        elif ready and now > 0.5 * (1 + self.settings.drop_ratio) * usual:
+            self.book.clear("M301")
+        if not dropped:
+            self.history.add(rate)
+        self._steadiness(rate, record)
+
+    def _steadiness(self, rate: float, record: Record) -> None:
+        if math.isfinite(self.last_rate):
+            self.changes.add(abs(rate - self.last_rate) / max(rate, self.last_rate))
+        self.last_rate = rate
+        if len(self.changes) < self.settings.unstable_lines:
+            return
+        change, limit = self.changes.median(), self.settings.unstable_change
+        if change > limit:
+            evidence = f"{self.kind} changes by {change:.0%} from line to line up to step {record.step}"
+            self.book.fire("M302", evidence, sure=sureness(change / limit))
+        elif change < 0.8 * limit:
+            self.book.clear("M302")
+
+
+class LoaderFailures(Detector):
+    """M304."""
+
+    def event(self, record: Record) -> None:
+        if record.event == "loader_failed":
+            self.book.fire("M304", record.text or f"at step {record.step}", step=record.step)
+
+
+class DataWait(Detector):
+    """M303."""
+
+    wide = True
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.recent: deque[float] = deque(maxlen=10)
+
+    def line(self, record: Record) -> None:
+        share = record.values.get("data_wait")
+        if share is None or not math.isfinite(share):
+            return
+        self._judge(share, record)
+
+    def absorb(self, block: Block) -> bool:
+        shares = block.values.get("data_wait")
+        if shares is None:
+            return True
+        if max(shares) > 0.8 * self.settings.wait_share or self.book.is_open("M303"):
+            return False
+        self.recent.extend(shares)
+        return True
+
+    def _judge(self, share: float, record: Record) -> None:
+        self.recent.append(share)
+        limit = self.settings.wait_share
+        if share <= 0.8 * limit and not self.book.is_open("M303"):
+            return
+        middle = sorted(self.recent)[len(self.recent) // 2]
+        if len(self.recent) == 10 and middle > limit:
+            evidence = f"{middle:.0%} of the time up to step {record.step}"
+            self.book.fire("M303", evidence, sure=sureness(middle / limit))
+        elif middle < 0.8 * limit:
+            self.book.clear("M303")

@@ -1,0 +1,176 @@
+"""Where the wall time of a run went: useful steps, and the rest by cause."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice, repeat
+from typing import Any
+
+from runwatch.blocks import Block
+from runwatch.history import Recent, Window
+from runwatch.records import Record
+
+CAUSES = ("useful", "data", "start", "compile", "evaluation", "checkpoint", "recovery", "other")
+
+
+class TimeLedger:
+    """Adds up time, line by line.
+
+    The time of a line's own steps follows from its rate (ours leave validation and saving out); what is left of the
+    interval belongs to what happened in it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(CAUSES, 0.0)
+        self.first: float | None = None
+        self.last: float | None = None
+        self._cause = "start"
+        self._before: Record | None = None
+        self._start_step = 0
+        self._usual, self._pace = Window(64), Recent(64)
+        self._hung = False
+
+    def event(self, record: Record) -> None:
+        """Starts, resumes, checkpoints and compilation explain the time until the next line."""
+        if record.event in ("started", "resumed", "rolled_back") and record.time is not None:
+            self._restart(record)
+        elif record.event == "compile":
+            self._cause = "compile"
+        elif record.event == "hung_step":
+            self._cause, self._hung = "recovery", True
+        elif record.event in ("checkpoint", "saved", "save_failed") and self._cause == "other":
+            self._cause = "checkpoint"
+        elif record.event in ("finished", "stopped") and record.time is not None and self.last is not None:
+            self._spend(self._cause if self._cause != "other" else "checkpoint", record.time)
+
+    def _restart(self, record: Record) -> None:
+        at = record.time or 0.0
+        self._spend("recovery", at)
+        before = self._before
+        done = before.step if before is not None and before.step is not None else 0
+        if record.step is not None and done > record.step:
+            moved = self.seconds["useful"] * (done - record.step) / done  # work that is done again
+            self.seconds["useful"] -= moved
+            self.seconds["recovery"] += moved
+        self._start_step = record.step or 0
+        self._before, self._cause = None, "start" if record.event != "rolled_back" else "recovery"
+
+    def line(self, record: Record) -> None:
+        """A line with a time; others say nothing about it."""
+        if record.time is None:
+            return
+        if "loss" not in record.values:
+            self._spend("evaluation" if "valid_loss" in record.values else self._cause, record.time)
+            return
+        since = self.last if self.last is not None else record.time
+        elapsed = max(0.0, record.time - since)
+        busy = self._without_hang(self._busy(record, elapsed), record)
+        wait = record.values.get("data_wait", 0.0)
+        waited = busy * min(max(wait, 0.0), 1.0) if math.isfinite(wait) else 0.0
+        self.seconds["useful"] += busy - waited
+        self.seconds["data"] += waited
+        self._spend(self._cause, record.time, less=busy)
+        self._before, self._cause = record, "other"
+
+    def block(self, block: Block) -> None:
+        """Many lines at once, to the same effect."""
+        if block.times is None:
+            return
+        paces = _paces(block) if "loss" in block.values else None
+        self.line(block.bare_record(0))
+        if paces is None or self.last is None or self._cause != "other" or self._hung:
+            for idx in range(1, len(block)):
+                self.line(block.bare_record(idx))
+        else:
+            self._add_up(block, block.times, paces)
+
+    def _add_up(self, block: Block, times: list[float], paces: list[float]) -> None:
+        """All lines but the first of a block in which nothing happens; the clock never goes back.
+
+        A line at the same step as the one before has no pace of its own and takes all its time.
+        """
+        last, step, add_pace = self.last or 0.0, block.steps[0], self._pace.add
+        began, useful, data = last, 0.0, 0.0
+        waits = block.values.get("data_wait") or repeat(0.0)
+        for time, now, pace, wait in islice(zip(times, block.steps, paces, waits, strict=False), 1, None):
+            elapsed = time - last if time > last else 0.0
+            last += elapsed
+            busy = pace * (now - step)
+            if now == step or busy > elapsed:
+                busy = elapsed
+            if now != step:
+                add_pace(busy / (now - step))
+                step = now
+            useful += busy
+            data += busy * wait if 0.0 <= wait <= 1.0 else busy * (wait > 1.0)
+        self.seconds["useful"] += useful - data
+        self.seconds["data"] += data
+        self.seconds["other"] += last - began - useful
+        self.last, self._before = last, Record(step=step)
+
+    def _busy(self, record: Record, elapsed: float) -> float:
+        """Seconds of this interval that its own steps took."""
+        before = self._before
+        start = before.step if before is not None and before.step is not None else self._start_step
+        steps = (record.step or 0) - start
+        if steps <= 0:
+            return 0.0 if before is None else elapsed
+        for total, rate in (("tokens", "tokens_per_second"), ("documents", "documents_per_second")):
+            done, speed = record.values.get(total), record.values.get(rate)
+            if done and speed and record.step:
+                share = steps / record.step  # of all that was done since step 0, which needs no line before
+                return min(elapsed, done * share / speed)
+        seconds = record.values.get("step_seconds") or 1 / (record.values.get("steps_per_second") or math.inf)
+        if seconds > 0:
+            return min(elapsed, steps * seconds)
+        if before is None:
+            return 0.0
+        self._usual.add(elapsed / steps)
+        return min(elapsed, 2 * steps * self._usual.median())
+
+    def _without_hang(self, busy: float, record: Record) -> float:
+        """A step that hung took what steps usually take; the rest of its time was lost."""
+        before, hung, self._hung = self._before, self._hung, False
+        steps = record.step - before.step if before and before.step and record.step else 0
+        if steps <= 0:
+            return busy
+        if hung and len(self._pace):
+            return min(busy, steps * self._pace.median())
+        self._pace.add(busy / steps)
+        return busy
+
+    def _spend(self, cause: str, until: float, *, less: float = 0.0) -> None:
+        self.first = until if self.first is None else self.first
+        if self.last is not None and until > self.last:
+            self.seconds[cause] += max(0.0, until - self.last - less)
+        self.last = until if self.last is None else max(self.last, until)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Shares of the wall time; None if the log tells no time."""
+        wall = sum(self.seconds.values())
+        if wall <= 0 or self.first is None or self.last is None:
+            return None
+        shares = {cause: round(seconds / wall, 4) for cause, seconds in self.seconds.items()}
+        return {
+            "wall_seconds": round(wall, 1),
+            "goodput": shares["useful"],
+            "seconds": {cause: round(seconds, 1) for cause, seconds in self.seconds.items()},
+            "shares": shares,
+        }
+
+
+def _paces(block: Block) -> list[float] | None:
+    """Seconds that a step of every line took by its rate, as `TimeLedger` counts them; nothing if that is not plain."""
+    steps, values = block.steps, block.values
+    if steps[0] <= 0:
+        return None
+    for total, rate in (("tokens", "tokens_per_second"), ("documents", "documents_per_second")):
+        if total in values and rate in values:
+            if not all(values[total]) or not all(values[rate]):
+                return None
+            rows = zip(values[total], steps, values[rate], strict=True)
+            return [amount / (step * speed) for amount, step, speed in rows]
+    seconds, speeds = values.get("step_seconds"), values.get("steps_per_second")
+    if seconds is not None:
+        return seconds if min(seconds) > 0 else None
+    return [1 / speed for speed in speeds] if speeds is not None and min(speeds) > 0 else None

@@ -1,0 +1,153 @@
+"""Lines that are no numbers but mean something: errors, signals, failed collectives, checkpoints, the end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runwatch.pairs import contains_any
+from runwatch.records import Record
+
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("oom", r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|oom-kill|OOM Killed"),
+    (
+        "rendezvous",
+        r"Rendezvous\w*Error|RendezvousTimeout|DistNetworkError|DistStoreError|EADDRINUSE|Address already in use"
+        r"|server socket has failed|waiting for clients|rendezvous.{0,40}(?:timed out|fail)",
+    ),
+    (
+        "nccl",
+        r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError|ncclInvalidUsage"
+        r"|caught collective operation timeout|NCCL communicator was aborted|Timeout at NCCL work|DistBackendError"
+        r"|NCCL operations have failed|connectFullMesh|Connection closed by peer|gloo/transport"
+        r"|Timed out waiting \d+ms for (?:recv|send)",
+    ),
+    ("disk_full", r"No space left on device|Disk quota exceeded|no space left on the disk|disk quota is used up"),
+    (
+        "killed",
+        r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)|^Killed$|Segmentation fault|Bus error|core dumped"
+        r"|slurmstepd: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
+    ),
+    ("bad_loss", r"[Ii]nvalid loss detected|[Ll]oss is (?:nan|inf|NaN|Inf)|(?:NaN|nan|non-finite) loss"),
+    ("bad_gradient", r"NaN gradient|[Ii]nvalid gradient norm|non-finite gradient|gradient (?:is|was) not finite"),
+    ("high_gradient", r"[Hh]igh gradient norm"),
+    (
+        "skipped",
+        r"[Gg]radient overflow|OVERFLOW!|[Ss]kipping (?:step|optimizer step|this batch|update)"
+        r"|(?<!too many )updates? skipped",
+    ),
+    ("save_failed", r"(?:[Cc]heckpoint|[Ss]av(?:e|ing)).{0,60}(?:failed|could not be|cannot be written|Error)"),
+    (
+        "checkpoint",
+        r"[Ss]av(?:ing|ed) (?:the |a |model |full )?(?:checkpoint|model)|[Cc]heckpoint \S+ written|[Cc]heckpoint saved"
+        r"|Finished saving the checkpoint",
+    ),
+    (
+        "finished",
+        r"'?train_runtime'?\W|`Trainer\.fit` stopped|Training (?:is )?complete|[Tt]raining finished|Training done",
+    ),
+    ("compile", r"compiling the model|[Cc]ompiling .*torch\.compile|Compiling each|torch\.compile.*(?:took|start)"),
+)  # fmt: skip
+_ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS))
+_HINTS = (
+    "out of memory", "OutOfM", "CUBLAS", "allocate", "oom-", "OOM", "endezvous", "Dist", "EADDR", "Address al",
+    "socket", "clients", "NCCL", "nccl", "ollective", "connectFull", "by peer", "gloo", "Timed out",
+    "space left", "quota", "Signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO", "nvalid",
+    "Loss is", "loss is", "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
+    "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause",
+)  # fmt: skip
+"""Every pattern needs one of these; looking for them first is many times faster than the patterns."""
+_OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
+"""What the detectors inside our trainer said about lines that are read here too."""
+_LONGEST_REPORT = 200
+_STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?)(?::|$)")
+_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+
+
+def may_hold_message(line: str) -> bool:
+    """Whether it is worth looking for one."""
+    return contains_any(line, _HINTS)
+
+
+@dataclass
+class MessageReader:
+    """Finds messages in the lines of one file; tracebacks and torchrun's report span several lines."""
+
+    _in_traceback: bool = False
+    _root_cause: dict[str, str] | None = None
+    _root_lines: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next line is not a part of something that began before."""
+        return self._root_cause is None and not self._in_traceback
+
+    def read(self, line: str) -> Record | None:
+        """The message in a line, if there is one."""
+        if self._root_cause is not None:
+            return self._read_root_cause(line)
+        if self._in_traceback:
+            return self._read_traceback(line)
+        if not may_hold_message(line):
+            return None
+        if "Traceback (most recent" in line:
+            self._in_traceback = True
+            return None
+        if "Root Cause (first observed failure)" in line:
+            self._root_cause = {}
+            return None
+        found = _ANY.search(line)
+        if found is None or _OWN_ALERT.search(line):
+            return None
+        return _message(str(found.lastgroup), line)
+
+    def _read_traceback(self, line: str) -> Record | None:
+        text = _PREFIX.sub("", line)
+        if (
+            not text.strip()
+            or text[0] in " \t|"
+            or text.startswith(("During handling", "The above exception"))
+        ):
+            return None
+        self._in_traceback = "Traceback (most recent" in text
+        found = _EXCEPTION.match(text)
+        if found is None or self._in_traceback:
+            return None
+        if "KeyboardInterrupt" in found[1]:
+            return _message("interrupted", text)
+        return Record(event="crash", text=text[:300], facts={"cause": cause_of(text), "traceback": True})
+
+    def _read_root_cause(self, line: str) -> Record | None:
+        facts = self._root_cause
+        assert facts is not None, "only called inside the report"
+        text = _PREFIX.sub("", line)
+        key, colon, value = text.strip().partition(":")
+        if colon and key.strip() in ("rank", "exitcode", "host", "time", "error_file"):
+            facts[key.strip()] = value.strip()
+        elif re.match(r"  [A-Za-z_][\w.]*(?:Error|Exception)\b", text):
+            facts["reason"] = text.strip()[:200]
+        self._root_lines += 1
+        if not text.startswith("=====") and self._root_lines < _LONGEST_REPORT:
+            return None
+        self._root_cause, self._root_lines = None, 0
+        return _root_cause(facts)
+
+
+def _root_cause(facts: dict[str, str]) -> Record:
+    rank = facts.get("rank", "").split(" ")[0]
+    reason = f": {facts['reason']}" if "reason" in facts else ""
+    text = f"rank {rank or '?'} failed first, exitcode {facts.get('exitcode', '?')}{reason}"
+    number = int(rank) if rank.isdigit() else None
+    return Record(event="crash", rank=number, text=text, facts={"root_cause": True, **facts})
+
+
+def cause_of(text: str) -> str:
+    """Which known kind of message an exception is; empty if it is another."""
+    found = _ANY.search(text)
+    return str(found.lastgroup) if found else ""
+
+
+def _message(event: str, line: str) -> Record:
+    found = _STEP.search(line)
+    return Record(event=event, text=line.strip()[:300], step=int(found[1]) if found else None)

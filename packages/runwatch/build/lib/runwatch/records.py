@@ -1,0 +1,142 @@
+"""What one line of a log says, in one form for all trainers, and the names that trainers give to the same thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LOSSES = (
+    "loss",
+    "text_loss",
+    "latent_loss",
+    "length_loss",
+    "valid_loss",
+    "valid_text_loss",
+    "valid_latent_loss",
+)
+RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
+"""What may serve as throughput, best first."""
+LARGEST = 2**63
+"""A larger whole number is rubbish, and many things cannot be done with it."""
+OLDEST_TIME = 1e8
+"""A smaller `time` is no date but a duration."""
+BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
+_MOST_BUCKETS = 256
+OF_TRAINING = frozenset(
+    (
+        "loss",
+        "lr",
+        "grad_norm",
+        *RATES,
+        "step_seconds",
+        "data_wait",
+        "micro_tokens",
+        "batch_size",
+        "mode_stage",
+    )
+)
+"""A line without any of these tells of something between two lines of training, such as a validation."""
+
+SHOWN = (
+    "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
+    "gpu_memory_allocated", "gpu_memory_reserved", "data_wait", "epoch", "batch_size", "micro_tokens", "disk_free",
+    "steps_per_second",
+)  # fmt: skip
+"""Values whose last state is kept and shown."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "step": ("step", "global_step", "trainer/global_step", "iter", "iteration", "iter_num", "update", "num_updates"),
+    "loss": ("loss", "train_loss", "train/loss", "train loss", "training_loss", "total_loss", "loss/train", "lm loss"),
+    "text_loss": ("text_loss", "text", "text loss", "train/text_loss"),
+    "latent_loss": ("latent_loss", "latent", "latent loss", "train/latent_loss"),
+    "text_accuracy": ("text_accuracy", "acc", "accuracy", "train_acc", "train/text_accuracy"),
+    "lr": ("lr", "learning_rate", "learning rate", "train/lr", "train/learning_rate", "lr-adamw"),
+    "grad_norm": ("grad_norm", "gnorm", "grad", "grad norm", "gradient_norm", "train/grad_norm", "total_norm"),
+    "valid_loss": (
+        "valid_loss", "val_loss", "eval_loss", "validation_loss", "val loss", "valid loss", "val/loss", "eval/loss",
+        "validation loss", "loss/val", "eval loss",
+    ),
+    "epoch": ("epoch", "train/epoch"),
+    "tokens_per_second": (
+        "tokens_per_second", "tokens_per_sec", "tok/s", "tok/sec", "tokens/s", "tokens/sec", "tps", "wps",
+        "train/tokens_per_sec", "tokens per second",
+    ),
+    "documents_per_second": (
+        "documents_per_second", "samples_per_second", "samples_per_sec", "samples/s", "samples/sec",
+        "train/samples_per_sec", "throughput", "examples_per_second",
+    ),
+    "steps_per_second": ("steps_per_second", "it/s", "it_per_sec", "train/it_per_sec", "steps_per_sec"),
+    "step_seconds": ("step_seconds", "step_time", "time", "dt", "sec/step", "time_per_step", "time/step"),
+    "gpu_memory_allocated": ("gpu_memory_allocated", "memory", "mem", "gpu_mem", "gpu_memory", "peak_mem"),
+    "gpu_memory_reserved": ("gpu_memory_reserved", "mem_reserved", "memory_reserved"),
+    "data_wait": ("data_wait", "data_wait_share"),
+    "batch_size": ("batch_size", "bsz"),
+    "mfu": ("mfu",),
+    "total_steps": ("total_steps", "max_steps", "num_train_steps"),
+}  # fmt: skip
+CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in aliases}
+
+
+@dataclass(slots=True)
+class Record:
+    """One line: numbers at a step, an event of the ledger, or a message that means something."""
+
+    step: int | None = None
+    time: float | None = None
+    """Seconds since 1970, where the line tells it."""
+    values: dict[str, float] = field(default_factory=dict)
+    """Numbers under our own names; what was not finite is nan or inf."""
+    lists: dict[str, list[float]] = field(default_factory=dict)
+    """Losses per time bucket."""
+    rank: int | None = None
+    event: str = ""
+    """A word of the ledger (started, finished, skipped ...) or of `messages` (crash, nccl, oom ...)."""
+    text: str = ""
+    """What an event or message says, for the evidence."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of an event that are no numbers of the curve."""
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it carries numbers of the curve."""
+        return not self.event
+
+    def rate(self) -> tuple[str, float] | None:
+        """Throughput, and which kind it is."""
+        for name in RATES:
+            value = self.values.get(name)
+            if value is not None and math.isfinite(value):
+                return name, value
+        seconds = self.values.get("step_seconds")
+        return ("steps_per_second", 1.0 / seconds) if seconds and math.isfinite(seconds) else None
+
+
+def record_of_fields(step: int, fields: Mapping[str, Any], *, time: float | None = None) -> Record:
+    """The record of a line that a trainer has in hand, under the names of `training_log.jsonl`."""
+    record = Record(step=step, time=time)
+    for key, value in fields.items():
+        put_value(record, CANONICAL.get(key, key), value)
+    return record
+
+
+def put_value(record: Record, name: str, value: Any) -> None:
+    """Keep a number or a list of numbers; anything else is no part of the curve."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return
+        record.values[name] = value
+    elif isinstance(value, list) and name in BUCKETS:
+        record.lists[name] = bucket_losses(value)
+
+
+def bucket_losses(values: list[Any]) -> list[float]:
+    """Losses per time bucket, nan for what is no number; more of them than anybody would have are left out."""
+    return [_number_or_nan(item) for item in values[:_MOST_BUCKETS]]
+
+
+def _number_or_nan(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -1,0 +1,134 @@
+"""What a PATH means: a run folder, a log, a folder of torchrun's per-rank logs, or a pattern of any of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runwatch.errors import UserError
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)", re.I)
+_STREAMS = ("stdout.log", "stderr.log")
+_LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".json")
+_OWN = ("training_log.jsonl", "events.jsonl", "config.yaml", "train.log")
+
+
+class RunFolder:
+    """Where a run of MM-LDLM keeps its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.config, self.training_log = path / "config.yaml", path / "training_log.jsonl"
+        self.train_log, self.events = path / "train.log", path / "events.jsonl"
+        self.checkpoints, self.samples = path / "checkpoints", path / "samples.jsonl"
+        self.heartbeat, self.lock_file = path / "heartbeat.json", path / ".lock"
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file to follow."""
+
+    path: Path
+    rank: int | None = None
+    only_messages: bool = False
+    """Its numbers stand in another file already."""
+
+
+@dataclass
+class RunSource:
+    """All files of one run."""
+
+    name: str
+    path: Path
+    files: list[LogFile] = field(default_factory=list)
+    folder: RunFolder | None = None
+    """Set for a run of ours: its ledger, settings, samples and lock are read too."""
+
+
+def find_runs(paths: list[str]) -> list[RunSource]:
+    """The runs that the paths mean, in order; a path that does not exist yet is waited for if its parent is there."""
+    if not paths:
+        raise UserError("nothing to watch: give a run folder, a log, a folder of rank logs, or a pattern")
+    runs: list[RunSource] = []
+    for path in paths:
+        found = [Path(name) for name in sorted(glob.glob(path))] if glob.has_magic(path) else [Path(path)]
+        if not found:
+            raise UserError(f"{path}: no file matches this pattern; start the run first, or give a path")
+        runs += [_run_of(item) for item in found]
+    _name_apart(runs)
+    return runs
+
+
+def _run_of(path: Path) -> RunSource:
+    if not path.exists():
+        return _awaited(path)
+    if path.is_dir():
+        return _run_of_folder(path)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path}: is no regular file; give a log file or a folder")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path}: may not be read; check its rights")
+    return RunSource(_name(path), path, [LogFile(path)])
+
+
+def _awaited(path: Path) -> RunSource:
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: neither this nor its folder exists; give a run folder or a log")
+    if path.suffix in _LOGS:
+        return RunSource(_name(path), path, [LogFile(path)])
+    return _own_run(path)
+
+
+def _run_of_folder(path: Path) -> RunSource:
+    if any((path / name).exists() for name in _OWN):
+        return _own_run(path)
+    logs = rank_logs(path)
+    if not logs:
+        raise UserError(
+            f"{path}: holds no training_log.jsonl, no logs and no rank logs; give a run folder or a log"
+        )
+    return RunSource(path.absolute().name, path, logs)
+
+
+def _own_run(path: Path) -> RunSource:
+    run = RunFolder(path)
+    files = [LogFile(run.events), LogFile(run.training_log), LogFile(run.train_log, only_messages=True)]
+    return RunSource(path.absolute().name or str(path), path, files, folder=run)
+
+
+def rank_logs(folder: Path) -> list[LogFile]:
+    """Logs under a folder: torchrun's `.../attempt_0/3/stderr.log`, names that hold `rank3`, or plain ones."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if len(path.relative_to(folder).parts) > 6 or not path.is_file():
+            continue
+        if path.name in (*_STREAMS, "error.json") and path.parent.name.isdigit():
+            found.append(LogFile(path, int(path.parent.name)))
+        elif path.suffix in _LOGS and (rank := _RANK_IN_NAME.search(path.stem)):
+            found.append(LogFile(path, int(rank[1])))
+        elif path.suffix in (".log", ".out", ".err", ".jsonl") and path.parent == folder:
+            found.append(LogFile(path))
+    return found[:4096]
+
+
+def new_files(source: RunSource) -> list[LogFile]:
+    """Logs that appeared since the run was found, such as those of a second attempt."""
+    if source.folder is not None or not source.path.is_dir():
+        return []
+    known = {file.path for file in source.files}
+    return [file for file in rank_logs(source.path) if file.path not in known]
+
+
+def _name(path: Path) -> str:
+    return path.absolute().parent.name if path.name == "training_log.jsonl" else path.stem
+
+
+def _name_apart(runs: list[RunSource]) -> None:
+    """Two runs of the same name get their paths as names."""
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = str(run.path)

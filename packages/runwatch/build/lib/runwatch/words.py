@@ -1,0 +1,118 @@
+"""Numbers and states in words, the same on the screen, in plain text and in reports."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from runwatch.catalogue import LEVELS
+
+LABELS = {
+    "loss": "loss", "text_loss": "text", "latent_loss": "latent", "text_accuracy": "accuracy",
+    "valid_loss": "validation", "lr": "lr", "grad_norm": "grad norm", "rate": "rate", "mfu": "MFU",
+    "gpu_busy": "GPU busy",
+    "gpu_memory_allocated": "memory", "data_wait": "data wait", "disk_free": "disk free",
+}  # fmt: skip
+UNITS = {
+    "tokens_per_second": "tokens/s",
+    "documents_per_second": "documents/s",
+    "steps_per_second": "steps/s",
+}
+_SHARES = ("text_accuracy", "mfu", "gpu_busy", "data_wait")
+_BYTES = ("gpu_memory_allocated", "gpu_memory_reserved", "disk_free")
+
+
+def number(name: str, value: Any, rate_kind: str | None = None) -> str:
+    """A value with its unit."""
+    if not isinstance(value, int | float):
+        return str(value)
+    if name in _SHARES:
+        return f"{100 * value:.1f} %"
+    if name in _BYTES:
+        return f"{value / 2**30:.1f} GiB"
+    if name == "rate":
+        return (
+            f"{value:,.4g} {UNITS.get(rate_kind or '', '')}"
+            if value < 1000
+            else f"{value:,.0f} {UNITS.get(rate_kind or '', '')}"
+        )
+    return f"{value:.3g}" if name == "lr" else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Roughly how long, for people."""
+    if seconds is None:
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"
+
+
+def progress(run: dict[str, Any]) -> str:
+    """Where a run is."""
+    if run["step"] is None:
+        return "no step yet"
+    total = run["total_steps"]
+    where = f"step {run['step']:,}" + (f" of {total:,} ({100 * run['step'] / total:.0f} %)" if total else "")
+    left = f", about {duration(run['left_seconds'])} left" if run["left_seconds"] is not None else ""
+    return where + left
+
+
+def since(alert: dict[str, Any]) -> str:
+    """First and last step of an alert, and how often."""
+    first, last = alert["first_step"], alert["last_step"]
+    steps = "" if first is None else f"step {first}"
+    if first is not None and last not in (None, first):
+        steps = f"steps {first} to {last}"
+    times = f"{alert['count']} times" if alert["count"] > 1 else ""
+    return ", ".join(part for part in (steps, times, f"{100 * alert['sure']:.0f} % sure") if part)
+
+
+def plain_text(state: dict[str, Any]) -> str:
+    """The whole state without colour or boxes, for pipes and files."""
+    return "\n".join(_plain_run(run) for run in state["runs"])
+
+
+def _plain_run(run: dict[str, Any]) -> str:
+    lines = [f"{run['name']}: {run['health']}, {run['state']}, {progress(run)}"]
+    values = run["values"]
+    shown = [f"{LABELS[key]} {number(key, values[key], run['rate_kind'])}" for key in LABELS if key in values]
+    lines += textwrap.wrap(" | ".join(shown), 118, initial_indent="  ", subsequent_indent="  ")
+    for alert in ordered(run["alerts"]):
+        lines += _plain_alert(alert)
+    if not run["alerts"]:
+        lines.append(
+            "  nothing found" if run["num_lines"] else "  nothing read yet: no line that holds a loss"
+        )
+    return "\n".join(lines)
+
+
+def ordered(alerts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Open ones first, the worst of them on top."""
+    return sorted(alerts, key=lambda alert: (alert["status"] != "open", -LEVELS.index(alert["level"])))
+
+
+def _plain_alert(alert: dict[str, Any]) -> list[str]:
+    is_open = alert["status"] == "open"
+    name = f"{alert['level'].upper()} {alert['code']} {alert['name']}{'' if is_open else ' (resolved)'}"
+    advice = textwrap.wrap(alert["advice"], 112, initial_indent="     -> ", subsequent_indent="        ")
+    return [f"  {name}: {alert['evidence']} [{since(alert)}]", *(advice if is_open else [])]
+
+
+def change_line(name: str, what: str, alert: dict[str, Any]) -> str:
+    """One line of news, for a terminal that is piped, a log or a chat."""
+    head = f"{name}: {what} {alert['level'].upper()} {alert['code']} {alert['name']}"
+    return f"{head}: {alert['evidence']} [{since(alert)}]"
+
+
+def status_line(run: dict[str, Any]) -> str:
+    """Where a run is and its main numbers, in one line."""
+    values = run["values"]
+    shown = [
+        f"{LABELS[key]} {number(key, values[key], run['rate_kind'])}"
+        for key in ("loss", "rate")
+        if key in values
+    ]
+    return ", ".join([f"{run['name']}: {run['health']}", run["state"], progress(run), *shown])
