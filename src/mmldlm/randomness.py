@@ -10,8 +10,7 @@ import numpy as np
 
 # What a stream of numbers is for. Part of every hash: changing one changes all results.
 ORDER, TEXT_MASK, LATENT_NOISE, CONDITION, TOKEN_CHOICE, UNMASK, LENGTH, TIME_SHIFT, SHUFFLE = range(1, 10)
-TEXT_REPLACEMENT, MODE = 10, 11
-SELF_CONDITIONING = 12
+MODE = 11
 
 Words = int | np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -55,12 +54,6 @@ def _to_unit(bits: np.ndarray) -> np.ndarray:
 def uniform(keys: np.ndarray, tag: int, index: np.ndarray) -> np.ndarray:
     """One float32 in (0, 1) for each pair of key and index, both of one shape or broadcast."""
     return _to_unit(_bits(keys, tag, index))
-
-
-def below(keys: np.ndarray, tag: int, index: np.ndarray, limit: int) -> np.ndarray:
-    """One int64 in 0..limit-1 for each pair of key and index, all alike; limit is less than 2^32."""
-    high = _bits(keys, tag, index) >> np.uint64(32)
-    return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
 
 
 def normal(keys: np.ndarray, tag: int, count: int) -> np.ndarray:

@@ -72,7 +72,7 @@ def choose_attention(
 ) -> str:
     """The attention that is wanted, refused where it cannot run; auto stays auto where there is a choice to measure."""
     flash = flash_runs(device, precision, head_width)
-    if wanted in ("tiles", "varlen", "flex") and not flash:
+    if wanted in ("tiles", "varlen") and not flash:
         raise UserError(
             f"speed.attention={wanted}: needs a GPU of the Ampere generation or newer, bf16 or fp16, and a head width "
             f"that is a multiple of 8 up to 256, here it is {device.type} with {precision} and {head_width}; "
@@ -117,8 +117,6 @@ def settle_runtime(config: Config, device: torch.device, world_size: int = 1) ->
     compiled = on_gpu if config.speed.compile is None else config.speed.compile
     head_width = resolve_model(config.model).head_width
     attention = choose_attention(config.speed.attention, device, precision, config.speed.layout, head_width)
-    if attention == "flex" and not compiled:
-        raise UserError("speed.attention=flex: needs speed.compile=true; use speed.attention=varlen")
     return Runtime(
         device=device,
         precision=precision,

@@ -83,12 +83,9 @@ class NoisyBatch:
     length_target: Tensor
     """(N,) float32, 1 where the document length is scored."""
     scored: Tensor
-    """(R,) token rows that are scored: masked tokens (with hybrid noise all tokens of a noisy text) of documents whose
-    text is a target, then repeats of row 0."""
+    """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of row 0."""
     scored_weight: Tensor
     """(R,) float32 weight of each in the loss, 0 for the repeats."""
-    self_conditioned: Tensor
-    """(N,) bool, documents of which a self-conditioning denoiser is told what it said in a first pass."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +122,6 @@ class DenoiserOutput:
     """(N, S, C)"""
     length_logits: Tensor | None
     """(N, longest length), where the length is modelled; index i means length i + 1."""
-
-
-@dataclass(frozen=True)
-class Previous:
-    """What the denoiser said in an earlier pass about the same documents; zeros where it has not been asked yet."""
-
-    token_hidden: Tensor
-    """(T, D) last hidden state of the text stream."""
-    clean_latents: Tensor
-    """(N, S, C) float32"""
 
 
 def map_tensors(value: Moved, change: Callable[[Tensor], Tensor]) -> Moved:

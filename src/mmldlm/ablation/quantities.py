@@ -15,7 +15,7 @@ _NAMES = (
     r"calibration/(right|shuffled|none)/(equal_width|equal_mass)",
     r"(text_gain|latent_gain)/(shuffled|none)",
     r"decode/(given|modelled)/(?P<steps>\d+)/" + _SCORES,
-    r"checked/(?P<steps>\d+)/[a-z_]+/-?[\d.e+-]+/\d+/\d+(/consensus)?(/replace)?/(" + _SCORES + r"|passes)",
+    r"checked/(?P<steps>\d+)/[a-z_]+/-?[\d.e+-]+/\d+/\d+/(" + _SCORES + r"|passes)",
     r"round_trip/latent/(own|encoder)",
     r"round_trip/text/" + _SCORES,
     r"t2l/(cosine|stranger_cosine|retrieval_at_\d+)",

@@ -69,7 +69,6 @@ VARIANTS = (
     Arm("checkpointing budget", ("speed.activation_checkpointing=budget",)),
     Arm("attention tiles", ("speed.attention=tiles",), gpu_only=True),
     Arm("attention varlen", ("speed.attention=varlen",), gpu_only=True),
-    Arm("attention flex", ("speed.attention=flex",), gpu_only=True),
     Arm("attention sdpa", ("speed.attention=sdpa",)),
 )
 

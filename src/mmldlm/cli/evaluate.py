@@ -55,16 +55,8 @@ def evaluate(
         str | None,
         typer.Option(help="Numbers of texts for each latent, of which the best is kept, as 1,4,16."),
     ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(help="What is kept of them, beside each other: nearest, consensus, or both, as A,B."),
-    ] = None,
     refine: Annotated[
         int | None, typer.Option(min=0, help="Rounds that improve what is kept, measured beside none.")
-    ] = None,
-    refine_by: Annotated[
-        str | None,
-        typer.Option(help="How rounds improve, beside each other: remask, replace, or both, as A,B."),
     ] = None,
     candidate_temperature: Annotated[
         float | None, typer.Option(help="Of all candidates but the first, and of the rounds.")
@@ -73,7 +65,7 @@ def evaluate(
         str | None, typer.Option(help="What turns candidates back into latents: auto, model or encoder.")
     ] = None,
     text_samplers: Annotated[
-        str | None, typer.Option(help="Text samplers beside each other, as confidence,remask.")
+        str | None, typer.Option(help="Text samplers beside each other, as confidence,margin.")
     ] = None,
     guidances: Annotated[
         str | None, typer.Option(help="Strengths of guidance beside each other, as 1,1.5,2.")
@@ -114,9 +106,7 @@ def evaluate(
         "num_generated": num_generated,
         "steps": steps,
         "candidates": candidates,
-        "keep": keep,
         "refine": refine,
-        "refine_by": refine_by,
         "candidate_temperature": candidate_temperature,
         "check": check,
         "text_samplers": text_samplers,
@@ -186,7 +176,7 @@ def _configure(config: Config, options: dict[str, Any]) -> EvaluationConfig:
     told = {name: options[name] for name in names if options[name] is not None}
     if options["steps"] is not None:
         told["step_counts"] = _step_counts(options["steps"])
-    kinds = {"candidates": int, "guidances": float, "text_samplers": str, "keep": str, "refine_by": str}
+    kinds = {"candidates": int, "guidances": float, "text_samplers": str}
     told |= {
         name: _words(name, options[name], kind) for name, kind in kinds.items() if options[name] is not None
     }

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmldlm.config import CONSENSUS, NEAREST, REMASK, REPLACE
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ NO_EFFECT = {
         "--text-sampler",
         "--num-sampling-steps",
         "--block-length",
-        "--remask-share",
         "--temperature",
         "--top-p",
         "--length",
@@ -38,9 +36,7 @@ NO_EFFECT = {
         "--against",
         "--encode-with",
         "--candidates",
-        "--keep",
         "--refine",
-        "--refine-by",
         "--check",
     ),
     "joint": (
@@ -48,9 +44,7 @@ NO_EFFECT = {
         "--against",
         "--encode-with",
         "--candidates",
-        "--keep",
         "--refine",
-        "--refine-by",
         "--check",
     ),
 }
@@ -59,8 +53,6 @@ NEEDS = {
     "--strength": ("--paraphrase",),
     "--vary": ("--paraphrase",),
     "--points": ("--interpolate",),
-    "--keep": ("--candidates",),
-    "--refine-by": ("--refine",),
     "--check": ("--candidates", "--refine"),
     "--data": ("--from-split", "--neighbours"),
 }
@@ -146,16 +138,12 @@ def sample(
     text_sampler: Annotated[
         str | None,
         typer.Option(
-            help="confidence, entropy, margin, ancestral, first_hitting, block, remask or hybrid.",
+            help="confidence, margin, ancestral, first_hitting or block.",
             rich_help_panel=_HOW,
         ),
     ] = None,
     block_length: Annotated[
         int | None, typer.Option(help="Tokens of a block of the sampler block.", rich_help_panel=_HOW)
-    ] = None,
-    remask_share: Annotated[
-        float | None,
-        typer.Option(help="Share that the sampler remask masks again at each step.", rich_help_panel=_HOW),
     ] = None,
     num_sampling_steps: Annotated[
         int | None, typer.Option(help="Steps of the text sampler.", rich_help_panel=_HOW)
@@ -193,24 +181,10 @@ def sample(
             help="Decode so many and keep the one whose own latent is nearest.", rich_help_panel=_CHECK
         ),
     ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            help="What is kept of them: nearest, or consensus, token by token. [nearest]",
-            rich_help_panel=_CHECK,
-        ),
-    ] = None,
     refine: Annotated[
         int | None,
         typer.Option(
             help="Rounds in which the text is brought nearer to its latent.", rich_help_panel=_CHECK
-        ),
-    ] = None,
-    refine_by: Annotated[
-        str | None,
-        typer.Option(
-            help="remask: what hurts is decoded anew; replace: other tokens are tried. [remask]",
-            rich_help_panel=_CHECK,
         ),
     ] = None,
     check: Annotated[
@@ -228,7 +202,6 @@ def sample(
     asked: dict[str, Any] = {
         "text_sampler": text_sampler,
         "block_length": block_length,
-        "remask_share": remask_share,
         "num_sampling_steps": num_sampling_steps,
         "latent_sampler": latent_sampler,
         "num_latent_steps": num_latent_steps,
@@ -241,7 +214,7 @@ def sample(
         "text": text, "latents": latents, "from_split": from_split, "in": in_file, "infill": infill,
         "paraphrase": paraphrase, "strength": strength, "vary": vary, "interpolate": interpolate,
         "points": points, "data": data, "neighbours": neighbours, "length": length, "encode_with": encode_with,
-        "against": against, "candidates": candidates, "keep": keep, "refine": refine, "refine_by": refine_by,
+        "against": against, "candidates": candidates, "refine": refine,
         "check": check,
     }  # fmt: skip
     words = [
@@ -343,20 +316,12 @@ def _check_values(wanted: dict[str, Any]) -> None:
             raise UserError(f"--{name} {wanted[name]}: allowed is at least {low}")
     choices = {
         "vary": ("latent", "text", "both"),
-        "keep": (NEAREST, CONSENSUS),
-        "refine_by": (REMASK, REPLACE),
         "check": ("model", "encoder"),
         "encode_with": ("encoder", "model"),
     }
     for name, allowed in choices.items():
         if wanted[name] is not None and wanted[name] not in allowed:
             raise UserError(f"--{name.replace('_', '-')} {wanted[name]}: allowed are {', '.join(allowed)}")
-    for name, other, low in (("keep", "candidates", 2), ("refine_by", "refine", 1)):
-        if wanted[name] is not None and wanted[other] < low:
-            raise UserError(
-                f"--{name.replace('_', '-')}: has no effect with --{other} {wanted[other]}; give at least {low}, or "
-                "leave it out"
-            )
     if wanted["strength"] is not None and not 0 < wanted["strength"] <= 1:
         raise UserError(f"--strength {wanted['strength']}: allowed is more than 0 and at most 1")
     if wanted["paraphrase"] and wanted["length"] is not None and wanted["vary"] != "latent":

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from mmldlm.config import NEAREST, REMASK
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError
 from mmldlm.sampling.checks import trained_parts
@@ -68,9 +67,7 @@ class Request:
     against: str | None = None
     encode_with: str = "encoder"
     candidates: int = 1
-    keep: str = NEAREST
     refine: int = 0
-    refine_by: str = REMASK
     check: str = "model"
     neighbours: int = 0
 
@@ -210,7 +207,7 @@ class Work:
         if request.check == "encoder":
             encoder = self.encoder
             encode = lambda tokens: encoder.encode(texts_of(self.model, tokens))  # noqa: E731
-        return SelfCheck(request.candidates, request.keep, request.refine, request.refine_by, encode)
+        return SelfCheck(request.candidates, request.refine, encode)
 
     def _lengths(self, count: int, given: Given | None) -> np.ndarray | None:
         """What --length says, one number a document; None: the model predicts them."""

@@ -20,16 +20,12 @@ from mmldlm.config.objective import ObjectiveConfig
 from mmldlm.config.run import Config
 from mmldlm.config.speed import DistributedConfig, SpeedConfig
 from mmldlm.config.train import PARTS, OptimConfig, TrainConfig
-from mmldlm.config.use import CONSENSUS, NEAREST, REMASK, REPLACE, EvaluationConfig, SamplingConfig
+from mmldlm.config.use import EvaluationConfig, SamplingConfig
 
 __all__ = [
-    "CONSENSUS",
     "MODES",
-    "NEAREST",
     "PARTS",
     "PRESETS",
-    "REMASK",
-    "REPLACE",
     "BatchConfig",
     "BatchStage",
     "Config",

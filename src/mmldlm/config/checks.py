@@ -17,7 +17,7 @@ from mmldlm.config.corruption import (
 from mmldlm.config.data import BatchConfig
 from mmldlm.config.run import Config
 from mmldlm.config.train import PARTS, OptimConfig
-from mmldlm.config.use import CONSENSUS, NEAREST, REMASK, REPLACE, SamplingConfig
+from mmldlm.config.use import SamplingConfig
 
 
 def find_problems(config: Config) -> list[str]:
@@ -78,7 +78,7 @@ def _joint_problems(config: Config) -> list[str]:
         found.append("corruption.mode_weights: at least one mode needs a weight above 0")
     found += _mode_problems(config)
     found += _text_only_problem(config.corruption)
-    if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen", "flex"):
+    if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen"):
         found.append(
             f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
             f"a padded batch is attended to by rows"
@@ -109,43 +109,22 @@ def _joint_problems(config: Config) -> list[str]:
 
 def _decoding_problems(config: Config) -> list[str]:
     """What is wrong with the ways to decode that an evaluation compares."""
-    found, evaluation, noise = [], config.evaluation, config.corruption.text_noise
+    found, evaluation = [], config.evaluation
     if evaluation.candidates and min(evaluation.candidates) < 1:
         found.append(
             f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
-        )
-    found += _choices_problem("evaluation.keep", evaluation.keep, (NEAREST, CONSENSUS))
-    found += _choices_problem("evaluation.refine_by", evaluation.refine_by, (REMASK, REPLACE))
-    if CONSENSUS in evaluation.keep and max(evaluation.candidates, default=1) < 2:
-        found.append(
-            f"evaluation.keep={evaluation.keep}: a consensus needs several candidates; give evaluation.candidates, "
-            "such as [32], or leave it out"
-        )
-    if REPLACE in evaluation.refine_by and not evaluation.refine:
-        found.append(
-            f"evaluation.refine_by={evaluation.refine_by}: has an effect only with rounds; give evaluation.refine, "
-            "such as 8, or leave it out"
         )
     if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
         found.append(
             f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
         )
     known = next(item for item in fields(SamplingConfig) if item.name == "text_sampler").metadata["allowed"]
-    fitting = [name for name in known if (name == "hybrid") == (noise == "hybrid")]
     found += [
-        f"evaluation.text_samplers: {name!r} does not fit corruption.text_noise={noise}; allowed are "
-        f"{', '.join(fitting)}"
+        f"evaluation.text_samplers: {name!r} is no text sampler; allowed are {', '.join(known)}"
         for name in evaluation.text_samplers
-        if name not in fitting
+        if name not in known
     ]
     return found
-
-
-def _choices_problem(key: str, values: list[str], allowed: tuple[str, ...]) -> list[str]:
-    """Values of a list that may hold each allowed word once, and one at least."""
-    if values and len(set(values)) == len(values) and set(values) <= set(allowed):
-        return []
-    return [f"{key}={values}: one or more of {', '.join(allowed)} are needed, each once"]
 
 
 def _objective_problems(config: Config) -> list[str]:
@@ -155,11 +134,6 @@ def _objective_problems(config: Config) -> list[str]:
         found.append(
             f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
             f"predicted {kind} matters, and without it no sampler's formula would hold"
-        )
-    if config.corruption.text_noise == "hybrid" and config.sampling.text_sampler != "hybrid":
-        found.append(
-            f"sampling.text_sampler={config.sampling.text_sampler}: assumes that all noise is masks; "
-            f"corruption.text_noise=hybrid needs sampling.text_sampler=hybrid"
         )
     return found
 
@@ -205,13 +179,13 @@ def _balance_problems(config: Config) -> list[str]:
         modes.append(corruption.mode_weights)
     text = any(at.l2t + at.joint > 0 for at in modes) and objective.text_weight > 0
     latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
-    least = {"fixed": 0, "uncertainty": 1, "gradient_norm": 2}.get(objective.balance, 0)
-    if text + latent >= least:
-        return _measure_problems(config) if least == 2 else []
-    needed = "a loss on text and one on latents are" if least == 2 else "a loss on text or on latents is"
+    if objective.balance != "gradient_norm":
+        return []
+    if text and latent:
+        return _measure_problems(config)
     return [
-        f"objective.balance={objective.balance}: {needed} needed, each with a weight and a mode that has it; "
-        f"objective.balance=fixed goes without"
+        "objective.balance=gradient_norm: a loss on text and one on latents are needed, each with a weight and a mode "
+        "that has it; objective.balance=fixed goes without"
     ]
 
 
@@ -236,7 +210,7 @@ def _measure_problems(config: Config) -> list[str]:
     return [
         "objective.balance=gradient_norm: no step has both losses on a part that is not frozen, so their gradients can "
         "never be compared; give a stage both l2t and t2l (unless corruption.mode_choice=batch) or joint, or use "
-        "objective.balance=uncertainty"
+        "objective.balance=fixed"
     ]
 
 

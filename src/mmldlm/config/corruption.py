@@ -51,11 +51,6 @@ class CorruptionConfig:
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance. 1, with l2t alone: a
     model of text that never sees a latent, to compare with."""
     text_schedule: str = choice("linear", "linear", "cosine")
-    text_noise: str = choice("mask", "mask", "hybrid")
-    """mask: tokens turn into masks; hybrid: some turn into random tokens first, so that the model learns to find and
-    mend wrong ones (GIDD). Sample such a model with sampling.text_sampler=hybrid."""
-    uniform_share: float = number(0.2, 0, 1, above=True, below=True)
-    """Share of random tokens among the noise at small times, with hybrid noise; it falls to 0 at time 1."""
     latent_schedule: str = choice("cosine", "cosine", "linear", "flow")
     """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
     the noise, as in flow matching."""

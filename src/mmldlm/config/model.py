@@ -29,11 +29,6 @@ class ModelConfig:
     """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
     unigram_init: bool = True
     """Start the output bias at the log frequency of each token in the training split."""
-    whiten_init: bool = False
-    """Start the latent embedding as one that lets all directions of the training latents count alike: encoders vary
-    much in a few directions and little in most, and the words of a text hide in those, too."""
-    self_conditioning: bool = False
-    """The denoiser is also told what it said in an earlier pass; training takes one more forward pass a step."""
 
 
 def _shape(
@@ -69,7 +64,6 @@ class ModelShape:
     qk_norm: bool
     rope_base: float
     length: str
-    self_conditioning: bool
 
 
 def resolve_model(model: ModelConfig) -> ModelShape:

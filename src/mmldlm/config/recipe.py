@@ -17,6 +17,23 @@ from mmldlm.errors import UserError
 
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
 
+REMOVED: dict[str, tuple[Any, ...]] = {
+    "corruption.text_noise": ("mask",),
+    "corruption.uniform_share": (0.2,),
+    "evaluation.keep": (["nearest"],),
+    "evaluation.refine_by": (["remask"], ["replace"]),
+    "model.self_conditioning": (False,),
+    "model.whiten_init": (False,),
+    "objective.huber_scale": (1.0,),
+    "objective.latent_weighting": ("uniform",),
+    "objective.min_snr_gamma": (5.0,),
+    "sampling.remask_share": (0.1,),
+}
+"""Settings that no longer exist, with the values under which a file that still has them means what it meant."""
+SPENT = ("model.whiten_init",)
+"""Of these, what only shaped the first weights: a saved run carries its weights, so any value is ignored there."""
+SAVED = "the saved settings"
+
 
 def list_recipes() -> dict[str, Path]:
     """Recipes that come with the package, by name."""
@@ -35,7 +52,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None, *, said_in: str
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """A config from plain nested values, as checkpoints and exports carry them."""
-    return _build(values, [], source="the saved settings")
+    return _build(values, [], source=SAVED)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -132,6 +149,8 @@ def _parse(value: str) -> Any:
 
 
 def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
+    if key in REMOVED:
+        return _removed(key, value, source)
     if key not in setting_names():
         return [f"{source}: {_unknown(key)}"]
     if isinstance(value, bool) and "off" in _choices(key):
@@ -144,6 +163,16 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
         reason = _kind_needed(key) or str(error).splitlines()[0]
         return [f"{source}: {key}={value}: {reason}"]
     return []
+
+
+def _removed(key: str, value: Any, source: str) -> list[str]:
+    """Nothing, or the problem with a setting that no longer exists."""
+    if value in REMOVED[key] or (source == SAVED and key in SPENT):
+        return []
+    remedy = "leave it out; docs/log.md holds what was measured with it"
+    return [
+        f"{source}: {key}={value}: this setting was removed, and only its old default is accepted; {remedy}"
+    ]
 
 
 def _choices(key: str) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ class SpeedConfig:
     """Type of the matrix products, weights stay fp32; null: bf16 where a GPU has it, else fp32."""
     compile: bool | None = None
     """torch.compile per block; null: on with a GPU."""
-    attention: str = choice("auto", "auto", "tiles", "varlen", "flex", "sdpa", "rows", "reference")
+    attention: str = choice("auto", "auto", "tiles", "varlen", "sdpa", "rows", "reference")
     """auto: the fastest by a short measurement that is remembered; tiles: our kernel for short documents;
-    varlen: flash; flex: FlexAttention; sdpa: cuDNN or flash on documents of equal length, else rows;
-    rows: padded inside attention only; reference: one dense mask."""
+    varlen: flash; sdpa: cuDNN or flash on documents of equal length, else rows; rows: padded inside attention only;
+    reference: one dense mask."""
     fused_kernels: bool | None = None
     """Triton kernels for norms, modulation and the way into attention; null: on where they run."""
     layout: str = choice("packed", "packed", "padded")

@@ -6,34 +6,16 @@ from dataclasses import dataclass, field
 
 from mmldlm.config.fields import choice, number
 
-NEAREST, CONSENSUS = "nearest", "consensus"
-"""What is kept of several candidates."""
-REMASK, REPLACE = "remask", "replace"
-"""How rounds improve a text."""
-
 
 @dataclass
 class SamplingConfig:
     """Defaults of the samplers; `mmldlm sample` has an option for each."""
 
-    text_sampler: str = choice(
-        "confidence",
-        "confidence",
-        "ancestral",
-        "first_hitting",
-        "entropy",
-        "margin",
-        "block",
-        "remask",
-        "hybrid",
-    )
-    """confidence, entropy, margin: surest tokens first, by three measures; ancestral: the exact reverse process in
-    steps of time; first_hitting: the same token by token; block: left to right in blocks; remask: corrects itself;
-    hybrid: for corruption.text_noise=hybrid, which has no other."""
+    text_sampler: str = choice("confidence", "confidence", "ancestral", "first_hitting", "margin", "block")
+    """confidence, margin: surest tokens first, by two measures; ancestral: the exact reverse process in steps of time;
+    first_hitting: the same token by token; block: left to right in blocks."""
     block_length: int = number(32, 1)
     """Tokens of a block, for the sampler block."""
-    remask_share: float = number(0.1, 0, 1)
-    """Share of the unmasked tokens that the sampler remask masks again at each step."""
     latent_sampler: str = choice("ddim", "ddim", "dpmpp_2m", "heun")
     """ddim: first order; dpmpp_2m: second order at the same cost; heun: second order, two passes a step."""
     joint_order: str = choice("interleaved", "interleaved", "latent_first", "text_first")
@@ -43,8 +25,7 @@ class SamplingConfig:
     """Steps of the latent in joint sampling."""
     num_encode_steps: int | None = number(None, 1)
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
-    latent. null: 1, but 16 where the first step says little about the latent: with a prediction of noise, and with
-    min_snr, which does not train it."""
+    latent. null: 1, but 16 with a prediction of noise, whose first step says little about the latent."""
     temperature: float = number(1.0, 0)
     """0: the most probable token always."""
     top_p: float = number(1.0, 0, 1, above=True)
@@ -75,14 +56,9 @@ class EvaluationConfig:
     candidates: list[int] = field(default_factory=list)
     """Numbers of texts decoded for each latent, of which the one nearest to the latent is kept, such as [1, 4, 16]; []:
     not measured."""
-    keep: list[str] = field(default_factory=lambda: [NEAREST])
-    """What is kept of the candidates, beside each other: nearest, the one nearest to the latent; consensus, in each
-    place the token that most of them have, near ones counting more."""
     refine: int = number(0, 0)
-    """Rounds that improve what is kept, measured beside none; 0: none."""
-    refine_by: list[str] = field(default_factory=lambda: [REMASK])
-    """How rounds improve a text, beside each other: remask, what hurts is masked and decoded anew; replace, single
-    tokens give way to other probable ones that bring the text nearer to the latent."""
+    """Rounds that improve what is kept, measured beside none: single tokens are replaced by other probable ones that
+    bring the text nearer to the latent; 0: none."""
     candidate_temperature: float = number(1.0, 0, above=True)
     """Of all candidates but the first, which takes the most probable tokens, and of the rounds."""
     check: str = choice("auto", "auto", "model", "encoder")

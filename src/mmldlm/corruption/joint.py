@@ -35,8 +35,7 @@ class Corruption:
     @property
     def text(self) -> TextProcess:
         """Rule of the noise on tokens; the mask's id comes after the vocabulary."""
-        share = self.config.uniform_share if self.config.text_noise == "hybrid" else 0.0
-        return TextProcess(TEXT_SCHEDULES[self.config.text_schedule], self.vocab_size, share)
+        return TextProcess(TEXT_SCHEDULES[self.config.text_schedule], self.vocab_size)
 
     @property
     def latent(self) -> LatentProcess:
@@ -57,13 +56,11 @@ class Corruption:
         text_time, latent_time = torch.from_numpy(times.text_time), torch.from_numpy(times.latent_time)
         token_time = text_time[layout.document]
         noisy_tokens, masked = self._noisy_tokens(batch, token_time)
-        # with hybrid noise a token that looks clean may be wrong, so all of a noisy text is scored
-        corrupted = token_time > 0 if self.text.hybrid else masked
         noise = randomness.normal(batch.keys, randomness.LATENT_NOISE, batch.latents[0].numel())
         latent_noise = torch.from_numpy(noise).view(batch.latents.shape)
         exists = layout.lengths > 0
         text_target = torch.from_numpy(times.text_is_target) & exists
-        scored, weight = self._scored(corrupted & layout.real & text_target[layout.document], token_time)
+        scored, weight = self._scored(masked & layout.real & text_target[layout.document], token_time)
         return NoisyBatch(
             layout=layout,
             tokens=batch.tokens,
@@ -77,7 +74,6 @@ class Corruption:
             length_target=text_target.float(),
             scored=scored,
             scored_weight=weight,
-            self_conditioned=torch.from_numpy(_coins(batch.keys)),
         )
 
     def count(self, lengths: np.ndarray, times: Times, num_slots: int) -> Counts:
@@ -91,14 +87,10 @@ class Corruption:
     def _noisy_tokens(self, batch: Batch, token_time: Tensor) -> tuple[Tensor, Tensor]:
         keys, position = batch.keys[batch.layout.document.numpy()], batch.layout.position.numpy()
         chance = torch.from_numpy(randomness.uniform(keys, randomness.TEXT_MASK, position))
-        replacement = None
-        if self.text.hybrid:
-            drawn = randomness.below(keys, randomness.TEXT_REPLACEMENT, position, self.vocab_size)
-            replacement = torch.from_numpy(drawn)
-        return self.text.corrupt(batch.tokens, token_time, chance, replacement)
+        return self.text.corrupt(batch.tokens, token_time, chance)
 
-    def _scored(self, corrupted: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.nonzero(corrupted).squeeze(1)
+    def _scored(self, masked: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.nonzero(masked).squeeze(1)
         weight = self._weight(token_time[rows])
         missing = -len(rows) % self.row_multiple if len(rows) else self.row_multiple
         return torch.nn.functional.pad(rows, (0, missing)), torch.nn.functional.pad(weight, (0, missing))
@@ -108,9 +100,4 @@ class Corruption:
         if self.text_weighting == "bound":
             return schedule.bound_weight(time)
         # the same for every scored token, and on average one in all for every token
-        return torch.full_like(time, 1.0 if self.text.hybrid else 1.0 / schedule.mean_probability)
-
-
-def _coins(keys: np.ndarray) -> np.ndarray:
-    """(N,) bool, true for half of the documents."""
-    return randomness.uniform(keys, randomness.SELF_CONDITIONING, np.zeros_like(keys)) < 0.5
+        return torch.full_like(time, 1.0 / schedule.mean_probability)

@@ -79,18 +79,6 @@ class LatentProcess:
         of_noise, _ = self.velocity_factors(time)
         return of_noise * noisy - sigma * prediction
 
-    def clean_of_output(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """The clean latent that the network's output stands for, without a division, so finite at all times.
-
-        Where noise is predicted, `prediction` makes the output a velocity. At time 0 there is nothing to estimate:
-        it is the latent itself, whatever the output.
-        """
-        _, sigma = self.levels(time)
-        if self.prediction_type == "clean":
-            return torch.where(sigma > 0, output, noisy)
-        of_noise, _ = self.velocity_factors(time)
-        return of_noise * noisy - sigma * output
-
     def to_noise(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """The noise that a prediction stands for; where a clean one is predicted at time 0 there is none, so zero."""
         signal, sigma = self.levels(time)
@@ -101,10 +89,6 @@ class LatentProcess:
             return torch.where(sigma > 0, noise, torch.zeros_like(noise))
         _, of_clean = self.velocity_factors(time)
         return of_clean * noisy + signal * prediction
-
-    def log_snr(self, time: Tensor) -> Tensor:
-        """(N,) log(signal^2 / sigma^2): plus infinity at time 0, minus infinity at time 1."""
-        return 2.0 * (self.schedule.signal(time).log() - self.schedule.noise(time).log())
 
     def ode_velocity(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         """d noisy / d time along the probability-flow path, for the clean latent and noise expected at this time."""

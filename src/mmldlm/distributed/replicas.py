@@ -32,9 +32,9 @@ T = TypeVar("T")
 class _Applied(nn.Module):
     """A network and whatever is computed with it: DDP has to surround the loss too, which uses the heads."""
 
-    def __init__(self, network: nn.Module, beside: nn.Module | None = None) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.beside = network, beside
+        self.network = network
 
     def forward(self, compute: Callable[[Any], T]) -> T:
         return compute(self.network)
@@ -43,11 +43,8 @@ class _Applied(nn.Module):
 class Replicas:
     """Runs the passes of a step so that gradients end up summed over ranks."""
 
-    def __init__(
-        self, network: nn.Module, ranks: Ranks, config: DistributedConfig, beside: nn.Module | None = None
-    ) -> None:
-        """`beside`: what else the loss has parameters in."""
-        self.module, self.ranks, self.config = _Applied(network, beside), ranks, config
+    def __init__(self, network: nn.Module, ranks: Ranks, config: DistributedConfig) -> None:
+        self.module, self.ranks, self.config = _Applied(network), ranks, config
         self.ddp: DistributedDataParallel | None = None
         self.unreached: list[str] | None = None
         """Parameters that the loss does not depend on, such as those after the last use of a stream; found once."""

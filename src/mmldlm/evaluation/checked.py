@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.config import NEAREST, REMASK, leaves_condition_out
+from mmldlm.config import leaves_condition_out
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.inversion import Decoded, Truth, decode_keys, inversion_options, score_texts
@@ -37,17 +37,10 @@ class Way:
     guidance: float
     num_candidates: int = 1
     num_rounds: int = 0
-    keep: str = NEAREST
-    refine_by: str = REMASK
 
     def name(self) -> str:
-        """Part of the name of its quantities; what is as usual is not in it."""
-        usual = f"{self.text_sampler}/{self.guidance:g}/{self.num_candidates}/{self.num_rounds}"
-        return "/".join([usual, *self._unusual()])
-
-    def _unusual(self) -> list[str]:
-        pairs = ((self.keep, NEAREST), (self.refine_by, REMASK))
-        return [value for value, usual in pairs if value != usual]
+        """Part of the name of its quantities."""
+        return f"{self.text_sampler}/{self.guidance:g}/{self.num_candidates}/{self.num_rounds}"
 
     def title(self) -> str:
         """For people; what is as usual is not said."""
@@ -55,7 +48,7 @@ class Way:
         parts += [f"guidance {self.guidance:g}"] if self.guidance != 1.0 else []
         parts += [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else []
         parts += [f"{self.num_rounds} rounds"] if self.num_rounds else []
-        return ", ".join([*parts, *self._unusual()])
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -171,17 +164,14 @@ def decode_ways(
     if judge is None or not counts:
         return
     stages = checked_stages(
-        model, latents, options, keys=keys, lengths=lengths, counts=counts, keeps=config.keep,
-        num_rounds=config.refine, refine_by=config.refine_by, drawn=_drawn(context, options),
+        model, latents, options, keys=keys, lengths=lengths, counts=counts,
+        num_rounds=config.refine, drawn=_drawn(context, options),
         encode=_encode(context) if judge == ENCODER else None,
         progress=context.watch(f"self-check, {first.title()}"),
     )  # fmt: skip
     for stage in stages:
         if stage.num_candidates > 1 or stage.num_rounds:
-            way = replace(
-                first, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds, keep=stage.keep,
-                refine_by=stage.refine_by or REMASK,
-            )  # fmt: skip
+            way = replace(first, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
             yield Found(way, stage.found.tokens, stage.found.passes, stage.found.num_encoded, stage.seconds)
 
 

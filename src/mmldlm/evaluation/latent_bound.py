@@ -10,7 +10,7 @@ term is d/2 log(2 pi e / G).
 The bound holds for every G. Beyond some G a network tells less about the latent than the noisy latent itself; so
 G is the one of a grid up to `evaluation.latent_snr` that gives the smallest bound with the right text on a few
 documents, and the same for all texts. Draws are uniform in log(1 + snr), where the integrand of a standard normal is
-constant. A self-conditioning network is asked twice, see `likelihood`.
+constant.
 Shapes: n documents, K draws per document, N documents of a pack, S latent slots, C latent channels, d = S * C,
 B parts of the grid.
 """
@@ -85,8 +85,6 @@ def latent_errors(
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
         found = predictor.predict(*inputs, rows=no_rows)
-        if found.said is not None:
-            found = predictor.predict(*inputs, rows=no_rows, previous=found.said)
         errors[rows] = (found.clean_latents.double() - noisy.latents).square().sum((1, 2)).numpy()
         if progress is not None:
             progress(f"latent bound, {text} text", done, len(plan.owner))

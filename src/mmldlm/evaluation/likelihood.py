@@ -4,10 +4,6 @@
 
 This is the continuous-time bound of masked diffusion (MDLM); p(t) is the share of masked tokens. The text is
 scored given its length; what the length costs is told apart. Masking and weights are those of training.
-With hybrid noise it is the bound of that process, over all tokens (see `objective/hybrid.py`).
-
-A self-conditioning network is asked twice: a first pass without, then one that is told of it, for every document. Both
-see the same noisy text and nothing else of it, so P is still a function of that text, which is all the bound asks for.
 
 Shapes: n documents, K draws per document, N documents of a pack, R scored rows, D width, V vocabulary.
 """
@@ -24,8 +20,6 @@ import torch.nn.functional as F
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.corruption.latent import LatentProcess
-from mmldlm.corruption.text import TextProcess
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.calibration import Answers
@@ -33,8 +27,6 @@ from mmldlm.evaluation.curves import Curve
 from mmldlm.evaluation.draws import Draws
 from mmldlm.evaluation.statistics import BOUND, Estimate, Progress, ratio_estimate, strangers
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.objective.hybrid import HybridRows, posterior_logits, row_costs
-from mmldlm.objective.self_conditioning import first_answer
 from mmldlm.sampling.checks import trained_parts
 from mmldlm.types import NoisyBatch, Times, to_device
 
@@ -98,16 +90,12 @@ class Scores:
     """(R,) P(most probable token)"""
     correct: np.ndarray
     """(R,) 1 where the most probable token is the right one."""
-    costs: np.ndarray
-    """(R,) what weight is multiplied with in the bound: the nats, but for hybrid noise its own divergences."""
-    masked: np.ndarray
-    """(R,) bool; with hybrid noise other tokens are scored too."""
     length_nats: np.ndarray | None
     """(N,)"""
 
     def document_nats(self, num_documents: int) -> np.ndarray:
         """(N,) this draw's estimate of each document's bound."""
-        return np.bincount(self.document, self.weight * self.costs, num_documents)
+        return np.bincount(self.document, self.weight * self.nats, num_documents)
 
 
 def text_bound(
@@ -126,19 +114,15 @@ def text_bound(
     by_time, answers = Curve.empty(NUM_BUCKETS), Answers()
     corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
     plan = _Plan(model, documents, latent, num_draws, seed)
-    twice = corruption.latent if model.config.model.self_conditioning else None
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
-            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text, twice)
+            scores = score(model.denoiser, to_device(noisy, model.device))
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
-        # a choice by what the model sees: among tokens known to be wrong, it could not be as right as it is sure
-        seen = scores.masked
-        document, correct = scores.document[seen], scores.correct[seen]
-        by_time.add(plan.text_time[rows][document], scores.nats[seen], correct)
-        answers.add(plan.owner[rows][document], scores.confidence[seen], correct)
+        by_time.add(plan.text_time[rows][scores.document], scores.nats, scores.correct)
+        answers.add(plan.owner[rows][scores.document], scores.confidence, scores.correct)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     modelled = trained_parts(model).length
@@ -160,29 +144,18 @@ def perplexity(nats_per_token: float) -> float:
 
 
 @torch.inference_mode()
-def score(
-    denoiser: Denoiser,
-    batch: NoisyBatch,
-    text: TextProcess | None = None,
-    twice: LatentProcess | None = None,
-) -> Scores:
-    """Run the denoiser on a noisy pack and score its noisy tokens, a chunk of rows at a time.
-
-    `text` is the rule of their noise; None: masks only. `twice`, the rule of the latents', has the denoiser asked a
-    second time and told what it said.
-    """
-    told = [] if twice is None else [first_answer(denoiser, batch, twice)]
+def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
+    """Run the denoiser on a noisy pack and score its masked tokens, a chunk of rows at a time."""
     output = denoiser(
-        batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout, *told
+        batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
     )
     rows = batch.scored[batch.scored_weight > 0]
     size = _CHUNK_ROWS.get(rows.device.type, 1024)
-    hybrid = text if text is not None and text.hybrid else None
     parts = [
-        _score_rows(denoiser.token_logits(output.token_hidden[some]), batch, some, hybrid)
+        _score_rows(denoiser.token_logits(output.token_hidden[some]), batch.tokens[some])
         for some in rows.split(size)
     ]
-    nats, confidence, correct, costs = torch.cat(parts, dim=1).double().cpu().numpy()
+    nats, confidence, correct = torch.cat(parts, dim=1).double().cpu().numpy()
     length_nats = None
     if output.length_logits is not None:
         target = batch.layout.lengths - 1
@@ -193,26 +166,17 @@ def score(
         nats=nats,
         confidence=confidence,
         correct=correct,
-        costs=costs,
-        masked=(batch.noisy_tokens[rows] == denoiser.shape.vocab_size).cpu().numpy(),
         length_nats=length_nats,
     )
 
 
-def _score_rows(
-    logits: torch.Tensor, batch: NoisyBatch, rows: torch.Tensor, hybrid: TextProcess | None
-) -> torch.Tensor:
-    """(rows, V) -> (4, rows): nats of the right token, probability of the best one, is it right, cost in the bound."""
-    target, costs = batch.tokens[rows], None
-    if hybrid is not None:
-        time = batch.text_time[batch.layout.document[rows]]
-        known = HybridRows.of(hybrid, target, batch.noisy_tokens[rows], time)
-        costs, logits = row_costs(logits, known), posterior_logits(logits, known)
+def _score_rows(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(rows, V), (rows,) -> (3, rows): nats of the right token, probability of the best one, whether it is right."""
     total = logits.logsumexp(-1)
     best, choice = logits.max(-1)
     nats = total - logits.gather(1, target[:, None]).squeeze(1)
     right = (choice == target).float()
-    return torch.stack([nats, (best - total).exp(), right, nats if costs is None else costs])
+    return torch.stack([nats, (best - total).exp(), right])
 
 
 class _Plan(Draws):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.config import NEAREST, REMASK
 from mmldlm.evaluation.figure import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
 from mmldlm.evaluation.tables import LATENT_NAMES, TEXT_NAMES
 
@@ -280,8 +279,7 @@ def _kind_of_way(row: dict[str, Any]) -> str:
     """What the points of one line share; what is as usual is not said."""
     parts = [row["text_sampler"]]
     parts += [f"guidance {row['guidance']:g}"] if row["guidance"] != 1 else []
-    pairs = ((row["keep"], NEAREST), (row["refine_by"], REMASK))
-    return ", ".join([*parts, *(value for value, usual in pairs if value != usual)])
+    return ", ".join(parts)
 
 
 def _similarity(result: dict[str, Any]) -> Picture | None:

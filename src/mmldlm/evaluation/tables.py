@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmldlm.config import NEAREST, REMASK
-
 LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
 TEXT_NAMES = {"right": "right text", "shuffled": "shuffled text", "none": "no text"}
 INTERVAL = "95 % interval"
@@ -202,12 +200,8 @@ def _self_check_gain(check: dict[str, Any], result: dict[str, Any]) -> Table:
 
 
 def _way(row: dict[str, Any]) -> list[str]:
-    """How a row was decoded; the usual way of keeping and refining is not said."""
-    kept = f" {row['keep']}" if row["keep"] != NEAREST else ""
-    by = f" {row['refine_by']}" if row["refine_by"] != REMASK else ""
-    return [
-        row["text_sampler"], f"{row['guidance']:g}", f"{row['num_candidates']}{kept}", f"{row['num_rounds']}{by}"
-    ]  # fmt: skip
+    """How a row was decoded."""
+    return [row["text_sampler"], f"{row['guidance']:g}", str(row["num_candidates"]), str(row["num_rounds"])]
 
 
 def _retrieval(retrieval: dict[str, Any], result: dict[str, Any]) -> Table:

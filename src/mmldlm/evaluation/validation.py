@@ -150,7 +150,7 @@ class Spread:
     _found: list[Tensor] = field(default_factory=list)
 
     def see(self, prediction: Tensor) -> None:
-        """(N, S, C) of a pass; the last one of a batch counts, which with self-conditioning is the second."""
+        """(N, S, C) of a pass; the last one of a batch counts."""
         self._seen = prediction
 
     def keep(self, chosen: Tensor) -> None:

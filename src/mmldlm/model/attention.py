@@ -13,19 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mmldlm.layout import Layout
 from mmldlm.model.ops import regroup_rows
 
-FLEX_TILE = 128
-
 
 def attend(qkv: Tensor, layout: Layout, backend: str) -> Tensor:
     """qkv (L, 3, H, K) in stream order -> (L, H, K)."""
-    if backend == "flex" and not torch.compiler.is_compiling():
-        backend = "varlen"  # outside a compiled graph FlexAttention would compute all L x L scores
     if backend == "tiles":
         return _attend_tiles(qkv, layout)
     if backend == "varlen":
         return _attend_varlen(qkv, layout)
-    if backend == "flex":
-        return _attend_flex(qkv, layout)
     if backend == "sdpa" and layout.full:
         return _attend_full(qkv, layout)
     if backend in ("sdpa", "rows"):
@@ -49,33 +43,6 @@ def _attend_varlen(qkv: Tensor, layout: Layout) -> Tensor:
     result = varlen_attn(q, k, v, layout.bounds, layout.bounds, longest, longest)
     assert isinstance(result, Tensor)
     return result
-
-
-def _attend_flex(qkv: Tensor, layout: Layout) -> Tensor:
-    """FlexAttention; the tiles that a tile of the stream can see are a range that its documents' bounds give."""
-    from torch.nn.attention.flex_attention import BlockMask, flex_attention
-
-    size, segment, bounds = qkv.shape[0], layout.segment, layout.bounds
-    num_tiles = -(-size // FLEX_TILE)
-    tile = torch.arange(num_tiles, device=qkv.device)
-    last_place = (tile * FLEX_TILE + FLEX_TILE - 1).clamp(max=size - 1)
-    first = bounds[segment[tile * FLEX_TILE]] // FLEX_TILE
-    last = (bounds[segment[last_place] + 1] - 1) // FLEX_TILE
-    count = (last - first + 1).to(torch.int32)[None, None]
-    index = (first[:, None] + tile[None, :]).clamp(max=num_tiles - 1).to(torch.int32)[None, None]
-
-    def same(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return segment[i] == segment[j]
-
-    mask = BlockMask(
-        seq_lengths=(size, size), kv_num_blocks=count, kv_indices=index, full_kv_num_blocks=None, full_kv_indices=None,
-        q_num_blocks=count, q_indices=index, full_q_num_blocks=None, full_q_indices=None,
-        BLOCK_SIZE=(FLEX_TILE, FLEX_TILE), mask_mod=same,
-    )  # fmt: skip
-    q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))
-    result = flex_attention(q, k, v, block_mask=mask)
-    assert isinstance(result, Tensor)
-    return result[0].transpose(0, 1)
 
 
 def _attend_full(qkv: Tensor, layout: Layout) -> Tensor:

@@ -22,10 +22,7 @@ _WARM_UPS, _REPEATS = 3, 9
 
 
 def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
-    """The backends that are worth a try on a GPU with flash attention.
-
-    FlexAttention is none of them: it was never the fastest (docs/log.md), and takes seconds to compile.
-    """
+    """The backends that are worth a try on a GPU with flash attention."""
     found = ["varlen"]
     if kernels and head_width in TILE_WIDTHS:
         found.append("tiles")

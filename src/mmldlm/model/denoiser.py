@@ -20,13 +20,12 @@ from mmldlm.model.layers import (
     Kernels,
     LengthHead,
     Places,
-    Recall,
     Residual,
     Stream,
     TimeEmbedding,
 )
 from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
-from mmldlm.types import DenoiserOutput, Previous
+from mmldlm.types import DenoiserOutput
 
 VOCABULARY_MULTIPLE = 64
 """The output matrix has a row count that matrix units like; the rows past the vocabulary are never used."""
@@ -74,9 +73,6 @@ class Denoiser(nn.Module):
             if c.length == "modelled"
             else None
         )
-        recalls = c.self_conditioning
-        self.token_recall = Recall(c.width, c.width, norm=True) if recalls else None
-        self.latent_recall = Recall(shape.num_channels, c.latent_width, norm=False) if recalls else None
 
     def forward(
         self,
@@ -85,21 +81,12 @@ class Denoiser(nn.Module):
         text_time: Tensor,
         latent_time: Tensor,
         layout: Layout,
-        previous: Previous | None = None,
     ) -> DenoiserOutput:
-        """noisy_tokens (T,), noisy_latents (N, S, C), times (N,).
-
-        `previous` is for a denoiser with self-conditioning; None means zeros.
-        """
+        """noisy_tokens (T,), noisy_latents (N, S, C), times (N,)."""
         time_embedding = self.time_embed(text_time, latent_time)
         places = self._places(layout)
         token_rows = self.token_embed(noisy_tokens)
         latent_rows = (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1).float()
-        if previous is not None:
-            assert self.token_recall is not None, "self-conditioning is off"
-            assert self.latent_recall is not None, "self-conditioning is off"
-            token_rows = token_rows + self.token_recall(previous.token_hidden)
-            latent_rows = latent_rows + self.latent_recall(previous.clean_latents).flatten(0, 1)
         text, latent = self._begin(token_rows, time_embedding), self._begin(latent_rows, time_embedding)
         for number, block in enumerate(self.blocks):
             inputs = (text, latent, time_embedding, places, self.kernels)

@@ -3,7 +3,6 @@
 A matrix product of a row with a weight costs 2 operations a weight forward and 4 backward. Attention costs
 4 x inner width x length^2 forward and twice that backward, summed over documents. The output head runs on scored rows
 only, modulation once a document. What no loss depends on is not needed, and not counted (see `unused_parameters`).
-Self-conditioning adds a forward pass up to what is handed on: the last hidden states and the predicted latents.
 """
 
 from __future__ import annotations
@@ -30,29 +29,6 @@ def step_flops(
 
     `text`, `latent` and `length` say which losses there are.
     """
-    work = {"tokens": tokens, "documents": documents, "squares": squares}
-    total = _pass_flops(model, data, **work, scored=scored, text=text, latent=latent, length=length)
-    if model.self_conditioning and (text or latent):
-        recalls = tokens * model.width**2
-        recalls += documents * data.num_slots * data.num_channels * model.latent_width
-        first = _pass_flops(model, data, **work, scored=0.0, text=True, latent=True, length=False)
-        total += _FORWARD_AND_BACKWARD * recalls + first / 3
-    return total
-
-
-def _pass_flops(
-    model: ModelShape,
-    data: DataShape,
-    *,
-    tokens: float,
-    documents: float,
-    squares: float,
-    scored: float,
-    text: bool,
-    latent: bool,
-    length: bool,
-) -> float:
-    """Of one pass, forward and backward."""
     slots = documents * data.num_slots
     inner = model.num_heads * model.head_width
     per_token = model.depth * _block_weights(model.width, inner, model.mlp_ratio)

@@ -83,21 +83,6 @@ class TimeEmbedding(nn.Module):
         return self.output(F.silu(self.hidden(features)))
 
 
-class Recall(nn.Module):
-    """What was said in an earlier pass, as an addition to an embedding. Zeros add nothing; at first nothing does."""
-
-    def __init__(self, num_channels: int, width: int, *, norm: bool) -> None:
-        """`norm`: only the direction of a row counts. Hidden states are large, and would drown the token embeddings;
-        latents keep their size, which tells how sure the estimate is."""
-        super().__init__()
-        self.norm = norm
-        self.weight = nn.Parameter(torch.zeros(width, num_channels))
-
-    def forward(self, said: Tensor) -> Tensor:
-        x = F.normalize(said.float(), dim=-1, eps=1e-6) if self.norm else said
-        return F.linear(x, self.weight).float()
-
-
 class Stream(nn.Module):
     """One modality's half of a block."""
 

@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.layers import Stream
 
-LEAST_VARIANCE = 0.03
-"""Share of the mean variance that is added to that of every direction before latents are made white."""
-
 
 @dataclass(frozen=True)
 class ParameterGroup:
@@ -29,13 +26,8 @@ class ParameterGroup:
 
 
 @torch.no_grad()
-def init_weights(
-    denoiser: Denoiser, seed: int, token_counts: np.ndarray | None = None, whitening: np.ndarray | None = None
-) -> None:
-    """Give every parameter its first value; a function of the seed and of what is known about the data.
-
-    `whitening` (C, C), see `whitening_of`, is what the latent embedding does to latents before anything else.
-    """
+def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None = None) -> None:
+    """Give every parameter its first value; a function of the seed and of how often each token occurs."""
     generator = torch.Generator().manual_seed(seed)
 
     def gaussian(weight: Tensor, std: float) -> None:
@@ -58,34 +50,8 @@ def init_weights(
         # the best guess before anything is learned: how often each token occurs, each seen half a time more
         rate = torch.from_numpy((token_counts + 0.5) / (token_counts.sum() + 0.5 * len(token_counts)))
         denoiser.token_head.bias[: len(rate)] = rate.log().float()
-    if whitening is not None:
-        weight = denoiser.latent_embed.weight
-        weight.copy_((weight.double() @ torch.from_numpy(whitening).double()).float())
     if denoiser.length_head is not None:
         denoiser.length_head.output.weight.zero_()
-    for recall in (denoiser.token_recall, denoiser.latent_recall):
-        if recall is not None:
-            recall.weight.zero_()
-
-
-def whitening_of(latents: np.ndarray) -> np.ndarray:
-    """(C, C) float64, symmetric: under it all directions of these rows (n, C) vary alike, and as much in all as before.
-
-    Directions that hardly vary, or that few rows tell little about, are not blown up without end: to each variance a
-    share of the mean one is added first.
-    """
-    num_rows, num_channels = latents.shape
-    moment = np.zeros((num_channels, num_channels))
-    for start in range(0, num_rows, 4096):  # a float64 copy of a few rows at a time
-        rows = latents[start : start + 4096].astype(np.float64)
-        moment += rows.T @ rows / num_rows
-    variance, directions = np.linalg.eigh(moment)
-    mean = variance.mean()
-    if mean <= 0:
-        return np.eye(num_channels)
-    stretch = (variance + (LEAST_VARIANCE + num_channels / num_rows) * mean) ** -0.5
-    stretch *= (variance.sum() / (variance * stretch**2).sum()) ** 0.5
-    return np.asarray((directions * stretch) @ directions.T)
 
 
 def _init_stream(stream: Stream, depth: int) -> None:

@@ -28,6 +28,13 @@ def sums_by_time(losses: Tensor, scored: Tensor, time: Tensor) -> Tensor:
     return torch.stack([sums, inside.sum(1).float()])
 
 
+@torch.no_grad()
+def sum_by_bucket(rows: Tensor, time: Tensor) -> Tensor:
+    """(B,): sum of the rows of each bucket; the same bits every time. (R,), (R,)"""
+    inside = bucket_of(time) == torch.arange(NUM_BUCKETS, device=time.device)[:, None]
+    return torch.where(inside, rows.float(), 0.0).sum(1)
+
+
 def means(sums: Tensor) -> list[float | None]:
     """Mean loss of each bucket of `sums_by_time`; None where nothing fell into it. Waits for the device."""
     return [total / count if count else None for total, count in zip(*sums.tolist(), strict=True)]

@@ -14,15 +14,12 @@ from torch import Tensor
 
 from mmldlm.config import MODES, CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.latent import LatentProcess
-from mmldlm.corruption.text import TextProcess
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.objective.buckets import NUM_BUCKETS, sums_by_time
-from mmldlm.objective.hybrid import HybridRows, hybrid_loss, hybrid_loss_of_all
-from mmldlm.objective.latent import latent_loss, slot_errors, time_weight
-from mmldlm.objective.self_conditioning import denoise
+from mmldlm.objective.balance import GradientNorm
+from mmldlm.objective.buckets import NUM_BUCKETS, sum_by_bucket, sums_by_time
+from mmldlm.objective.latent import latent_loss, slot_errors
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
-from mmldlm.objective.weighting import LossBalance, sum_by_bucket
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
 
@@ -35,11 +32,11 @@ class LossTerms:
     latent: Tensor
     length: Tensor
     correct: Tensor
-    """Number of corrupted tokens (masked, or with hybrid noise wrong) that were predicted right."""
+    """Number of scored tokens that were predicted right."""
     scored: Tensor
-    """Number of corrupted tokens."""
+    """Number of scored tokens."""
     text_by_time: Tensor
-    """(2, buckets): sum of nats of the corrupted tokens of each text time, without weights, and their number."""
+    """(2, buckets): sum of nats of the scored tokens of each text time, without weights, and their number."""
     latent_by_time: Tensor
     """(2, buckets): sum of errors of the scored slots of each latent time, without weights, and their number."""
     trained: Tensor
@@ -90,17 +87,16 @@ class Objective:
     scored_rows: bool = True
     chunk_rows: int = 2048
     compiled: bool = False
-    text: TextProcess | None = None
-    """The rule of the noise on tokens, which the loss must know where it is hybrid; None: masks only."""
 
     def __call__(
-        self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts, balance: LossBalance | None = None
+        self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts, balance: GradientNorm | None = None
     ) -> LossTerms:
         """Run the denoiser on a noisy micro-batch and score what was corrupted."""
-        plain = batch
         if balance is not None:
             batch = balance.weigh(batch)
-        output = denoise(denoiser, batch, self.latent)
+        output: DenoiserOutput = denoiser(
+            batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
+        )
         zero = batch.text_time.new_zeros(())
         text, latent, length, correct, scored = zero, zero, zero, zero, zero
         text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)
@@ -110,7 +106,7 @@ class Objective:
             result = self._text(denoiser, output, batch, rows)
             text = result.weighted / _at_least_one(counts.tokens)
             correct, scored = result.correct, result.rows
-            text_by_time = sums_by_time(result.nats, rows.corrupted, rows.time)
+            text_by_time = sums_by_time(result.nats, rows.weight > 0, rows.time)
             if balance is not None:
                 text_parts = sum_by_bucket(result.costs, rows.time) / _at_least_one(counts.tokens)
         if self.active.latent:
@@ -119,11 +115,10 @@ class Objective:
                 output.latent_prediction, batch.noisy_latents, batch.latent_time
             )
             errors = slot_errors(prediction, target, self.config)
-            weight = batch.latent_target * time_weight(self.latent, batch.latent_time, self.config)
-            latent = latent_loss(errors, weight) / _at_least_one(counts.slots)
+            latent = latent_loss(errors, batch.latent_target) / _at_least_one(counts.slots)
             latent_by_time = _latent_by_time(errors, batch)
             if balance is not None:
-                costs = errors.detach().sum(1) * weight
+                costs = errors.detach().sum(1) * batch.latent_target
                 latent_parts = sum_by_bucket(costs, batch.latent_time) / _at_least_one(counts.slots)
         if self.active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
@@ -131,44 +126,28 @@ class Objective:
         terms = LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time, loss)
         if balance is None:
             return terms
-        return self._balanced(terms, plain, counts, balance, torch.stack([text_parts, latent_parts]))
+        return self._balanced(terms, balance, torch.stack([text_parts, latent_parts]))
 
     def _sum(self, text: Tensor, latent: Tensor, length: Tensor) -> Tensor:
         weights = self.config
         return weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
 
-    def _balanced(
-        self, terms: LossTerms, batch: NoisyBatch, counts: Counts, balance: LossBalance, parts: Tensor
-    ) -> LossTerms:
+    def _balanced(self, terms: LossTerms, balance: GradientNorm, parts: Tensor) -> LossTerms:
         """The terms of a weighed batch, whose losses by bucket are `parts`: what is trained on keeps the factors, the
-        rest is told without them."""
-        parts = parts / balance.factors().detach()
-        trained = terms.loss + balance.extra(parts, batch, counts)
-        text, latent = parts.sum(1)
+        rest is reported without them."""
+        text, latent = (parts / balance.factors()[:, None]).sum(1)
         loss = self._sum(text, latent, terms.length.detach())
-        return replace(terms, loss=loss, text=text, latent=latent, trained=trained)
+        return replace(terms, loss=loss, text=text, latent=latent)
 
     def _text(
         self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch, rows: TextRows
     ) -> TextLoss:
-        sizes = {"vocab_size": denoiser.shape.vocab_size, "chunk_rows": self.chunk_rows}
-        how, hidden = self.config.text_weighting, output.token_hidden
-        if self.scored_rows:
-            hidden = hidden.index_select(0, batch.scored)
-        if self.text is not None and self.text.hybrid:
-            hybrid = HybridRows.of(self.text, rows.tokens, rows.noisy_tokens, rows.time)
-            if not self.scored_rows:
-                logits = denoiser.token_logits(hidden)
-                return hybrid_loss_of_all(logits, hybrid, rows.weight, rows.corrupted, how)
-            return hybrid_loss(
-                denoiser.token_head, hidden, hybrid, rows.weight, rows.corrupted, weighting=how,
-                compiled=self.compiled, **sizes,
-            )  # fmt: skip
         if not self.scored_rows:
-            return text_loss_of_all(denoiser.token_logits(hidden), rows.tokens, rows.weight)
+            return text_loss_of_all(denoiser.token_logits(output.token_hidden), rows.tokens, rows.weight)
         return text_loss(
-            denoiser.token_head, hidden, rows.tokens, rows.weight, compiled=self.compiled, **sizes
-        )
+            denoiser.token_head, output.token_hidden.index_select(0, batch.scored), rows.tokens, rows.weight,
+            vocab_size=denoiser.shape.vocab_size, chunk_rows=self.chunk_rows, compiled=self.compiled,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,7 +155,6 @@ class TextRows:
     """Tokens that the head is asked about, (R,) each."""
 
     tokens: Tensor
-    noisy_tokens: Tensor
     weight: Tensor
     """0 where the row is not scored."""
     time: Tensor
@@ -184,22 +162,15 @@ class TextRows:
     @classmethod
     def scored(cls, batch: NoisyBatch) -> TextRows:
         """Those that are scored, and what fills them up."""
-        tokens, noisy_tokens, document = (
-            x.index_select(0, batch.scored) for x in (batch.tokens, batch.noisy_tokens, batch.layout.document)
-        )
-        return cls(tokens, noisy_tokens, batch.scored_weight, batch.text_time[document])
+        tokens, document = (x.index_select(0, batch.scored) for x in (batch.tokens, batch.layout.document))
+        return cls(tokens, batch.scored_weight, batch.text_time[document])
 
     @classmethod
     def of_all(cls, batch: NoisyBatch) -> TextRows:
         """All tokens of the micro-batch."""
         time = batch.text_time[batch.layout.document]
         weight = torch.zeros_like(time).index_add(0, batch.scored, batch.scored_weight)
-        return cls(batch.tokens, batch.noisy_tokens, weight, time)
-
-    @property
-    def corrupted(self) -> Tensor:
-        """(R,) bool: scored and not as it was. Accuracy and losses by time are told of these."""
-        return (self.weight > 0) & (self.noisy_tokens != self.tokens)
+        return cls(batch.tokens, weight, time)
 
 
 def _latent_by_time(errors: Tensor, batch: NoisyBatch) -> Tensor:

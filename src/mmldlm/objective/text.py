@@ -8,16 +8,12 @@ Shapes: R scored rows, D width, V vocabulary (the head may have more rows; they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-Score = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
-"""(logits, bias, values of the rows ..., type) -> weighted losses (R,), hits (R,), gradient by the logits, nats (R,)"""
 
 
 @dataclass(frozen=True)
@@ -27,9 +23,9 @@ class TextLoss:
     weighted: Tensor
     """Sum of weight * loss of the row, in nats."""
     correct: Tensor
-    """Number of counted rows whose most probable token is the right one."""
+    """Number of scored rows whose most probable token is the right one."""
     rows: Tensor
-    """Number of counted rows."""
+    """Number of scored rows."""
     nats: Tensor
     """(R,) negative log-likelihood of each row's token, without its weight and without a gradient."""
     costs: Tensor
@@ -46,29 +42,13 @@ def text_loss(
     chunk_rows: int,
     compiled: bool = False,
 ) -> TextLoss:
-    """Weighted cross-entropy. hidden (R, D), targets (R,), weights (R,); rows with a weight are counted."""
-    sizes = (vocab_size, chunk_rows)
-    return head_loss(head, hidden, score_logits, (targets, weights), weights > 0, *sizes, compiled=compiled)
-
-
-def head_loss(
-    head: nn.Linear,
-    hidden: Tensor,
-    score: Score,
-    rows: tuple[Tensor, ...],
-    counted: Tensor,
-    vocab_size: int,
-    chunk_rows: int,
-    *,
-    compiled: bool,
-) -> TextLoss:
-    """Output head and any loss whose gradient by the logits is known with them; `rows` are what it asks per row."""
+    """Output head and weighted cross-entropy. hidden (R, D), targets (R,), weights (R,); weight 0: not scored."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    used = _compiled(score) if compiled else score
     weighted, hits, nats, costs = _HeadLoss.apply(
-        hidden, head.weight, head.bias, used, vocab_size, chunk_rows, wanted, *rows
+        hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, wanted, compiled
     )
-    return TextLoss(weighted, (hits & counted).sum().float(), counted.sum().float(), nats, costs)
+    scored = weights > 0
+    return TextLoss(weighted, (hits & scored).sum().float(), scored.sum().float(), nats, costs)
 
 
 def text_loss_of_all(logits: Tensor, targets: Tensor, weights: Tensor) -> TextLoss:
@@ -97,8 +77,8 @@ def score_logits(
 
 
 @functools.cache
-def _compiled(score: Score) -> Score:
-    return torch.compile(score, dynamic=False, fullgraph=True)
+def _compiled_score() -> Any:
+    return torch.compile(score_logits, dynamic=False, fullgraph=True)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -106,9 +86,10 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, score: Score,
-        vocab_size: int, chunk_rows: int, wanted: bool, *values: Tensor,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, row_weights: Tensor,
+        vocab_size: int, chunk_rows: int, wanted: bool, compiled: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        score = _compiled_score() if compiled else score_logits
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
@@ -121,8 +102,9 @@ class _HeadLoss(torch.autograd.Function):
                 torch.arange(len(bias), device=bias.device) >= vocab_size, -torch.inf
             )
             rows, matrix = hidden.to(kind), weight.to(kind)
-            for part, *row in zip(*(x.split(chunk_rows) for x in (rows, *values)), strict=True):
-                costs, hits, gradient, nats = score(part @ matrix.T, shift, *row, gradient_kind)
+            chunks = (x.split(chunk_rows) for x in (rows, targets, row_weights))
+            for part, target, row_weight in zip(*chunks, strict=True):
+                costs, hits, gradient, nats = score(part @ matrix.T, shift, target, row_weight, gradient_kind)
                 loss = loss + costs.sum()
                 row_hits.append(hits)
                 row_nats.append(nats)
@@ -135,14 +117,13 @@ class _HeadLoss(torch.autograd.Function):
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), grads[0], grads[1])
         all_hits, all_nats, all_costs = (torch.cat(parts) for parts in (row_hits, row_nats, row_costs))
         ctx.mark_non_differentiable(all_hits, all_nats, all_costs)
-        ctx.num_others = 4 + len(values)
         return loss, all_hits, all_nats, all_costs
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         hidden, weight, bias = ctx.saved_tensors
         scale = upstream[0]
-        return hidden * scale, weight * scale, bias * scale, *([None] * ctx.num_others)
+        return hidden * scale, weight * scale, bias * scale, None, None, None, None, None, None
 
 
 def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:

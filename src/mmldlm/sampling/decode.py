@@ -87,7 +87,7 @@ def encode_tokens(
     require_guidable(model, options.guidance)
     run = _Sampling(model, options, keys, progress, passes)
     lengths = check_tokens(model, tokens)
-    steps = encode_steps(options, model.corruption, model.config.objective.latent_weighting)
+    steps = encode_steps(options, model.corruption)
     return run.sample(_Start(lengths, tokens=tokens), steps).latents
 
 

@@ -56,27 +56,10 @@ def largest_probability(logits: Tensor) -> Tensor:
     return result
 
 
-def smallest_entropy(logits: Tensor) -> Tensor:
-    """(R,) how sure each row is: its entropy, turned around so that larger is surer."""
-    parts = [-torch.special.entr(rows.softmax(-1)).sum(-1) for rows in logits.split(CHUNK_ROWS)]
-    result = torch.cat(parts) if parts else logits.new_zeros(0)
-    require_finite(result)
-    return result
-
-
 def probability_margin(logits: Tensor) -> Tensor:
     """(R,) how sure each row is: how far its most probable value is ahead of the second."""
     parts = [_margin(rows.softmax(-1)) for rows in logits.split(CHUNK_ROWS)]
     result = torch.cat(parts) if parts else logits.new_zeros(0)
-    require_finite(result)
-    return result
-
-
-def probability_of(logits: Tensor, values: Tensor) -> Tensor:
-    """(R,) the probability of one value in each row."""
-    chosen = logits.gather(-1, values[:, None]).squeeze(1)
-    parts = [rows.logsumexp(-1) for rows in logits.split(CHUNK_ROWS)]
-    result = (chosen - torch.cat(parts)).exp() if parts else logits.new_zeros(0)
     require_finite(result)
     return result
 

@@ -4,15 +4,13 @@
 
 The unconditional prediction sees the other modality at time 1, as when training drops the condition: for text
 that is pure latent noise, for latents a text of masks. A pack that names latents to be led away from compares its text
-with what they say instead. Guidance 1 is the network itself and costs one pass. A self-conditioning network is told
-of its last pass of the same kind: what it said without a condition is never mixed with what it said with one.
+with what they say instead. Guidance 1 is the network itself and costs one pass.
 Shapes: R rows of tokens, V vocabulary, N documents, S latent slots, C latent channels.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,7 +40,6 @@ def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: i
 
 def without_latents(pack: Pack) -> Pack:
     """The same text beside the latents that it is led away from, or else beside pure noise."""
-    pack = _remembered_as(pack, "without latents")
     if pack.against is not None:
         return replace(pack, noisy_latents=pack.against, latent_time=torch.zeros_like(pack.latent_time))
     noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
@@ -51,7 +48,7 @@ def without_latents(pack: Pack) -> Pack:
 
 def without_text(pack: Pack, mask_id: int) -> Pack:
     """The same latents beside a text of masks."""
-    pack, masks = _remembered_as(pack, "without text"), torch.full_like(pack.noisy_tokens, mask_id)
+    masks = torch.full_like(pack.noisy_tokens, mask_id)
     return replace(pack, noisy_tokens=masks, text_time=torch.ones_like(pack.text_time))
 
 
@@ -70,13 +67,4 @@ def _ask(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
     if pack.tally is not None:
         pack.tally.add()
     inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time)
-    previous = pack.answers.last() if pack.answers is not None else None
-    predict = predictor.predict if previous is None else partial(predictor.predict, previous=previous)
-    found = predict(*inputs, pack.layout, rows=rows)
-    if pack.answers is not None and found.said is not None:
-        pack.answers.keep(found.said)
-    return found
-
-
-def _remembered_as(pack: Pack, view: str) -> Pack:
-    return pack if pack.answers is None else replace(pack, answers=pack.answers.seen_as(view))
+    return predictor.predict(*inputs, pack.layout, rows=rows)

@@ -8,8 +8,6 @@ from dataclasses import replace
 import torch
 
 from mmldlm.corruption.joint import Corruption
-from mmldlm.sampling.answers import LastAnswers
-from mmldlm.sampling.hybrid import require_fitting_sampler
 from mmldlm.sampling.latent import LATENT_STEPS
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
@@ -30,12 +28,10 @@ def latent_steps(num_steps: int, corruption: Corruption) -> list[Step]:
     return make_steps("latent", num_steps, corruption.latent.latest_time)
 
 
-def encode_steps(
-    options: SamplingOptions, corruption: Corruption, latent_weighting: str = "uniform"
-) -> list[Step]:
-    """One step to the mean of what the network believes, unless more are asked for or one cannot tell: a prediction of
-    noise says little about the latent at time 1, and min_snr gives errors there no weight in training."""
-    unsure = corruption.config.prediction_type == "noise" or latent_weighting == "min_snr"
+def encode_steps(options: SamplingOptions, corruption: Corruption) -> list[Step]:
+    """One step to the mean of what the network predicts, unless more are requested or one is not enough: a prediction
+    of noise says little about the latent at time 1."""
+    unsure = corruption.config.prediction_type == "noise"
     return latent_steps(options.num_encode_steps or (UNSURE_ENCODE_STEPS if unsure else 1), corruption)
 
 
@@ -62,10 +58,8 @@ def run_chain(
     on_step: Callable[[int], None] = lambda num_documents: None,
 ) -> Pack:
     """Take the steps one after the other; what has no step stays as it is."""
-    if any(step.modality == "text" for step in steps):
-        require_fitting_sampler(options.text_sampler, corruption.text)
     text_step, latent_step = TEXT_STEPS[options.text_sampler], LATENT_STEPS[options.latent_sampler]
-    pack = replace(start, answers=LastAnswers.of(len(start.lengths), len(start.noisy_tokens)))
+    pack = start
     for step in steps:
         if step.modality == "text":
             pack = _with_given(text_step(predictor, pack, corruption.text, step, options), start)

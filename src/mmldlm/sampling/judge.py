@@ -81,10 +81,6 @@ class Judge:
         ]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def num_unwritten(self, texts: list[np.ndarray]) -> np.ndarray:
-        """(m,) tokens of each text that nobody would read. Rounds may not add any: that would be to delete others."""
-        return np.array([int(np.isin(text, self.unwritten).sum()) for text in texts], np.int64)
-
     def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m, S, C) raw."""
         if self.encode is not None:

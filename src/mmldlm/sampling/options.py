@@ -15,7 +15,6 @@ class SamplingOptions:
 
     text_sampler: str = "confidence"
     block_length: int = 32
-    remask_share: float = 0.1
     latent_sampler: str = "ddim"
     joint_order: str = "interleaved"
     num_sampling_steps: int = 16

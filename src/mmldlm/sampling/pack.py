@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.layout import Layout, packed_layout
-from mmldlm.sampling.answers import LastAnswers
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +84,6 @@ class Pack:
     against: Tensor | None = None
     """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
     memory: LatentMemory | None = None
-    answers: LastAnswers | None = None
-    """What a self-conditioning network is told of its last pass; None: nothing."""
     tally: Tally | None = None
     places: Places | None = None
     """Made from the lengths where it is not handed on."""
@@ -137,7 +134,6 @@ class Pack:
             fixed=None if self.fixed is None else self.fixed[tokens],
             against=None if self.against is None else self.against[kept],
             memory=None if self.memory is None else LatentMemory(self.memory.clean[kept], self.memory.time),
-            answers=None if self.answers is None else self.answers.select(documents, tokens),
             tally=None if self.tally is None else Tally(self.tally.passes, self.tally.index[documents]),
         )
 

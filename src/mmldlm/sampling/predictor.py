@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.layout import Layout
-from mmldlm.types import Previous, to_device
+from mmldlm.types import to_device
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,6 @@ class Prediction:
     """(T, V) float32 on the network's device; (R, V) where only some rows were asked for."""
     latents: Tensor | Callable[[], Tensor]
     """The clean latents, or how to get them: steps of the text do without, and without waiting for the device."""
-    said: Previous | None = None
-    """What a self-conditioning network is to be told in the next pass, on its device; None: it is not told anything."""
 
     @property
     def clean_latents(self) -> Tensor:
@@ -46,12 +44,8 @@ class Predictor(Protocol):
         latent_time: Tensor,
         layout: Layout,
         rows: Tensor | None = None,
-        previous: Previous | None = None,
     ) -> Prediction:
-        """Logits are computed for the given rows of tokens only; None: for all.
-
-        `previous` is what an earlier prediction `said` about these documents; given only where one said something.
-        """
+        """Logits are computed for the given rows of tokens only; None: for all."""
         ...
 
     def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
@@ -76,28 +70,21 @@ class ModelPredictor:
         latent_time: Tensor,
         layout: Layout,
         rows: Tensor | None = None,
-        previous: Previous | None = None,
     ) -> Prediction:
         """One pass of the network."""
         device, denoiser = self.model.device, self.model.denoiser
         inputs = [x.to(device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
         with self.model.autocast():
-            output = denoiser(*inputs, self._on_device(layout), *([] if previous is None else [previous]))
+            output = denoiser(*inputs, self._on_device(layout))
             hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
             token_logits = denoiser.token_logits(hidden)
 
         def clean_latents() -> Tensor:
-            process, said = self.model.corruption.latent, output.latent_prediction.float().cpu()
-            prediction = process.prediction(said, noisy_latents, latent_time)
+            process, raw = self.model.corruption.latent, output.latent_prediction.float().cpu()
+            prediction = process.prediction(raw, noisy_latents, latent_time)
             return process.to_clean(prediction, noisy_latents, latent_time)
 
-        said = None
-        if self.model.config.model.self_conditioning:
-            clean = self.model.corruption.latent.clean_of_output(
-                output.latent_prediction.float(), inputs[1], inputs[3]
-            )
-            said = Previous(output.token_hidden, clean)
-        return Prediction(token_logits.float(), clean_latents, said)
+        return Prediction(token_logits.float(), clean_latents)
 
     def _on_device(self, layout: Layout) -> Layout:
         if self._placed is None or self._placed[0] is not layout:

@@ -47,10 +47,6 @@ class Ragged:
         tokens[self.starts[rows] + places] = values
         return Ragged(tokens, self.lengths)
 
-    def drop(self, places: np.ndarray) -> Ragged:
-        """The texts, each without its token at one place."""
-        return Ragged(np.delete(self.tokens, self.starts + places), self.lengths - 1)
-
     def split(self) -> list[np.ndarray]:
         """The texts one by one."""
         bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)

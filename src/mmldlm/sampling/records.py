@@ -15,7 +15,6 @@ import numpy as np
 
 from mmldlm import durable, randomness
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.config import NEAREST, REMASK
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import (
     Progress,
@@ -48,9 +47,7 @@ class SelfCheck:
     """How much work is spent on finding better texts; see `self_check`."""
 
     num_candidates: int = 1
-    keep: str = NEAREST
     num_rounds: int = 0
-    refine_by: str = REMASK
     encode: Encode | None = None
     """None: the model's own t2l side."""
 
@@ -79,8 +76,7 @@ def sample_texts(
         return Samples(_with_originals(given, text_records(model, tokens)), None, latents)
     found = decode_checked(
         model, normalised, options, keys=keys, lengths=lengths, num_candidates=check.num_candidates,
-        keep=check.keep, num_rounds=check.num_rounds, refine_by=check.refine_by,
-        drawn=_drawn(model, options), encode=check.encode, against=away, progress=progress,
+        num_rounds=check.num_rounds, drawn=_drawn(model, options), encode=check.encode, against=away, progress=progress,
     )  # fmt: skip
     records = text_records(model, found.tokens)
     for index, record in enumerate(records):

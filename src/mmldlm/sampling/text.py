@@ -3,14 +3,11 @@
 ancestral      the exact reverse process in steps of time: every masked token has the same chance to be unmasked
 first_hitting  the exact reverse process token by token, each at the time at which it is unmasked
 confidence     the tokens whose most probable value is most probable come first
-entropy        the tokens with the least entropy come first
 margin         the tokens whose best value is farthest ahead of the second come first
 block          from left to right in blocks, by confidence inside a block
-remask         by confidence, and some tokens are masked again at each step
-hybrid         for models whose noise is not masks alone, see `hybrid`
 
 The network is asked only about the documents in which something is unmasked at this step; that is exact, since
-nothing else of it would be used. But for remask, which tokens are unmasked never depends on the values drawn for them.
+nothing else of it would be used. Which tokens are unmasked never depends on the values drawn for them.
 Shapes: N documents, T tokens, R rows of tokens.
 """
 
@@ -25,13 +22,11 @@ import torch
 from mmldlm import randomness
 from mmldlm.corruption.text import TextProcess
 from mmldlm.sampling.guidance import guided_logits
-from mmldlm.sampling.hybrid import hybrid_step
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import Predictor
 from mmldlm.sampling.steps import Step
-from mmldlm.sampling.text_order import block_step, confidence_step, entropy_step, margin_step
-from mmldlm.sampling.text_remask import remask_step
+from mmldlm.sampling.text_order import block_step, confidence_step, margin_step
 from mmldlm.sampling.unmask import (
     ROUNDING,
     draw_tokens,
@@ -90,11 +85,8 @@ TEXT_STEPS: dict[str, TextStep] = {
     "ancestral": ancestral_step,
     "first_hitting": first_hitting_step,
     "confidence": confidence_step,
-    "entropy": entropy_step,
     "margin": margin_step,
     "block": block_step,
-    "remask": remask_step,
-    "hybrid": hybrid_step,
 }
 
 

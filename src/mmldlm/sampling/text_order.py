@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.corruption.text import TextProcess
-from mmldlm.sampling.draw import largest_probability, probability_margin, smallest_entropy
+from mmldlm.sampling.draw import largest_probability, probability_margin
 from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
@@ -39,13 +39,6 @@ def confidence_step(
 ) -> Pack:
     """Unmask the tokens whose most probable value is most probable."""
     return _step(predictor, pack, process, step, options, largest_probability)
-
-
-def entropy_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask the tokens whose distribution has the least entropy."""
-    return _step(predictor, pack, process, step, options, smallest_entropy)
 
 
 def margin_step(

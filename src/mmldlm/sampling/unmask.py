@@ -53,16 +53,10 @@ def rows_in(pack: Pack, part: Pack, chosen: np.ndarray) -> Tensor:
     return torch.from_numpy(np.flatnonzero(chosen[inside]))
 
 
-def draw_tokens(
-    logits: Tensor, part: Pack, rows: Tensor, options: SamplingOptions, keys: np.ndarray | None = None
-) -> Tensor:
-    """(R,) a value for each row, from the documents' keys or others in their place.
-
-    A token that is drawn once in its life has its position as index; one that may be drawn again needs other keys.
-    """
+def draw_tokens(logits: Tensor, part: Pack, rows: Tensor, options: SamplingOptions) -> Tensor:
+    """(R,) a value for each row, from the documents' keys and the tokens' positions: a token is drawn once."""
     document, position = part.document[rows.numpy()], part.position[rows.numpy()]
-    own = part.keys if keys is None else keys
-    uniform = randomness.uniform(own[document], randomness.TOKEN_CHOICE, position)
+    uniform = randomness.uniform(part.keys[document], randomness.TOKEN_CHOICE, position)
     numbers = torch.from_numpy(uniform).to(logits.device)
     return draw(logits, numbers, options.temperature, options.top_p).cpu()
 

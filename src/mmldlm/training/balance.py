@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mmldlm.data.loader import StepBatch
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import parameter_groups
+from mmldlm.objective.balance import norms_of_shared
 from mmldlm.objective.joint import Active
-from mmldlm.objective.weighting import norms_of_shared
 
 if TYPE_CHECKING:
     from mmldlm.training.step import Stepper

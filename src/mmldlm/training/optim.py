@@ -17,11 +17,7 @@ from mmldlm.checkpoint.state import load_optimizer_tensors, optimizer_tensors
 from mmldlm.config import OptimConfig
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import ParameterGroup, parameter_groups
-from mmldlm.objective.weighting import LR_SCALE, LossBalance
 from mmldlm.training.muon import Muon
-
-BALANCE = "balance"
-"""The part that a balance of the loss is, beside those of the denoiser."""
 
 
 @dataclass
@@ -38,21 +34,13 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def set_lr(self, lr: float) -> None:
-        """The same rate for all groups, but for those with a scale of their own."""
+        """The same rate for all groups."""
         for group in self.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-
-    def add_balance(self, balance: LossBalance) -> None:
-        """What a balance of the loss learns is a group of its own, without decay."""
-        learned = list(balance.parameters())
-        if learned:
-            group = {"params": learned, "weight_decay": 0.0, "part": BALANCE, "lr_scale": LR_SCALE}
-            self.parts[0].add_param_group(group)
+            group["lr"] = lr
 
     def gradients(self) -> list[Tensor]:
-        """Those of weights that are there."""
-        groups = [group for group in self.param_groups if group["part"] != BALANCE]
-        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        """All that exist."""
+        return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Forget the gradients, or make them zero where they are."""
@@ -141,8 +129,6 @@ def _part(group: ParameterGroup, config: OptimConfig, *, muon: bool) -> dict[str
     return {"params": chosen, "weight_decay": decay, "part": group.part}
 
 
-def parameter_names(denoiser: Denoiser, balance: LossBalance | None = None) -> dict[nn.Parameter, str]:
+def parameter_names(denoiser: Denoiser) -> dict[nn.Parameter, str]:
     """Parameter -> its name, for saving optimizer state."""
-    names = {parameter: name for name, parameter in denoiser.named_parameters()}
-    learned = balance.named_parameters(BALANCE) if balance is not None else []
-    return names | {parameter: name for name, parameter in learned}
+    return {parameter: name for name, parameter in denoiser.named_parameters()}

@@ -136,9 +136,6 @@ def estimate_memory(setup: Setup) -> int:
         width = caps.max_length + setup.data_shape.num_slots
         cells = width * min(caps.num_documents, 2 * -(-(caps.num_tokens + slots) // width) + 1)
         activations += blocks * 4 * cells * inner * size
-    if model.self_conditioning:
-        # what the first pass said, masked, and as the second one takes it in; of its blocks nothing is kept
-        activations += 3 * (caps.num_tokens * model.width * size + slots * setup.data_shape.num_channels * 4)
     return int(weights + activations + _logits_memory(setup))
 
 

@@ -23,9 +23,9 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.flops import step_flops
 from mmldlm.model.layers import Kernels
 from mmldlm.model.recompute import recomputed_blocks
-from mmldlm.model.weights import init_weights, whitening_of
+from mmldlm.model.weights import init_weights
+from mmldlm.objective.balance import build_balance
 from mmldlm.objective.joint import Active, Objective
-from mmldlm.objective.weighting import build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.training.ema import Ema
 from mmldlm.training.graphs import Graphs
@@ -35,9 +35,6 @@ from mmldlm.training.step import Stepper
 from mmldlm.types import Counts, When, to_device
 
 log = logging.getLogger(__name__)
-
-WHITENED_DOCUMENTS = 16_384
-"""Documents at most that tell how training latents vary."""
 
 
 @dataclass
@@ -115,8 +112,7 @@ class Setup:
         if several and graphs:
             log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
         optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
-        if (balance := build_balance(config.objective)) is not None:
-            optimizers.add_balance(balance.to(device))
+        balance = build_balance(config.objective)
         stepper = Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
@@ -126,8 +122,8 @@ class Setup:
             runtime=self.runtime,
             config=config.optim,
             graphs=Graphs() if graphs and not several else None,
-            replicas=Replicas(self.denoiser, self.ranks, config.distributed, balance) if several else None,
-            balance=balance,
+            replicas=Replicas(self.denoiser, self.ranks, config.distributed) if several else None,
+            balance=None if balance is None else balance.to(device),
         )
         stepper.train_only(trained_in(stage_at(config.corruption, 0), config, self.denoiser))
         return stepper
@@ -151,8 +147,7 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
     denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
     ranks = ranks or Ranks()
-    whitening = _whitening(store, train_split, ranks) if config.model.whiten_init else None
-    init_weights(denoiser, config.train.seed, counts, whitening)
+    init_weights(denoiser, config.train.seed, counts)
     denoiser.to(runtime.device)
     active = Active.of(config.corruption, config.objective, length_modelled=config.model.length == "modelled")
     setup = Setup(
@@ -171,7 +166,6 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
             config.speed.scored_rows,
             config.speed.chunk_rows,
             runtime.compile,
-            corruption.text,
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
@@ -182,17 +176,6 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
     if runtime.compile:
         compile_blocks(denoiser)
     return setup
-
-
-def _whitening(store: PairStore, split: Split, ranks: Ranks) -> np.ndarray:
-    """What makes the training latents white, found from documents all over the split; the same on all ranks."""
-    if ranks.main:
-        documents = np.unique(np.linspace(0, len(split) - 1, WHITENED_DOCUMENTS).astype(np.int64))
-        latents = store.normalizer.normalize(split.read(documents).latents)
-        found = torch.from_numpy(whitening_of(latents.reshape(-1, latents.shape[-1])))
-    else:
-        found = torch.zeros((store.manifest.num_channels,) * 2, dtype=torch.float64)
-    return ranks.tensor_from_main(found).numpy()
 
 
 def choose_kernels(setup: Setup) -> None:
@@ -232,8 +215,6 @@ def plain_blocks(setup: Setup) -> None:
     for block in setup.denoiser.blocks:
         block._compiled_call_impl = None
     setup.objective = replace(setup.objective, compiled=False)
-    if setup.denoiser.kernels.attention == "flex":
-        setup.denoiser.kernels = setup.denoiser.kernels._replace(attention="varlen")
 
 
 def data_shape_of(store: PairStore) -> DataShape:

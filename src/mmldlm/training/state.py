@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from mmldlm.checkpoint.retention import SCORE
 from mmldlm.checkpoint.state import Snapshot, load_weights
 from mmldlm.config.recipe import config_to_dict
-from mmldlm.objective.weighting import GradientNorm
 from mmldlm.runtime import versions
 from mmldlm.training.optim import parameter_names
 from mmldlm.training.resume import same_micro_batches
@@ -21,7 +20,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
     denoiser, stepper = trainer.setup.denoiser, trainer.stepper
     tensors = {
         "model": dict(denoiser.state_dict()),
-        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser, stepper.balance)),
+        "optimizer": stepper.optimizers.tensors(parameter_names(denoiser)),
         "log": trainer.interval.tensors() | trainer.faults.bad_steps.tensors(),
     }
     if stepper.ema is not None:
@@ -37,7 +36,7 @@ def take_snapshot(trainer: Trainer) -> Snapshot:
         "rollbacks": trainer.faults.rollbacks.state(),
         "plateau": trainer.plateau.state(),
         "mode_stage": trainer.stages.number,
-        "norms_measured_at": getattr(stepper.balance, "last", 0),
+        "norms_measured_at": stepper.balance.last if stepper.balance is not None else 0,
         "settings": config_to_dict(trainer.config),
         "fingerprint": trainer.setup.store.fingerprint,
         "content": trainer.setup.store.content,
@@ -53,11 +52,10 @@ def restore_snapshot(trainer: Trainer, snapshot: Snapshot) -> None:
     meta = snapshot.meta
     source = f"checkpoint of step {snapshot.step}"
     load_weights(trainer.setup.denoiser, snapshot.tensors["model"], source=source)
-    names = parameter_names(trainer.setup.denoiser, trainer.stepper.balance)
+    names = parameter_names(trainer.setup.denoiser)
     trainer.stepper.optimizers.load(names, snapshot.tensors["optimizer"])
     if trainer.stepper.balance is not None:
         load_weights(trainer.stepper.balance, snapshot.tensors["balance"], source=source)
-    if isinstance(trainer.stepper.balance, GradientNorm):
         # a run from before this was kept had measured at the last multiple
         trainer.stepper.balance.last = meta.get("norms_measured_at", max(0, snapshot.step - 1))
     if trainer.stepper.ema is not None:

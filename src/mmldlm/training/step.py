@@ -13,8 +13,8 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import other_rows
+from mmldlm.objective.balance import GradientNorm
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
-from mmldlm.objective.weighting import GradientNorm, LossBalance
 from mmldlm.runtime import Runtime
 from mmldlm.training.balance import gradient_norms, has_both
 from mmldlm.training.ema import Ema
@@ -49,7 +49,7 @@ class Stepper:
     """Recorded micro-batches, where launching them one kernel at a time takes too long."""
     replicas: Replicas | None = None
     """The denoiser on several ranks."""
-    balance: LossBalance | None = None
+    balance: GradientNorm | None = None
     """What scales the parts of the loss besides their weights."""
     _norms: Tensor | None = None
     """Of the gradients of text and latent, where this step measured them."""
@@ -69,9 +69,6 @@ class Stepper:
             parameter.grad = None
         self.trained, self.objective = trained, replace(self.objective, active=trained.active)
         self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
-        if self.balance is not None:
-            losses = trained.active
-            self.optimizers.still |= self.balance.still(text=losses.text, latent=losses.latent)
         if self.ema is not None:
             self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
         return True
@@ -79,11 +76,7 @@ class Stepper:
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
         self._norms = None
-        if (
-            isinstance(self.balance, GradientNorm)
-            and self.balance.due(batch.where.step)
-            and has_both(self, batch)
-        ):
+        if self.balance is not None and self.balance.due(batch.where.step) and has_both(self, batch):
             self._norms = gradient_norms(self, batch)
         if self.replicas is not None:
             return self._gradients_of_all(self.replicas, batch)
@@ -105,7 +98,7 @@ class Stepper:
         grad_norm, skipped = self._update()
         if self.ema is not None:
             self.ema.update(step + 1, skipped)
-        if isinstance(self.balance, GradientNorm) and self._norms is not None:
+        if self.balance is not None and self._norms is not None:
             self.balance.settle(self._norms, step)
         return StepResult(terms, grad_norm, skipped)
 
@@ -134,20 +127,13 @@ class Stepper:
         """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
         self.optimizers.unscale(self.scaler)
         grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
-        skipped = (~self._finite(grad_norm)).float()
+        skipped = (~torch.isfinite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
         moving = self.graphs is None or bool(self.graphs.broken)
         self.optimizers.zero_grad(
             set_to_none=moving and self.replicas is None
         )  # DDP's are parts of its buckets
         return grad_norm, skipped
-
-    def _finite(self, grad_norm: Tensor) -> Tensor:
-        found = torch.isfinite(grad_norm)
-        for learned in self.balance.parameters() if self.balance is not None else ():
-            assert learned.grad is not None, "every pass reaches the balance"
-            found = found & torch.isfinite(learned.grad).all()
-        return found
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:
         """What the gradients are to be multiplied with so that their norm is within bounds."""
