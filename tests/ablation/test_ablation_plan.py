@@ -78,11 +78,8 @@ def test_a_wrong_plan_is_one_line(tmp_path, changes, told):
 
 
 def test_ways_that_the_settings_ask_for_may_be_columns(tmp_path):
-    names = [f"checked/16/confidence/1/{way}/exact_match" for way in ("4/0", "4/0/consensus", "1/2/replace")]
-    settings = [
-        "evaluation.candidates=[1,4]", "evaluation.keep=[nearest,consensus]", "evaluation.refine=2",
-        "evaluation.refine_by=[remask,replace]",
-    ]  # fmt: skip
+    names = [f"checked/16/confidence/1/{way}/exact_match" for way in ("4/0", "1/2")]
+    settings = ["evaluation.candidates=[1,4]", "evaluation.refine=2"]
     assert list(load_plan(write(tmp_path, base=settings, quantities=names)).quantities) == names
     with_encoder = {"base": [], "b": L2T_ALONE}
     load_plan(write(tmp_path, base=settings, arms=with_encoder, eval={"encoder": True}))

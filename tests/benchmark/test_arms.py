@@ -51,7 +51,7 @@ def test_every_arm_is_made_of_known_settings():
 def test_without_a_gpu_no_arm_that_runs_turns_a_switch_of_a_gpu_on():
     arms = ladder("full", on_gpu=False)
     assert all(arm.gpu_only for arm in arms if set(arm.settings) & SWITCHED_ON)
-    assert {arm.name for arm in arms if arm.gpu_only} >= {"bf16", "attention flex"}
+    assert {arm.name for arm in arms if arm.gpu_only} >= {"bf16", "attention tiles"}
 
 
 def test_no_two_arms_are_the_same_and_the_short_ladder_is_part_of_the_full_one():

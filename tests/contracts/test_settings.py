@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from mmldlm.config import PARTS, Config, find_problems, leaves_condition_out
-from mmldlm.config.recipe import config_from_dict, config_to_dict, list_recipes, load_recipe, setting_names
+from mmldlm.config.recipe import (
+    REMOVED,
+    config_from_dict,
+    config_to_dict,
+    list_recipes,
+    load_recipe,
+    setting_names,
+)
 from mmldlm.errors import UserError
 
 SOURCE = Path(__file__).parents[2] / "src" / "mmldlm"
@@ -82,10 +89,11 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["speed.layout=padded", "speed.attention=varlen"], "needs speed.layout=packed"),
     (["objective.latent_loss=cosine", "corruption.prediction_type=noise"], "needs corruption.prediction_type=clean"),
     (["objective.latent_loss=normalized_mse", "corruption.prediction_type=velocity"], "no sampler's formula"),
-    (["corruption.text_noise=hybrid"], "needs sampling.text_sampler=hybrid"),
+    (["corruption.text_noise=hybrid"], "corruption.text_noise=hybrid: this setting was removed"),
+    (["model.whiten_init=true"], "model.whiten_init=True: this setting was removed"),
+    (["objective.balance=uncertainty"], "objective.balance=uncertainty: allowed are fixed, gradient_norm"),
     (["sampling.guidance=2", "corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"],
      "sampling.guidance=2.0: compares with what is made without the condition, which this run never sees"),
-    (["corruption.uniform_share=0"], "allowed is more than 0 and less than 1"),
     (["name=../x"], "a plain folder name is needed"),
     ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),
     (["train.frozen=[txt]"], "train.frozen: 'txt' is no part; allowed are text, latent, shared"),
@@ -110,6 +118,22 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
         load_recipe("demo", words)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_saved_settings_with_removed_ones_load_where_these_had_no_effect():
+    config = load_recipe("demo")
+    old = config_to_dict(config)
+    for key, (neutral, *_) in REMOVED.items():
+        section, name = key.split(".")
+        old[section][name] = neutral
+    assert config_from_dict(old) == config
+    old["model"]["whiten_init"] = True  # the weights of a saved run hold what it did
+    assert config_from_dict(old) == config
+    old["model"]["self_conditioning"] = True
+    with pytest.raises(
+        UserError, match=r"^the saved settings: model.self_conditioning=True: this setting was removed"
+    ):
+        config_from_dict(old)
 
 
 def test_whole_numbers_may_be_written_with_an_exponent():

@@ -40,18 +40,10 @@ PLAIN: dict[str, tuple[str, ...]] = {
         "corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}, "
         "{until: 8, mode_weights: {t2l: 1}, frozen: [shared]}]",
     ),
-    "self_conditioning": ("model.self_conditioning=true", "model.whiten_init=true", "batch.micro_tokens=64"),
     "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
     "bf16_sums": ("distributed.compression=bf16",),
     "fp16_sums": ("distributed.compression=fp16",),
     "plateau": ("optim.schedule=plateau", "optim.plateau_patience=2", "train.valid_every=2"),
-    "uncertainty": ("objective.balance=uncertainty", "batch.micro_tokens=64"),
-    "hybrid_stages": (
-        "corruption.text_noise=hybrid",
-        "sampling.text_sampler=hybrid",
-        "objective.balance=uncertainty",
-        "corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}, {until: 8, mode_weights: {t2l: 1}}]",
-    ),
     "gradient_norm": (
         "objective.balance=gradient_norm",
         "objective.balance_every=3",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.loaded import LoadedModel
-from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModeWeights, find_problems
+from mmldlm.config import CorruptionConfig, EvaluationConfig, ModeWeights
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
@@ -184,53 +184,21 @@ def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
         require_possible(context_of(misled_model(only_text, dropout=0.0), **settings))
 
 
-def test_rounds_and_consensus_stand_beside_each_other() -> None:
+def test_candidates_and_rounds_stand_beside_each_other() -> None:
     """Every way from the same candidates: rounds only bring texts nearer, and each row says what it alone cost."""
-    context = context_of(
-        misled_model(), (as_words, encode), candidates=[1, 5], keep=["nearest", "consensus"], refine=4,
-        refine_by=["remask", "replace"], check="encoder",
-    )  # fmt: skip
+    context = context_of(misled_model(), (as_words, encode), candidates=[1, 5], refine=4, check="encoder")
     rows = measure(context)["rows"]
-    rounds = [(0, "remask"), (4, "remask"), (4, "replace")]
-    ways = [(row["num_candidates"], row["keep"], row["num_rounds"], row["refine_by"]) for row in rows]
-    assert ways == [
-        (count, keep, *end) for count, keep in ((1, "nearest"), (5, "nearest"), (5, "consensus")) for end in rounds
-    ]  # fmt: skip
-    cosines = np.array([row["reencoded_cosine"]["value"] for row in rows]).reshape(3, 3)
-    assert (cosines[:, 1:] >= cosines[:, :1]).all()
-    assert cosines[0, 2] > cosines[0, 0] + 0.1
-    read = np.array([row["num_encoded"]["value"] for row in rows]).reshape(3, 3)
-    assert read[:, 0].tolist() == [0, 5, 6]
-    assert (read[1:, 1] - read[1:, 0] == 4 * (LENGTH + 1)).all()
-    assert (read[1:, 2] - read[1:, 0] >= LENGTH * (VOCAB - 1)).all()
+    assert [(row["num_candidates"], row["num_rounds"]) for row in rows] == [(1, 0), (1, 4), (5, 0), (5, 4)]
+    cosines = np.array([row["reencoded_cosine"]["value"] for row in rows]).reshape(2, 2)
+    assert (cosines[:, 1] >= cosines[:, 0]).all()
+    assert cosines[0, 1] > cosines[0, 0] + 0.1
+    read = np.array([row["num_encoded"]["value"] for row in rows]).reshape(2, 2)
+    assert read[:, 0].tolist() == [0, 5]
+    assert read[1, 1] - read[1, 0] >= LENGTH * (VOCAB - 1)
     recorded = context.quantities["held_out"]
-    for name in ("1/4", "1/4/replace", "5/0", "5/0/consensus", "5/4/consensus/replace"):
+    for name in ("1/4", "5/0", "5/4"):
         assert f"checked/{LENGTH}/confidence/1/{name}/bleu" in recorded
     assert all(row["seconds"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"candidates": [4], "keep": ["best"]},
-            "evaluation.keep=['best']: one or more of nearest, consensus",
-        ),
-        ({"candidates": [4], "keep": []}, "evaluation.keep=[]: one or more of nearest, consensus"),
-        ({"candidates": [1], "keep": ["consensus"]}, "a consensus needs several candidates"),
-        ({"refine": 2, "refine_by": ["remask", "remask"]}, "are needed, each once"),
-        (
-            {"refine": 2, "refine_by": ["swap"]},
-            "evaluation.refine_by=['swap']: one or more of remask, replace",
-        ),
-        ({"refine_by": ["replace"]}, "evaluation.refine_by=['replace']: has an effect only with rounds"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
-    problems = find_problems(Config(data=DataConfig("s"), evaluation=EvaluationConfig(**settings)))
-    assert len(problems) == 1
-    assert told in problems[0]
-    assert "\n" not in problems[0]
 
 
 def test_nothing_is_measured_unless_asked() -> None:

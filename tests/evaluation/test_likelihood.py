@@ -57,7 +57,6 @@ def masked_batch(model, time: float, mask: tuple[bool, ...], kind: int) -> Noisy
         length_target=torch.ones(count),
         scored=rows,
         scored_weight=weight.expand(len(rows)),
-        self_conditioned=torch.ones(count, dtype=torch.bool),
     )
 
 

@@ -283,7 +283,7 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
 
 
 def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: Path) -> None:
-    ways = ["--candidates", "1,2", "--refine", 1, "--text-samplers", "confidence,remask"]
+    ways = ["--candidates", "1,2", "--refine", 1, "--text-samplers", "confidence,margin"]
     ways += ["--guidances", "1,2"]
     words = ("-n", 6, "--steps", "3", "--no-encoder", "--split", "train", "--num-generated", 0, *ways)
     text = call(run, "--out", tmp_path / "here", *words)
@@ -295,7 +295,7 @@ def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: 
     found = [(row["text_sampler"], row["guidance"], row["num_candidates"], row["num_rounds"]) for row in rows]
     each = [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert found == [
-        (name, scale, *way) for name in ("confidence", "remask") for scale in (1, 2) for way in each
+        (name, scale, *way) for name in ("confidence", "margin") for scale in (1, 2) for way in each
     ]
     plain = result["inversion"]["length_given"][-1]
     assert all(rows[0][key] == plain[key] for key in ("token_accuracy", "exact_match"))
@@ -304,42 +304,17 @@ def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: 
     html, markdown = ((tmp_path / "here" / f"report.{kind}").read_text() for kind in ("html", "md"))
     for page in (text, html, markdown):
         assert "Ways to decode, against the plain one" in page
-    assert f"| remask | 2 | 2 | 1 | {100 * rows[-1]['token_accuracy']['value']:.1f} % |" in markdown
+    assert f"| margin | 2 | 2 | 1 | {100 * rows[-1]['token_accuracy']['value']:.1f} % |" in markdown
     assert "What more work in decoding buys" in html
     one = load_evaluated(tmp_path / "here")
     names = {row["name"] for row in compare([one, one])["comparisons"][0]["rows"]}
     assert {
-        f"checked/3/remask/2/2/1/{score}" for score in ("token_accuracy", "exact_match", "passes")
+        f"checked/3/margin/2/2/1/{score}" for score in ("token_accuracy", "exact_match", "passes")
     } <= names
     one.result["self_check"]["judge"], other = "encoder", load_evaluated(tmp_path / "here")
     comparison = compare([one, other])
     assert not any(row["name"].startswith("checked/") for row in comparison["comparisons"][0]["rows"])
     assert any("self_check.judge is encoder" in note for note in comparison["notes"])
-
-
-def test_kinds_of_rounds_and_of_keeping_are_rows(run: Path, tmp_path: Path) -> None:
-    ways = (
-        "--candidates",
-        "2",
-        "--keep",
-        "nearest,consensus",
-        "--refine",
-        1,
-        "--refine-by",
-        "remask,replace",
-    )
-    words = ("-n", 6, "--num-decoded", 3, "--steps", "2", "--no-encoder", "--num-generated", 0)
-    text = call(run, "--out", tmp_path / "here", *words, *ways)
-    result = json.loads((tmp_path / "here" / "result.json").read_text())
-    assert "--keep nearest,consensus --refine 1 --refine-by remask,replace" in result["command"]
-    shown = [line.split("|")[3:5] for line in (tmp_path / "here" / "report.md").read_text().splitlines()
-             if line.startswith("| confidence | 1 |")]  # fmt: skip
-    cells = [[kept.strip(), rounds.strip()] for kept, rounds in shown]
-    further = [[kept, rounds] for kept in ("2", "2 consensus") for rounds in ("0", "1", "1 replace")]
-    assert cells == [["1", "0"], *further, *further]  # in the second table all but the plain one
-    assert "2 consensus" in text
-    html = (tmp_path / "here" / "report.html").read_text()
-    assert "confidence, consensus, replace" in html
 
 
 def test_another_store_leaves_the_report_on_the_own_one_alone(store: PairStore, tmp_path: Path) -> None:
@@ -366,20 +341,8 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ((run, "--steps", "1,two"), "--steps 1,two"),
         ((run, "--steps", "0"), "--steps 0"),
         ((run, "--candidates", "1,some"), "--candidates 1,some: numbers"),
-        (
-            (run, "--keep", "consensus"),
-            r"evaluation.keep=\['consensus'\]: a consensus needs several candidates",
-        ),
-        (
-            (run, "--refine", 1, "--refine-by", "1,2"),
-            r"evaluation.refine_by=\['1', '2'\]: one or more of remask",
-        ),
         ((run, "--candidates", "0"), r"evaluation.candidates=\[0\]: numbers of texts from 1"),
-        (
-            (run, "--text-samplers", "fast"),
-            "'fast' does not fit corruption.text_noise=mask; allowed are confidence",
-        ),
-        ((run, "--text-samplers", "hybrid"), "'hybrid' does not fit corruption.text_noise=mask"),
+        ((run, "--text-samplers", "fast"), "'fast' is no text sampler; allowed are confidence"),
         ((run, "--guidances", "nan"), "evaluation.guidances"),
         (
             (run, "--candidate-temperature", "0"),

@@ -9,7 +9,7 @@ from mmldlm.config import PARTS, PRESETS, ModelConfig
 from mmldlm.layout import Caps
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
-from mmldlm.model.weights import LEAST_VARIANCE, init_weights, parameter_groups, whitening_of
+from mmldlm.model.weights import init_weights, parameter_groups
 from tests.batches import (
     LENGTHS,
     SHAPE,
@@ -188,45 +188,6 @@ def test_first_weights_are_a_function_of_the_seed():
         init_weights(denoiser, seed)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.token_embed.weight, third.token_embed.weight)
-
-
-def rows_that_vary(variances, num_rows=4000):
-    """Rows whose second moment is known exactly: a turned basis, each direction as long as it varies."""
-    width = len(variances)
-    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((width, width)))[0]
-    directions = turn * np.sqrt(width * np.array(variances))
-    return np.tile(np.concatenate([directions.T, -directions.T]), (num_rows // (2 * width), 1)), turn
-
-
-def test_whitened_latents_vary_alike_in_all_directions_and_as_much_in_all_as_before():
-    variances = np.array([9.0, 4.0, 1.0, 0.5, 0.0])
-    rows, turn = rows_that_vary(variances)
-    white = turn.T @ np.cov((rows @ whitening_of(rows)).T, bias=True) @ turn
-    floor = (LEAST_VARIANCE + 5 / len(rows)) * variances.mean()
-    expected = variances / (variances + floor)
-    np.testing.assert_allclose(white, np.diag(expected * variances.sum() / expected.sum()), atol=1e-9)
-
-
-def test_whitening_leaves_white_latents_and_latents_that_never_vary_as_they_are():
-    np.testing.assert_allclose(whitening_of(rows_that_vary([2.0] * 5)[0]), np.eye(5), atol=1e-9)
-    np.testing.assert_array_equal(whitening_of(np.zeros((9, 3), np.float32)), np.eye(3))
-
-
-def test_the_latent_embedding_begins_with_the_whitening_and_nothing_else_changes():
-    plain, white = Denoiser(small_config(), SHAPE), Denoiser(small_config(), SHAPE)
-    matrix = np.diag(np.arange(1.0, SHAPE.num_channels + 1))
-    init_weights(plain, 1)
-    init_weights(white, 1, whitening=matrix)
-    latents = torch.randn(7, SHAPE.num_channels)
-    torch.testing.assert_close(
-        white.latent_embed(latents), plain.latent_embed(latents @ torch.from_numpy(matrix).float())
-    )
-    changed = [
-        name
-        for (name, ours), theirs in zip(white.named_parameters(), plain.parameters(), strict=True)
-        if not torch.equal(ours, theirs)
-    ]
-    assert changed == ["latent_embed.weight"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,7 +1,5 @@
 """Operations of a step: counted by hand, and against PyTorch's own counter."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,7 +8,6 @@ from mmldlm.config import ModelConfig, resolve_model
 from mmldlm.model.denoiser import DataShape
 from mmldlm.model.flops import step_flops
 from mmldlm.model.weights import unused_parameters
-from mmldlm.types import Previous
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 
 WORK = {"tokens": 100, "documents": 7, "squares": 900, "scored": 40}
@@ -34,26 +31,6 @@ def test_the_forward_pass_agrees_with_the_counter_of_pytorch():
     products = sum(count for op, count in counts.items() if "mm" in str(op) and "bmm" not in str(op))
     expected = step_flops(denoiser.config, SHAPE, tokens=26, documents=3, squares=0, scored=0) / 3
     assert products == expected
-
-
-@pytest.mark.parametrize("losses", [{}, {"text": False}], ids=["both", "latent alone"])
-def test_self_conditioning_adds_what_the_counter_of_pytorch_finds(losses):
-    """A forward pass, and the way in, which is also counted backward."""
-    denoiser = small_denoiser(self_conditioning=True, length="given")
-    noisy = small_corruption().corrupt(batch_of(small_documents(lengths=(5, 9, 12))))
-    denoiser.kernels = denoiser.kernels._replace(attention="reference")
-    inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
-    found = []
-    for previous in (None, Previous(torch.zeros(26, 32), noisy.latents)):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            denoiser(*inputs, previous)
-        counts = counter.get_flop_counts()["Global"]
-        found.append(sum(n for op, n in counts.items() if "mm" in str(op) and "bmm" not in str(op)))
-    plain, told = found
-    work = {"tokens": 26, "documents": 3, "squares": 0, "scored": 9}
-    shapes = [replace(denoiser.config, self_conditioning=on) for on in (False, True)]
-    off, on = (step_flops(shape, SHAPE, **work, **losses) for shape in shapes)
-    assert on - off == plain + 3 * (told - plain)
 
 
 @pytest.mark.parametrize("without", ["text", "latent", "length"])

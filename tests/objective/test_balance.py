@@ -9,9 +9,8 @@ import torch
 
 from mmldlm.config import ObjectiveConfig
 from mmldlm.layout import Caps
-from mmldlm.objective.buckets import NUM_BUCKETS
+from mmldlm.objective.balance import GradientNorm, build_balance, norms_of_shared
 from mmldlm.objective.joint import Active, Objective, add_terms
-from mmldlm.objective.weighting import GradientNorm, Uncertainty, build_balance, norms_of_shared
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 
 DOCUMENTS = small_documents(lengths=(3, 12, 1, 7, 5, 9, 2, 11, 4, 8, 6, 10))
@@ -23,25 +22,21 @@ CUTS = [
 CONFIG = ObjectiveConfig(text_weight=1.3, latent_weight=0.7, length_weight=0.2)
 
 
-def uncertain(seed=0):
-    balance = Uncertainty(CONFIG)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        balance.log_variances.copy_(torch.randn(2, NUM_BUCKETS, generator=generator))
+def settled(ratio):
+    balance = GradientNorm(CONFIG)
+    balance.settle(torch.tensor([ratio, 1.0]), 1)
     return balance
 
 
-def step(denoiser, parts, balance, config=CONFIG, noise="mask", **changes):
+def step(denoiser, parts, balance, config=CONFIG, **changes):
     """Terms of a step cut into parts; gradients are left on the parameters."""
-    corruption = small_corruption(text_noise=noise)
+    corruption = small_corruption()
     active = Active.of(corruption.config, config, length_modelled=True)
-    objective = Objective(config, corruption.latent, active, text=corruption.text, **changes)
+    objective = Objective(config, corruption.latent, active, **changes)
     whole = batch_of(DOCUMENTS)
     times = corruption.times(whole.positions, whole.keys)
     counts = corruption.count(DOCUMENTS.lengths, times, SHAPE.num_slots)
     denoiser.zero_grad()
-    if balance is not None:
-        balance.zero_grad()
     total = None
     for part in parts:
         noisy = corruption.corrupt(batch_of(DOCUMENTS, part, Caps(96, 14, 12)))
@@ -53,71 +48,27 @@ def step(denoiser, parts, balance, config=CONFIG, noise="mask", **changes):
 
 @pytest.mark.parametrize("changes", [{}, {"scored_rows": False}, {"chunk_rows": 5}])
 def test_one_micro_batch_and_four_give_the_same_step(changes):
-    denoiser, balance = small_denoiser(), uncertain()
+    denoiser, balance = small_denoiser(), settled(5.0)
     expected, gradient = step(denoiser, CUTS[0], balance)
-    learned = balance.log_variances.grad.clone()
     found, other = step(denoiser, CUTS[1], balance, **changes)
     for name in ("loss", "trained", "text", "latent", "length"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=2e-5, atol=1e-6)
     torch.testing.assert_close(other, gradient, rtol=2e-4, atol=2e-6)
-    torch.testing.assert_close(balance.log_variances.grad, learned, rtol=2e-5, atol=1e-6)
-
-
-def test_the_gradient_of_the_log_variances_is_that_of_the_loss():
-    """Against differences of the loss itself, bucket by bucket."""
-    denoiser, balance = small_denoiser(), uncertain()
-    step(denoiser, CUTS[0], balance)
-    found, size = balance.log_variances.grad.clone(), 1e-2
-    for modality, bucket in ((0, 1), (0, 6), (1, 0), (1, 5)):
-        values = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                balance.log_variances[modality, bucket] += sign * size
-            values.append(step(denoiser, CUTS[0], balance)[0].trained.item())
-            with torch.no_grad():
-                balance.log_variances[modality, bucket] -= sign * size
-        slope = (values[0] - values[1]) / (2 * size)
-        assert found[modality, bucket].item() == pytest.approx(slope, rel=2e-3, abs=2e-4)
-
-
-def test_the_best_log_variance_is_the_logarithm_of_the_loss():
-    """One bucket's loss L at share p: p (exp(-s) L + s) is least at s = log L, so that all buckets weigh alike."""
-    denoiser, balance = small_denoiser(), Uncertainty(CONFIG)
-    start, _ = step(denoiser, CUTS[0], balance)
-    optimizer = torch.optim.LBFGS(balance.parameters(), lr=0.5, max_iter=100)
-    optimizer.step(lambda: step(denoiser, CUTS[0], balance)[0].trained)
-    best, _ = step(denoiser, CUTS[0], balance)
-    seen = start.text_by_time[1] > 0
-    assert balance.log_variances.grad.abs().max() < 1e-4
-    # at the best point each scored token and slot contributes 1 + s, weighted
-    whole = small_corruption()
-    times = whole.times(np.arange(12), batch_of(DOCUMENTS).keys)
-    bucket = np.minimum(times.text_time * NUM_BUCKETS, NUM_BUCKETS - 1).astype(int)
-    lengths = np.where(times.text_is_target, DOCUMENTS.lengths, 0)
-    share = np.array([lengths[bucket == b].sum() for b in range(NUM_BUCKETS)]) / lengths.sum()
-    text = balance.log_variances[0].detach().exp().numpy()
-    assert (share[seen.numpy()] * text[seen.numpy()]).sum() == pytest.approx(start.text.item(), rel=1e-3)
-    assert best.text.item() == pytest.approx(start.text.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     "what",
     [
         {},
-        {"noise": "hybrid"},
-        {"noise": "hybrid", "scored_rows": False},
-        {
-            "config": replace(
-                CONFIG, latent_weighting="min_snr", latent_loss="huber", text_weighting="uniform"
-            )
-        },
+        {"scored_rows": False},
+        {"config": replace(CONFIG, latent_loss="cosine", text_weighting="uniform")},
     ],
 )
 def test_what_is_logged_stays_with_fixed_weights_and_length_with_its_own(what):
     denoiser = small_denoiser()
     plain, gradient = step(denoiser, CUTS[0], None, **what)
     gradient = gradient.clone()
-    for balance in (uncertain(), GradientNorm(CONFIG)):
+    for balance in (settled(5.0), GradientNorm(CONFIG)):
         terms, _ = step(denoiser, CUTS[0], balance, **what)
         for name in ("loss", "text", "latent", "length", "correct", "text_by_time", "latent_by_time"):
             torch.testing.assert_close(getattr(terms, name), getattr(plain, name), rtol=2e-6, atol=1e-6)

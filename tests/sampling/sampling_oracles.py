@@ -24,7 +24,7 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.types import DenoiserOutput
 
-MASK_SAMPLERS = ("ancestral", "block", "confidence", "entropy", "first_hitting", "margin", "remask")
+MASK_SAMPLERS = ("ancestral", "block", "confidence", "first_hitting", "margin")
 """Text samplers for models whose noise is masks alone."""
 NUM_LETTERS, TEXT_LENGTH = 3, 4
 TEXTS = np.array(list(itertools.product(range(NUM_LETTERS), repeat=TEXT_LENGTH)))
@@ -151,7 +151,6 @@ def random_model(
     *,
     length: str = "modelled",
     modes: ModeWeights | None = None,
-    self_conditioning: bool = False,
     **settings: Any,
 ) -> LoadedModel:
     """A small network with random weights, all of them at work; 50 words, 2 slots of 3 channels."""
@@ -165,7 +164,6 @@ def random_model(
         mlp_ratio=2.0,
         time_width=16,
         length=length,
-        self_conditioning=self_conditioning,
     )
     config = Config(model=shape, corruption=corruption_config)
     denoiser = Denoiser(shape, DataShape(50, 2, 3, 12))

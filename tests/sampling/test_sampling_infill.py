@@ -25,7 +25,7 @@ from mmldlm.sampling.options import SamplingOptions
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 BLANK = NUM_LETTERS
 GIVEN = np.array([BLANK, 2, BLANK, BLANK])
-ONE_BY_ONE = {"ancestral": 200, "remask": 3}
+ONE_BY_ONE = {"ancestral": 200}
 """Steps after which a sampler has drawn three blanks one by one."""
 
 
@@ -41,7 +41,7 @@ def test_blanks_follow_the_distribution_given_the_rest(sampler: str, with_latent
     num = 4000
     options = SamplingOptions(
         text_sampler=sampler, num_sampling_steps=ONE_BY_ONE.get(sampler, 3), batch_tokens=10**6,
-        remask_share=0.0, block_length=2,
+        block_length=2,
     )  # fmt: skip
     latents = np.broadcast_to(CENTRES[1].astype(np.float32), (num, 1, 2)) if with_latent else None
     model = oracle_model(JOINT, CENTRES)
@@ -61,26 +61,11 @@ def test_given_tokens_stay_and_no_blank_is_left(sampler: str) -> None:
     for blank in blanks:
         blank[0] = True
     given = [np.where(blank, 50, text) for text, blank in zip(texts, blanks, strict=True)]
-    options = SamplingOptions(
-        text_sampler=sampler, num_sampling_steps=4, remask_share=1.0, block_length=3, batch_tokens=20
-    )
+    options = SamplingOptions(text_sampler=sampler, num_sampling_steps=4, block_length=3, batch_tokens=20)
     filled = infill_tokens(model, given, options, keys=document_keys(0, 5))
     for text, blank, found in zip(texts, blanks, filled, strict=True):
         assert np.array_equal(found[~blank], text[~blank])
         assert found.max() < 50
-
-
-def test_with_hybrid_noise_given_tokens_lower_the_time_that_is_told() -> None:
-    """At time 1 training shows masks alone, so the network must not be told of time 1 beside given tokens."""
-    model = random_model(text_noise="hybrid", text_schedule="cosine")
-    record, given = spy(model), np.array([50, 1, 2, 50, 50, 3, 50, 4, 5, 6])
-    options = SamplingOptions(text_sampler="hybrid", num_sampling_steps=2)
-    (filled,) = infill_tokens(model, [given], options, keys=document_keys(0, 1))
-    assert (filled[given < 50] == given[given < 50]).all()
-    assert filled.max() < 50
-    probability = TEXT_SCHEDULES["cosine"].mask_probability
-    told = [float(probability(call.text_time)[0]) for call in record]
-    assert told == pytest.approx([0.4, 0.4 * float(probability(torch.tensor(0.5)))], rel=1e-5)
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "first_hitting", "ancestral"])

@@ -133,8 +133,8 @@ def test_a_sick_model_is_refused() -> None:
         encode_tokens(model, [np.array([1, 2])], SamplingOptions(), keys=document_keys(0, 1))
 
 
-def test_t2l_takes_more_steps_where_training_gives_the_first_one_no_weight():
-    corruption = Corruption(CorruptionConfig(), 0, 5)
-    assert len(encode_steps(SamplingOptions(), corruption)) == 1
-    assert len(encode_steps(SamplingOptions(), corruption, "min_snr")) == 16
-    assert len(encode_steps(SamplingOptions(num_encode_steps=3), corruption, "min_snr")) == 3
+def test_t2l_takes_more_steps_where_the_first_one_says_little():
+    clean, noise = (Corruption(CorruptionConfig(prediction_type=kind), 0, 5) for kind in ("clean", "noise"))
+    assert len(encode_steps(SamplingOptions(), clean)) == 1
+    assert len(encode_steps(SamplingOptions(), noise)) == 16
+    assert len(encode_steps(SamplingOptions(num_encode_steps=3), noise)) == 3

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sampling_oracles import (
     MASK_SAMPLERS,
-    NUM_LETTERS,
-    TEXT_LENGTH,
-    TEXTS,
-    OracleDenoiser,
     chi_square,
     oracle_model,
     random_model,
@@ -26,18 +21,16 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
-from mmldlm.corruption.text import TextProcess
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.draw import draw
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
-from mmldlm.sampling.predictor import ModelPredictor, Prediction
-from mmldlm.sampling.steps import Step, make_steps
-from mmldlm.sampling.text_remask import remask_step
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.steps import make_steps
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 LIMIT = 4.0
-ORDERS = ("entropy", "margin", "block", "first_hitting", "remask")
+ORDERS = ("margin", "block", "first_hitting")
 
 
 def decode(model: LoadedModel, options: SamplingOptions, lengths: Any, seed: int = 0) -> list[np.ndarray]:
@@ -52,11 +45,9 @@ def decode(model: LoadedModel, options: SamplingOptions, lengths: Any, seed: int
     [
         ("first_hitting", 4, "linear", {}),
         ("first_hitting", 9, "cosine", {}),
-        ("entropy", 4, "linear", {}),
         ("margin", 4, "linear", {}),
         ("block", 4, "linear", {"block_length": 1}),
         ("block", 4, "linear", {"block_length": 3}),
-        ("remask", 4, "linear", {"remask_share": 0.0}),
     ],
 )
 def test_one_token_at_a_time_reproduces_the_distribution(
@@ -105,16 +96,16 @@ def test_first_hitting_asks_about_each_token_once_in_equal_groups(length: int, n
     assert times == sorted(times, reverse=True)
 
 
-def entropy(probability: Tensor) -> Tensor:
-    return (probability * probability.log()).sum(-1)
-
-
 def margin(probability: Tensor) -> Tensor:
     ordered = probability.sort(-1).values
     return ordered[:, -1] - ordered[:, -2]
 
 
-@pytest.mark.parametrize(("sampler", "measure"), [("entropy", entropy), ("margin", margin)])
+def largest(probability: Tensor) -> Tensor:
+    return probability.amax(-1)
+
+
+@pytest.mark.parametrize(("sampler", "measure"), [("confidence", largest), ("margin", margin)])
 def test_the_surest_comes_first_by_its_own_measure(sampler: str, measure: Callable[[Tensor], Tensor]) -> None:
     model = random_model()
     record = spy(model)
@@ -167,75 +158,6 @@ def test_a_block_as_long_as_the_text_is_plain_confidence() -> None:
         assert all(map(np.array_equal, plain, decode(model, options, lengths)))
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_remask_keeps_to_the_schedule_and_ends_unmasked(schedule: str) -> None:
-    model = random_model(text_schedule=schedule)
-    record = spy(model)
-    options = SamplingOptions(text_sampler="remask", num_sampling_steps=6, remask_share=0.4)
-    texts = decode(model, options, [12])
-    assert texts[0].max() < 50
-    assert len(record) == 6  # one pass a step
-    probability = TEXT_SCHEDULES[schedule].mask_probability(torch.linspace(1, 0, 7)[:-1]).numpy()
-    masked = [int((call.tokens == 50).sum()) for call in record]
-    assert masked == np.ceil(12 * probability - 1e-4).astype(int).tolist()
-    again = [
-        int(((call.tokens != 50) & (after.tokens == 50)).sum()) for call, after in itertools.pairwise(record)
-    ]
-    expected = [min(int(0.4 * (12 - now)), left) for now, left in itertools.pairwise(masked)]
-    assert again == expected
-    assert sum(again) > 0
-
-
-class LeaveOneOut(OracleDenoiser):
-    """Says of an unmasked letter how probable it is given all others, not that it is what it is."""
-
-    def __call__(self, noisy_tokens: Tensor, *rest: Any) -> Any:
-        output = super().__call__(noisy_tokens, *rest)
-        hidden = output.token_hidden.view(-1, TEXT_LENGTH, NUM_LETTERS).clone()
-        for place in range(TEXT_LENGTH):
-            hiding = noisy_tokens.view(-1, TEXT_LENGTH).clone()
-            hiding[:, place] = NUM_LETTERS
-            other = super().__call__(hiding.flatten(), *rest).token_hidden
-            hidden[:, place] = other.view(-1, TEXT_LENGTH, NUM_LETTERS)[:, place]
-        return type(output)(hidden.view(-1, NUM_LETTERS), output.latent_prediction, None)
-
-
-def test_remask_masks_what_fits_least() -> None:
-    probability = torch.tensor([[0.9, 0.05, 0.05], [0.6, 0.2, 0.2], [0.2, 0.3, 0.5], [0.1, 0.8, 0.1]])
-
-    class Fixed:
-        def predict(self, *inputs: Any, rows: Tensor) -> Prediction:
-            return Prediction(probability.log()[rows], torch.zeros(1, 1, 1))
-
-    tokens, one = torch.tensor([0, 1, 2, 3]), np.ones(1, np.uint64)
-    pack = Pack(tokens, torch.zeros(1, 1, 1), torch.ones(1), torch.zeros(1), np.array([4]), one)
-    options = SamplingOptions(text_sampler="remask", remask_share=0.4, temperature=0.0)
-    step, process = Step("text", 0.5, 0.25, 0), TextProcess(TEXT_SCHEDULES["linear"], 3)
-    found = remask_step(cast(Any, Fixed()), pack, process, step, options)
-    assert found.noisy_tokens.tolist() == [
-        0,
-        3,
-        2,
-        1,
-    ]  # of 0.9, 0.2 and 0.5 the second goes, the mask is filled
-
-
-def test_remask_corrects_what_was_drawn_too_early() -> None:
-    """Texts are one letter four times, up to rare others: letters drawn together contradict each other."""
-    probability = np.where((TEXTS[:, :1] == TEXTS).all(1), 1.0, 1e-3)[None]
-    model = oracle_model(probability / probability.sum(), CENTRES[:1], text_schedule="cosine")
-    model.denoiser = LeaveOneOut(model.corruption, probability, CENTRES[:1])  # type: ignore[assignment]
-    shares = {}
-    for sampler in ("confidence", "remask"):  # the first of three steps draws two letters
-        options = SamplingOptions(
-            text_sampler=sampler, num_sampling_steps=3, remask_share=0.5, batch_tokens=10**6
-        )
-        texts = np.stack(decode(model, options, np.full(3000, 4)))
-        shares[sampler] = (texts == texts[:, :1]).all(1).mean()
-    assert shares["confidence"] == pytest.approx(1 / 3, abs=0.05)
-    assert shares["remask"] > shares["confidence"] + 0.04
-
-
 @pytest.mark.parametrize("sampler", ORDERS)
 def test_sample_does_not_depend_on_its_batch(sampler: str) -> None:
     model = random_model()
@@ -243,7 +165,7 @@ def test_sample_does_not_depend_on_its_batch(sampler: str) -> None:
     latents = rng.normal(size=(8, 2, 3)).astype(np.float32)
     keys = document_keys(5, rng.integers(0, 2**60, 8))
     settings: dict[str, Any] = {"text_sampler": sampler, "num_sampling_steps": 5, "guidance": 1.5}
-    settings |= {"remask_share": 0.3, "block_length": 3, "top_p": 0.95}
+    settings |= {"block_length": 3, "top_p": 0.95}
     together = decode_latents(model, latents, SamplingOptions(**settings), keys=keys)
     assert len({len(text) for text in together}) > 2
     order = rng.permutation(8)
@@ -262,9 +184,7 @@ def test_every_sampler_is_done_after_any_number_of_steps(sampler: str) -> None:
     model = random_model()
     lengths = [1, 2, 5, 12]
     for num_steps in (1, 2, 30):
-        options = SamplingOptions(
-            text_sampler=sampler, num_sampling_steps=num_steps, remask_share=1.0, block_length=2
-        )
+        options = SamplingOptions(text_sampler=sampler, num_sampling_steps=num_steps, block_length=2)
         record = spy(model)
         texts = decode(model, options, lengths)
         assert [len(text) for text in texts] == lengths

@@ -1,4 +1,4 @@
-"""Replacing rounds and consensus, where the right answer is known."""
+"""Replacing rounds, where the right answer is known."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer, cosine
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
-from mmldlm.randomness import make_key
-from mmldlm.sampling import consensus as consensus_module
 from mmldlm.sampling import judge as judge_module
-from mmldlm.sampling import remasking, replacing
-from mmldlm.sampling.consensus import candidate_weights, consensus
+from mmldlm.sampling import replacing
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
 from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.judge import Checked, Judge
@@ -34,7 +31,7 @@ from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.ragged import Ragged, slices
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
-from mmldlm.sampling.self_check import CANDIDATE, checked_stages, decode_checked
+from mmldlm.sampling.self_check import checked_stages, decode_checked
 from mmldlm.sampling.sources import texts_of
 from mmldlm.types import DenoiserOutput
 
@@ -47,7 +44,7 @@ VOCAB, LONGEST = 50, 12
 
 
 def check(model: LoadedModel, **settings: Any) -> Checked:
-    settings = {"keys": KEYS, "lengths": LENGTHS, "num_rounds": 2, "refine_by": "replace"} | settings
+    settings = {"keys": KEYS, "lengths": LENGTHS, "num_rounds": 2} | settings
     return decode_checked(
         model, settings.pop("latents", LATENTS), settings.pop("options", OPTIONS), **settings
     )
@@ -167,27 +164,19 @@ def test_a_text_depends_neither_on_others_nor_on_packs() -> None:
             assert getattr(together, name).tolist() == getattr(other, name).tolist()
 
 
-@pytest.mark.parametrize("refine_by", ["remask", "replace"])
-def test_chunks_leave_no_trace(monkeypatch: pytest.MonkeyPatch, refine_by: str) -> None:
+def test_chunks_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model()
-    together = check(model, num_rounds=1, refine_by=refine_by)
-    for module in (judge_module, replacing, remasking):
+    together = check(model, num_rounds=1)
+    for module in (judge_module, replacing):
         monkeypatch.setattr(module, "CHUNK_TOKENS", 64)
-    found = check(model, num_rounds=1, refine_by=refine_by)
+    found = check(model, num_rounds=1)
     assert all(map(np.array_equal, together.tokens, found.tokens))
     assert together.num_encoded.tolist() == found.num_encoded.tolist()
 
 
-@pytest.mark.parametrize("kind", ["hybrid", "self_conditioning", "noise"])
-def test_every_kind_of_model_can_do_it(kind: str) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "hybrid": {"text_noise": "hybrid"},
-        "self_conditioning": {"self_conditioning": True},
-        "noise": {"prediction_type": "noise"},
-    }
-    sampler = "hybrid" if kind == "hybrid" else "confidence"
-    options = replace(OPTIONS, text_sampler=sampler, num_encode_steps=1)
-    found = check(random_model(**settings[kind]), options=options, num_rounds=1)
+def test_a_model_that_predicts_noise_can_do_it() -> None:
+    options = replace(OPTIONS, num_encode_steps=1)
+    found = check(random_model(prediction_type="noise"), options=options, num_rounds=1)
     assert (found.cosine >= found.first_cosine).all()
     assert (found.cosine > found.first_cosine).any()
 
@@ -260,18 +249,6 @@ def test_replacements_that_spoil_each_other_are_not_made_together() -> None:
     assert found.num_accepted[0] == 1
 
 
-def test_consensus_by_hand() -> None:
-    """Two far candidates outvote the nearest one only where their weights together are larger than its own."""
-    near = np.log(0.6) / 20  # a candidate that is this much farther counts 0.6
-    cosines = np.array([[0.5, 0.9], [0.5 + near, 0.9 + 4 * near], [0.5 + near, 0.9 + 4 * near]])
-    assert candidate_weights(cosines) == pytest.approx(np.array([[1, 1], [0.6, 0.6**4], [0.6, 0.6**4]]))
-    tokens = np.array([[1, 2, 3, 7, 8], [1, 5, 4, 6, 6], [9, 5, 2, 6, 6]], np.int32)
-    found = consensus(tokens, np.array([3, 2]), cosines)
-    assert [text.tolist() for text in found] == [[1, 5, 3], [7, 8]]
-    tied = consensus(np.array([[4, 9], [8, 2]]), np.array([2]), np.array([[0.3], [0.3]]))
-    assert tied[0].tolist() == [4, 9]  # the earlier candidate's
-
-
 def nearly_equal(texts: list[np.ndarray]) -> np.ndarray:
     """An encoder to which all texts are much the same; how much, their tokens say."""
     angle = np.array([0.5 + 0.002 * (text.sum() % 50) for text in texts])
@@ -280,66 +257,26 @@ def nearly_equal(texts: list[np.ndarray]) -> np.ndarray:
     return found
 
 
-def test_consensus_is_a_vote_of_the_candidates() -> None:
-    """The candidates are those that `nearest` chooses from; the votes are counted one by one here."""
-    model, target = random_model(), np.zeros((6, 2, 3), np.float32)
-    target[:, 0, 0] = 1.0
-    keys = [KEYS, *(make_key(KEYS, CANDIDATE, number) for number in range(1, 7))]
-    drawn = [decode_latents(model, target, OPTIONS, lengths=LENGTHS, keys=key) for key in keys]
-    near = np.stack([cosine(nearly_equal(texts), target) for texts in drawn])
-    found = check(
-        model, latents=target, encode=nearly_equal, num_candidates=7, keep="consensus", num_rounds=0
-    )
-    for i, text in enumerate(found.tokens):
-        for place, token in enumerate(text):
-            votes: dict[int, float] = {}
-            for texts, weight in zip(drawn, np.exp(20 * (near[:, i] - near[:, i].max())), strict=True):
-                votes[int(texts[i][place])] = votes.get(int(texts[i][place]), 0.0) + weight
-            assert votes[int(token)] == pytest.approx(max(votes.values()))
-    assert found.cosine == pytest.approx(cosine(nearly_equal(found.tokens), target))
-    assert (found.cosine < near.max(0)).any()  # it is kept even where one of them is nearer
-    assert found.num_encoded.tolist() == [8] * 6
-    assert (found.first_cosine == near[0]).all()
-
-
-def test_stages_are_what_each_way_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_what_each_way_gives_alone() -> None:
     model, drawn = random_model(), {"keys": KEYS, "lengths": LENGTHS, "encode": nearly_equal}
     stages = list(checked_stages(
-        model, LATENTS, OPTIONS, **drawn, counts=[1, 3], keeps=["nearest", "consensus"], num_rounds=1,
-        refine_by=["remask", "replace"],
+        model, LATENTS, OPTIONS, **drawn, counts=[1, 3], num_rounds=1,
     ))  # fmt: skip
-    ways = [(s.num_candidates, s.keep, s.num_rounds, s.refine_by) for s in stages]
-    rounds = [(0, None), (1, "remask"), (1, "replace")]
-    keeps = [(1, "nearest"), (3, "nearest"), (3, "consensus")]
-    assert ways == [(*keep, *end) for keep in keeps for end in rounds]
-    monkeypatch.setattr(consensus_module, "CHUNK_TOKENS", 40)
+    assert [(s.num_candidates, s.num_rounds) for s in stages] == [(1, 0), (1, 1), (3, 0), (3, 1)]
     for stage in stages:
-        alone = check(
-            model, **drawn, num_candidates=stage.num_candidates, keep=stage.keep, num_rounds=stage.num_rounds,
-            refine_by=stage.refine_by or "remask",
-        )  # fmt: skip
+        alone = check(model, **drawn, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
         assert all(map(np.array_equal, alone.tokens, stage.found.tokens))
         for name in ("cosine", "passes", "num_encoded"):
             assert getattr(alone, name).tolist() == getattr(stage.found, name).tolist()
-    for start, *ends in (stages[:3], stages[3:6], stages[6:]):
-        assert all((end.found.cosine >= start.found.cosine).all() for end in ends)
-
-
-def test_candidates_of_a_consensus_have_the_length_of_the_first() -> None:
-    model = random_model()
-    first = check(model, lengths=None, num_rounds=0)
-    found = check(model, lengths=None, num_candidates=4, keep="consensus", num_rounds=0)
-    lengths = [len(text) for text in first.tokens]
-    assert [len(text) for text in found.tokens] == lengths
-    given = check(model, lengths=np.array(lengths), num_candidates=4, keep="consensus", num_rounds=0)
-    assert all(map(np.array_equal, found.tokens, given.tokens))
+    for start, end in (stages[:2], stages[2:]):
+        assert (end.found.cosine >= start.found.cosine).all()
 
 
 def test_progress_reaches_its_end() -> None:
     seen: list[float] = []
     list(checked_stages(
-        random_model(), LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, counts=[1, 2], keeps=["nearest", "consensus"],
-        num_rounds=2, refine_by=["replace", "remask"], progress=lambda done, total: seen.append(done / total),
+        random_model(), LATENTS, OPTIONS, keys=KEYS, lengths=LENGTHS, counts=[1, 2],
+        num_rounds=2, progress=lambda done, total: seen.append(done / total),
     ))  # fmt: skip
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
@@ -351,7 +288,6 @@ def test_texts_in_one_array() -> None:
     changed = some.put(np.array([0, 2]), np.array([1, 0]), np.array([8, 9]))
     assert [text.tolist() for text in changed.split()] == [[5, 8], [1, 2, 3], [9, 6]]
     assert [text.tolist() for text in some.split()] == [[5, 6], [1, 2, 3], [5, 6]]
-    assert [text.tolist() for text in some.drop(np.array([0, 1, 1])).split()] == [[6], [1, 3], [5]]
     assert [(s.start, s.stop) for s in slices(np.array([3, 3, 9, 1, 1, 4]), 6)] == [(0, 2), (2, 3), (3, 6)]
 
 
@@ -368,8 +304,7 @@ def with_special_tokens(model: LoadedModel, folder: Path, num_special: int) -> L
 
 
 @pytest.mark.parametrize("num_special", [25, VOCAB])
-@pytest.mark.parametrize("refine_by", ["remask", "replace"])
-def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, refine_by: str, num_special: int) -> None:
+def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, num_special: int) -> None:
     """To this judge a text is the nearer the less of it can be read; rounds gain nothing from what nobody reads."""
     model = with_special_tokens(random_model(), tmp_path, num_special)
     target = np.zeros((6, 2, 3), np.float32)
@@ -382,7 +317,7 @@ def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, refine_by: str, 
         return found
 
     plain = check(model, latents=target, encode=few_words, num_rounds=0)
-    found = check(model, latents=target, encode=few_words, refine_by=refine_by)
+    found = check(model, latents=target, encode=few_words)
     num_special_before, num_special_after = (
         [int((text >= VOCAB - num_special).sum()) for text in texts] for texts in (plain.tokens, found.tokens)
     )
@@ -390,15 +325,14 @@ def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, refine_by: str, 
     assert found.num_accepted.tolist() == [0] * 6
 
 
-@pytest.mark.parametrize("refine_by", ["remask", "replace"])
-def test_a_latent_of_zeros_is_near_to_nothing(refine_by: str) -> None:
+def test_a_latent_of_zeros_is_near_to_nothing() -> None:
     """What normalising leaves of it is rounding, whose direction means nothing."""
     model, rng = random_model(), np.random.default_rng(5)
     model.normalizer = Normalizer(*(rng.normal(size=3).astype(np.float32) for _ in range(2)))
     zeros = model.normalizer.normalize(np.zeros((6, 2, 3), np.float32))
     assert model.normalizer.denormalize(zeros).any()
     plain = decode_latents(model, zeros, OPTIONS, lengths=LENGTHS, keys=KEYS)
-    found = check(model, latents=zeros, num_candidates=3, refine_by=refine_by)
+    found = check(model, latents=zeros, num_candidates=3)
     assert not found.cosine.any()
     assert not found.num_accepted.any()
     assert all(map(np.array_equal, found.tokens, plain))

@@ -12,7 +12,6 @@ from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
 from mmldlm.sampling.judge import Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.remasking import with_blanks
 from mmldlm.sampling.self_check import checked_stages, decode_checked
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
@@ -99,12 +98,6 @@ def test_the_encoder_may_be_the_judge() -> None:
     )]  # fmt: skip
     assert np.mean(share) < 0.5 * np.mean(first)
     assert all((call.latent_time == 0).all() for call in record)  # the model's own t2l side was never asked
-
-
-def test_what_hurts_most_is_masked() -> None:
-    text = np.array([4, 5, 6, 7, 8, 9, 10, 11])
-    harm = np.array([0.1, 0.9, -np.inf, 0.2, 0.95, 0.3, 0.4, 0.5])
-    assert with_blanks(text, harm, 50).tolist() == [4, 50, 6, 7, 50, 9, 10, 11]
 
 
 def test_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,6 @@ def _joint_problems(config: Config) -> list[str]:
     found += _objective_problems(config)
     found += _optim_problems(config.optim)
     found += _plateau_problems(config)
-    found += _balance_problems(config)
     found += _guidance_problem(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
@@ -168,49 +167,6 @@ def _plateau_problems(config: Config) -> list[str]:
         f"optim.schedule=plateau: the modes change from step to step, and training losses of different modes cannot be "
         f"compared; let the run validate on its way: train.valid_every={train.valid_every} must be from 1 to "
         f"{train.steps - 1}"
-    ]
-
-
-def _balance_problems(config: Config) -> list[str]:
-    """Whether there is something to balance."""
-    corruption, objective = config.corruption, config.objective
-    modes: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in corruption.mode_schedule]
-    if not (modes and corruption.mode_repeat):
-        modes.append(corruption.mode_weights)
-    text = any(at.l2t + at.joint > 0 for at in modes) and objective.text_weight > 0
-    latent = any(at.t2l + at.joint > 0 for at in modes) and objective.latent_weight > 0
-    if objective.balance != "gradient_norm":
-        return []
-    if text and latent:
-        return _measure_problems(config)
-    return [
-        "objective.balance=gradient_norm: a loss on text and one on latents are needed, each with a weight and a mode "
-        "that has it; objective.balance=fixed goes without"
-    ]
-
-
-def _measure_problems(config: Config) -> list[str]:
-    """Gradient norms are compared where one step has both losses and they share a part that is trained."""
-    corruption = config.corruption
-    stages: list[tuple[ModeWeights | StageWeights, list[str]]] = [
-        (stage.mode_weights, stage.frozen) for stage in corruption.mode_schedule
-    ]
-    if not (stages and corruption.mode_repeat):
-        stages.append((corruption.mode_weights, []))
-    by_step = corruption.mode_choice == "batch"
-    for number, (at, frozen) in enumerate(stages):
-        ramps = number < len(corruption.mode_schedule) and corruption.mode_schedule[number].ramp
-        after = stages[(number + 1) % len(stages)][0] if ramps else at
-        l2t, t2l, joint = (getattr(at, mode) + getattr(after, mode) > 0 for mode in MODES)
-        if (joint or (l2t and t2l and not by_step)) and {"text", "latent", "shared"} - {
-            *frozen,
-            *config.train.frozen,
-        }:
-            return []
-    return [
-        "objective.balance=gradient_norm: no step has both losses on a part that is not frozen, so their gradients can "
-        "never be compared; give a stage both l2t and t2l (unless corruption.mode_choice=batch) or joint, or use "
-        "objective.balance=fixed"
     ]
 
 

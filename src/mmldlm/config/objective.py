@@ -22,6 +22,7 @@ class ObjectiveConfig:
     length by least squares; for prediction_type=clean only."""
     balance: str = choice("fixed", "fixed", "gradient_norm")
     """What scales text and latent besides their weights. fixed: nothing; gradient_norm: factors under which their
-    gradients have norms in the ratio of their weights. Length keeps its weight, and validation uses fixed weights."""
+    gradients have norms in the ratio of their weights, measured in steps that have both losses. Length keeps its
+    weight, and validation uses fixed weights."""
     balance_every: int = number(100, 1)
     """Steps between two measurements of the gradient norms, each of which costs about as much as two steps."""
