@@ -63,7 +63,7 @@ def write(folder, **changes):
     ({"eval": {"num_documents": "many"}}, "evaluation.num_documents=many: a whole number"),
     ({"eval": {"steps": 16}}, "eval: steps: 16: a list of whole numbers"),
     ({"eval": {"steps": [0]}}, "evaluation.step_counts=[0]"),
-    ({"eval": {"text_samplers": ["fast"]}}, "'fast' does not fit"),
+    ({"eval": {"text_samplers": ["fast"]}}, "'fast' is no text sampler"),
     ({"eval": {"seed": -1}}, "eval: seed: -1"),
     ({"eval": {"encoder": "yes"}}, "eval: encoder: yes: true or false"),
     ({"quantities": ["t2l/cosin"]}, "t2l/cosin: nothing of this name is measured; did you mean t2l/cosine?"),
