@@ -1,23 +1,30 @@
-"""Bytes that survive a crash: written, hashed, flushed to the disk, then given their name.
+"""Files and folders that survive a crash: written, hashed, flushed to the disk, then renamed into place.
 
 Nothing here knows what a checkpoint is. A *volatile* name starts with a dot and a purpose (`.staging-`,
-`.trash-`); whoever finds one after a crash may delete it.
+`.trash-`); whoever finds one after a crash may delete it. `.aside-` holds the former version of a folder that
+is being replaced; it is put back after a crash.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import hashlib
+import json
 import logging
 import os
+import re
 import shutil
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from filelock import FileLock, Timeout
 
 from mmldlm.errors import UserError
 
@@ -34,6 +41,9 @@ _SPACE = {
 _RIGHTS = {errno.EROFS: "the file system is read-only"} | dict.fromkeys(
     (errno.EACCES, errno.EPERM), "you may not write there"
 )
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_ASIDE = re.compile(r"\.aside-(.+)-[0-9a-f]{12}")
+_LEFTOVER = re.compile(r"\.(staging|trash|new)-.+-[0-9a-f]{12}")
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +170,105 @@ def discard(path: Path) -> None:
             trash.unlink()
     except OSError as error:
         logger.warning("%s could not be deleted: %s; it is tried again at the next start", trash, error)
+
+
+def swap_in(staging: Path, final: Path) -> None:
+    """Rename a staged folder into place. What had the name before exists until the new one is durable."""
+    aside = volatile(final.parent, "aside", final.name) if os.path.lexists(final) else None
+    if aside:
+        os.rename(final, aside)
+    try:
+        os.rename(staging, final)
+    except BaseException:
+        if aside:
+            os.rename(aside, final)
+        raise
+    flush_folder(final.parent)
+    if aside:
+        discard(aside)
+
+
+@contextlib.contextmanager
+def staged_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, renamed to `final` at the end of the `with`; an error leaves `final` as it was."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staging = volatile(final.parent, "staging", final.name)
+    try:
+        with naming(final):
+            staging.mkdir()
+            yield staging
+            flush_folder(staging)
+        swap_in(staging, final)
+    except BaseException:
+        if staging.exists():
+            discard(staging)
+        raise
+
+
+def clean_leftovers(folder: Path, is_whole: Callable[[Path], bool] = Path.exists) -> None:
+    """Delete what a crash left under a volatile name; a folder put aside comes back unless its successor is whole."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if _LEFTOVER.fullmatch(path.name):
+            logger.info("%s was left by a process that was killed; deleting it", path)
+            discard(path)
+        elif _ASIDE.fullmatch(path.name):
+            _settle(path, folder / final_name(path.name), is_whole)
+
+
+def final_name(name: str) -> str:
+    """The name that a folder put aside had before; other names are returned unchanged."""
+    match = _ASIDE.fullmatch(name)
+    return match[1] if match else name
+
+
+def _settle(aside: Path, final: Path, is_whole: Callable[[Path], bool]) -> None:
+    """A crash came while a folder was replaced: keep the new one if it is whole, else the old one."""
+    if is_whole(final):
+        discard(aside)
+    elif not final.exists():
+        os.rename(aside, final)
+    elif is_whole(aside):
+        discard(final)
+        os.rename(aside, final)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, timeout: float, what: str) -> Iterator[None]:
+    """Hold a lock file; `UserError` that names the holder when another process has it for longer than `timeout`.
+
+    The kernel releases the lock when its holder dies, however it dies, and forked children do not inherit it.
+    `what` begins the message: who is writing where.
+    """
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=timeout, poll_interval=0.05)
+        _write_holder(path)
+    except Timeout:
+        raise UserError(f"{what} ({_read_holder(path)})") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s: this file system has no locks; a second writer would not be noticed", path.parent)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_holder(path: Path) -> None:
+    """Who holds the lock, for the message of the next process; the lock itself does not depend on it."""
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(holder) + "\n")
+
+
+def _read_holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_bytes()[:4096])
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, TypeError, KeyError, OSError):
+        return "the lock names no process"
 
 
 def is_full(error: Exception) -> bool:

@@ -1,12 +1,16 @@
-"""Files of one JSON object a line that outlive crashes: `training_log.jsonl`, `events.jsonl`.
+"""Strict JSON, which every tool can read: logs of one object per line, and values that come back exactly.
 
-Numbers that are not finite are written as null, with their keys in a list `nonfinite`, because bare NaN is
-not JSON. The reader takes both styles, and passes over torn lines and rubbish with a bounded amount of
-memory.
+Lines (`training_log.jsonl`, `events.jsonl`): numbers that are not finite are written as null, with their keys in a
+list `nonfinite`, because bare NaN is not JSON. The reader takes both styles, and skips torn lines and rubbish with a
+bounded amount of memory.
+
+Exact values (`dump_exact`, `load_exact`): non-finite numbers become `{"$float": "nan"}`, arrays become their bytes,
+and anything else that JSON cannot hold is rejected with its place.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import json
@@ -19,11 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from mmldlm import durable
 
 NONFINITE = "nonfinite"
 LONGEST_LINE = 2**20
 _MOST_PENDING = 10_000
+_MARKS = ("$float", "$array")
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +97,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             record = decode(line)
             if record is not None:
                 yield record
+
+
+def read_tail(path: Path, size: int = 2**20) -> list[dict[str, Any]]:
+    """The records in the last `size` bytes of a file, in order; a line that begins before them is left out."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - size))
+        if end > size:
+            file.readline()
+        return [record for line in raw_lines(file) if (record := decode(line)) is not None]
+    return []
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -190,3 +208,73 @@ class LineWriter:
             self._fd = -1
         if self._pending:
             logger.warning("%s: %d lines could not be written", self.path, len(self._pending))
+
+
+def dump_exact(value: Any, *, indent: int | None = None) -> bytes:
+    """Value -> UTF-8 JSON. Tuples come back as lists, tensors and arrays as arrays."""
+    text = json.dumps(_encode(value, "value"), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def load_exact(content: bytes | str) -> Any:
+    """The inverse of `dump_exact`; ValueError when the text is not what `dump_exact` writes."""
+    if isinstance(content, bytes):
+        content = content.decode("utf-8", "surrogatepass")
+    try:
+        return _decode(json.loads(content, parse_constant=_reject_constant))
+    except (RecursionError, TypeError, KeyError) as error:
+        raise ValueError(f"not readable: {error}") from error
+
+
+def _reject_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _encode(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, list | tuple):
+        return [_encode(item, f"{place}[{idx}]") for idx, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {_key(key, place): _encode(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, np.generic):
+        return _encode(value.item(), place)
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {"$array": _encode_array(value)}
+    raise TypeError(f"{place} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def _key(key: Any, place: str) -> str:
+    if not isinstance(key, str) or key in _MARKS:
+        raise TypeError(f"{place} has the key {key!r}; keys must be text other than {', '.join(_MARKS)}")
+    return key
+
+
+def _encode_array(array: np.ndarray) -> dict[str, Any]:
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    data = base64.b64encode(little.tobytes()).decode("ascii")
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": data}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"$float"}:
+        return float(value["$float"])
+    if set(value) == {"$array"}:
+        return _decode_array(value["$array"])
+    return {key: _decode(item) for key, item in value.items()}
+
+
+def _decode_array(coded: dict[str, Any]) -> np.ndarray:
+    dtype = np.dtype(coded["dtype"])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"an array of type {dtype} is not allowed")
+    data = base64.b64decode(coded["base64"], validate=True)
+    return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(coded["shape"])

@@ -1,7 +1,9 @@
 """The folder of a run, `saved/<name>/`: where everything lies, and who may write there.
 
 config.yaml           the settings as they were resolved
-training_log.jsonl    the curve, one line an interval
+data.json             what the data is: vocabulary, latents, normaliser, encoder, fingerprint
+tokenizer/            the tokenizer's own files
+training_log.jsonl    the curve, one line per interval
 train.log             the same story in words
 checkpoints/          step_00001000/ ..., latest
 export/               the weights for use
@@ -17,25 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
-import fcntl
-import json
 import logging
-import os
-import socket
-import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmldlm import durable
-from mmldlm.checkpoint.publish import clean_leftovers
 from mmldlm.errors import UserError
 from mmldlm.json_lines import LineWriter
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +41,14 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
 
     @property
     def training_log(self) -> Path:
@@ -94,12 +94,16 @@ class RunFolder:
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        known = (self.config, self.training_log, self.train_log, self.checkpoints, self.lock_file)
+        return any(path.exists() for path in known)
+
     def create(self) -> None:
         """Make the folder and try to write into it, so that a mistake shows before the first step."""
-        known = (self.config, self.training_log, self.train_log, self.checkpoints, self.lock_file)
-        if self.path.is_dir() and any(self.path.iterdir()) and not any(path.exists() for path in known):
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.is_run():
             raise UserError(
-                f"run folder {self.path}: holds something else than a run; choose another folder with --run"
+                f"run folder {self.path}: holds something else than a run; choose another run folder"
             )
         try:
             for folder in (self.path, self.checkpoints, self.reports):
@@ -107,9 +111,7 @@ class RunFolder:
             durable.replace_file(self.path / ".writable", b"yes\n")
             (self.path / ".writable").unlink(missing_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise UserError(
-                f"run folder {error.filename}: is a file; choose another folder with --run"
-            ) from error
+            raise UserError(f"run folder {error.filename}: is a file; choose another run folder") from error
         except OSError as error:
             raise UserError(f"run folder {durable.explain(error, self.path)}") from error
 
@@ -154,84 +156,16 @@ class Events:
 
 @contextlib.contextmanager
 def lock_run(run: RunFolder, *, patience: float = 2.0) -> Iterator[None]:
-    """Hold the folder for this process; a second run is refused.
+    """Hold the folder for this process; a second run there is rejected.
 
-    The kernel gives the lock up when its holder dies, however it dies, so a crash never leaves a folder
-    locked. `patience` covers a killed process that still needs a moment to leave. Half-written files that a
-    crash left in the folder are deleted.
+    A crash never leaves a folder locked. `patience` covers a killed process that still needs a moment to leave.
+    Half-written files that a crash left in the folder are deleted.
     """
-    try:
-        fd = os.open(run.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise UserError(f"run folder {durable.explain(error, run.lock_file)}") from error
-    holder = _Holder(fd)
-    try:
-        _acquire(fd, run, patience)
-        _sign(fd)
-        clean_leftovers(run.path)
-        yield
-    finally:
-        holder.release()
-
-
-class _Holder:
-    """The open lock file. Children made by fork must not keep it: they may outlive the run."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        _holders.add(self)
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    for holder in list(_holders):
-        holder.release()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
-
-
-def _acquire(fd: int, run: RunFolder, patience: float) -> None:
-    until = time.monotonic() + patience
-    while True:
+    what = f"{run.path}: another run is writing here; wait for it, stop it, or choose another run folder"
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise UserError(
-                    f"{run.path}: another run is writing here ({_signature(fd)}); "
-                    "wait for it, stop it, or choose another folder with --run"
-                ) from None
-            time.sleep(0.05)
+            stack.enter_context(durable.file_lock(run.lock_file, timeout=patience, what=what))
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            logger.warning(
-                "%s: this file system has no locks; a second run here would not be noticed", run.path
-            )
-            return
-
-
-def _sign(fd: int) -> None:
-    """Who holds the lock, for the message of whoever comes second; the lock itself does not depend on it."""
-    started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(holder).encode() + b"\n", 0)
-
-
-def _signature(fd: int) -> str:
-    try:
-        holder = json.loads(os.pread(fd, 4096, 0))
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, TypeError, KeyError, OSError):
-        return "its process did not sign"
+            raise UserError(f"run folder {durable.explain(error, run.lock_file)}") from error
+        durable.clean_leftovers(run.path)
+        yield

@@ -17,7 +17,7 @@ import pytest
 
 from mmldlm.ablation import rounds
 from mmldlm.ablation.quantities import is_known
-from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.load import load_latest
 from mmldlm.cli import main as cli
 from mmldlm.cli.ablate_work import ablate_run
 from mmldlm.evaluation.compare import compare, load_evaluated

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from tests.kills import die_at, fork
 
-from mmldlm.checkpoint.publish import read_latest
-from mmldlm.checkpoint.resume import load_latest
-from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.files import read_latest
+from mmldlm.checkpoint.load import load_latest
+from mmldlm.checkpoint.save import Saver
 from mmldlm.checkpoint.state import Snapshot
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mmldlm.checkpoint import strict_json
+from mmldlm.json_lines import dump_exact, load_exact
 
 PLAIN = st.recursive(
     st.none()
@@ -25,16 +25,14 @@ PLAIN = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(PLAIN)
 def test_round_trip(value: object) -> None:
-    content = strict_json.dump(value)
+    content = dump_exact(value)
     json.loads(content, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert strict_json.load(content) == value
+    assert load_exact(content) == value
 
 
 def test_nan_and_arrays_come_back() -> None:
     mean = torch.randn(2, 3)
-    found = strict_json.load(
-        strict_json.dump({"best": math.inf, "last": math.nan, "mean": mean, "n": np.int64(3)})
-    )
+    found = load_exact(dump_exact({"best": math.inf, "last": math.nan, "mean": mean, "n": np.int64(3)}))
     assert found["best"] == math.inf
     assert math.isnan(found["last"])
     assert found["n"] == 3
@@ -47,7 +45,7 @@ def test_nan_and_arrays_come_back() -> None:
 )
 def test_what_json_cannot_hold_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(TypeError, match=r"value\.a"):
-        strict_json.dump(value)
+        dump_exact(value)
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,9 +55,9 @@ def test_what_json_cannot_hold_is_refused_with_its_place(value: object) -> None:
 @example(b"[1, -Infinity]")
 def test_rubbish_is_a_value_error(content: bytes) -> None:
     try:
-        value = strict_json.load(content)
+        value = load_exact(content)
     except ValueError:
         return
     # by what is written: a value that is not a number differs from itself
-    written = strict_json.dump(value)
-    assert strict_json.dump(strict_json.load(written)) == written
+    written = dump_exact(value)
+    assert dump_exact(load_exact(written)) == written

@@ -13,10 +13,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmldlm.checkpoint.manifest import DamagedError, check_file, read_manifest
-from mmldlm.checkpoint.publish import clean, point_latest, published, read_latest, retire
-from mmldlm.checkpoint.resume import load_checkpoint, load_latest
-from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.files import (
+    DamagedError,
+    check_file,
+    clean,
+    point_latest,
+    published,
+    read_latest,
+    read_manifest,
+    retire,
+)
+from mmldlm.checkpoint.load import load_checkpoint, load_latest
+from mmldlm.checkpoint.save import Saver
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.errors import UserError
 
@@ -230,7 +238,7 @@ def test_a_folder_called_latest_and_foreign_hidden_files_are_left_alone(
 def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     save(tmp_path, 1)
     path = tmp_path / "step_00000001" / "manifest.json"
-    from mmldlm.checkpoint import manifest as module
+    from mmldlm.checkpoint import files as module
 
     body = json.loads(path.read_bytes())["manifest"]
     body["files"][0]["name"] = "../../secret"
@@ -249,9 +257,7 @@ def test_a_newer_format_says_so(tmp_path: Path) -> None:
 
 def test_files_of_several_ranks_are_read_as_one_group(tmp_path: Path) -> None:
     from mmldlm import durable
-    from mmldlm.checkpoint.manifest import entry
-    from mmldlm.checkpoint.publish import publish, stage
-    from mmldlm.checkpoint.tensor_file import plan, stream
+    from mmldlm.checkpoint.files import entry, plan, publish, stage, stream
 
     staging = stage(tmp_path, 5)
     files = [entry("meta.json", "meta", durable.write_file(staging / "meta.json", [b"{}"]))]

@@ -17,8 +17,8 @@ import torch
 
 import mmldlm
 from mmldlm import durable
-from mmldlm.checkpoint.resume import load_latest
-from mmldlm.checkpoint.saver import SaveError, Saver
+from mmldlm.checkpoint.load import load_latest
+from mmldlm.checkpoint.save import SaveError, Saver
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.errors import UserError
 
@@ -166,7 +166,7 @@ def test_a_program_that_ends_without_closing_still_finishes_its_save(tmp_path: P
 import sys, threading, time, torch
 from pathlib import Path
 from mmldlm import durable
-from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.save import Saver
 from mmldlm.checkpoint.state import Snapshot
 stage = durable.volatile
 durable.volatile = lambda *args: (time.sleep(0.3), stage(*args))[1]  # the program is long over when writing begins

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from mmldlm import durable
-from mmldlm.checkpoint.host_copy import HostCopy
-from mmldlm.checkpoint.tensor_file import DTYPES, plan, read_tensors, stream
+from mmldlm.checkpoint.files import DTYPES, plan, read_tensors, stream
+from mmldlm.checkpoint.save import HostCopy
 
 
 def write(
@@ -84,7 +84,7 @@ def test_the_checksum_taken_while_writing_is_that_of_the_file(
 def test_host_copy_equals_the_tensors_over_slab_borders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmldlm.checkpoint.host_copy.SLAB", 4096)
+    monkeypatch.setattr("mmldlm.checkpoint.save.SLAB", 4096)
     tensors = awkward_tensors() | {"large": torch.randn(5000)}
     memory = HostCopy()
     for round_idx in range(3):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.load import load_latest
 from mmldlm.errors import Interrupted
 from mmldlm.metrics import read_log
 from mmldlm.training.signals import REQUEUE

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.load import load_latest
 from mmldlm.metrics import read_log
 from mmldlm.training.signals import REQUEUE
 from tests.distributed.pair import end, environment, start_pair

@@ -65,7 +65,7 @@ class SimulatedTime:
                 "mmldlm.training.interval",
                 "mmldlm.training.loop",
                 "mmldlm.metrics",
-                "mmldlm.cli.health",
+                "mmldlm.api.health",
             ):
                 patches.enter_context(mock.patch(f"{module}.time", self))
             root = patches.enter_context(text_log(trainer.run.train_log, console=logging.NullHandler()))

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # imported at the first validation, and slow
 
-from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.load import load_latest
 from tests.kills import die_at, fork
 from tests.runs import make_trainer, untimed
 from tests.stores import write_store

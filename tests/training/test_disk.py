@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmldlm.checkpoint.resume import load_latest
+from mmldlm.checkpoint.load import load_latest
 from tests.runs import curve, make_trainer, same, weights
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.checkpoint.publish import published
-from mmldlm.checkpoint.resume import load_checkpoint
+from mmldlm.checkpoint.files import published
+from mmldlm.checkpoint.load import load_checkpoint
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from tests.runs import curve, make_trainer, same, weights

@@ -6,14 +6,16 @@
       tokenizer/          the tokenizer's own files
       manifest.json       sizes and checksums
 
-`model.safetensors` decides; a `config.json` that says something else is refused, because someone edited it
-in vain.
+`model.safetensors` decides; a `config.json` that differs from it is rejected, because an edit there has no effect.
+
+A run folder carries the same description from its first step (`data.json`, `tokenizer/`), so that its checkpoints can
+be used without the pair store.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,26 +23,33 @@ from typing import Any
 from torch import Tensor
 
 from mmldlm import durable
-from mmldlm.checkpoint import strict_json
-from mmldlm.checkpoint.manifest import (
+from mmldlm.checkpoint.files import (
     MANIFEST,
     Entry,
     Manifest,
     check_file,
     entry,
+    plan,
     read_manifest,
+    read_notes,
+    read_tensors,
+    stream,
     write_manifest,
 )
-from mmldlm.checkpoint.publish import swap_in
 from mmldlm.checkpoint.state import versions
-from mmldlm.checkpoint.tensor_file import plan, read_tensors, stream
+from mmldlm.config import Config
+from mmldlm.config.recipe import config_to_dict
+from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
+from mmldlm.json_lines import dump_exact, load_exact
+from mmldlm.model.denoiser import DataShape
+from mmldlm.run_folder import RunFolder
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
 KIND = "export"
-_MARK, _FORMAT = "mmldlm", "export-1"
+_MARK, _FORMAT, _DATA_FORMAT = "mmldlm", "export-1", "data-1"
 _DESCRIBED = ("config", "data", "versions")
 _TOKENIZER_FILES = frozenset({".json", ".txt", ".model", ".tiktoken", ".jinja", ".vocab"})
 
@@ -62,18 +71,8 @@ class Export:
 def write_export(folder: Path, export: Export) -> None:
     """Publish an export under `folder`; an older export of that name is replaced, nothing else is."""
     _check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = durable.volatile(folder.parent, "staging", folder.name)
-    try:
-        with durable.naming(folder):
-            staging.mkdir()
-            write_manifest(staging, Manifest(KIND, 0, 0, tuple(_write_files(staging, export))))
-            durable.flush_folder(staging)
-        swap_in(staging, folder)
-    except BaseException:
-        if staging.exists():
-            durable.discard(staging)
-        raise
+    with durable.staged_folder(folder) as staging:
+        write_manifest(staging, Manifest(KIND, 0, 0, tuple(_write_files(staging, export))))
 
 
 def _check_target(folder: Path) -> None:
@@ -90,9 +89,9 @@ def _write_files(staging: Path, export: Export) -> Iterator[Entry]:
         "data": export.data,
         "versions": export.versions or versions(),
     }
-    notes = {key: strict_json.dump(value).decode("utf-8") for key, value in described.items()}
+    notes = {key: dump_exact(value).decode("utf-8") for key, value in described.items()}
     yield _put(staging, WEIGHTS, stream(plan(export.weights), notes | {"format": "pt"}))
-    yield _put(staging, CONFIG, [strict_json.dump(described, indent=2) + b"\n"])
+    yield _put(staging, CONFIG, [dump_exact(described, indent=2) + b"\n"])
     for source in _tokenizer_files(export.tokenizer_path):
         yield _put(staging, f"{TOKENIZER}/{source.name}", [source.read_bytes()])
 
@@ -109,10 +108,10 @@ def _tokenizer_files(path: Path | None) -> list[Path]:
     if path is None:
         return []
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    found = [file for file in files if file.is_file() and file.suffix in _TOKENIZER_FILES]
-    if not found:
+    chosen = [file for file in files if file.is_file() and file.suffix in _TOKENIZER_FILES]
+    if not chosen:
         raise UserError(f"{path}: holds no tokenizer; a file like tokenizer.json is needed")
-    return found
+    return chosen
 
 
 def read_export(folder: Path) -> Export:
@@ -126,7 +125,7 @@ def read_export(folder: Path) -> Export:
                 check_file(folder, file)
     try:
         weights, notes = read_tensors(path)
-        config, data, made_with = (strict_json.load(notes.get(key, "null")) for key in _DESCRIBED)
+        config, data, made_with = (load_exact(notes.get(key, "null")) for key in _DESCRIBED)
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: is damaged or not an export ({error}); copy it again") from error
     if notes.get(_MARK) != f'"{_FORMAT}"' or not all(
@@ -151,3 +150,72 @@ def _check_twin(path: Path, notes: dict[str, str]) -> None:
         raise UserError(
             f"{path}: differs from what {WEIGHTS} says; delete it, or export again with other settings"
         )
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step whose weights an export holds; None where there is no readable export."""
+    try:
+        step = load_exact(read_notes(folder / WEIGHTS)["data"])["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def data_shape_of(store: PairStore) -> DataShape:
+    """What the data says about the ends of the network."""
+    manifest = store.manifest
+    longest = max(split["max_length"] for split in manifest.splits.values())
+    return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)
+
+
+def describe_data(store: PairStore) -> dict[str, Any]:
+    """What made the data, as exports and run folders carry it."""
+    manifest, shape = store.manifest, data_shape_of(store)
+    return {
+        "fingerprint": store.fingerprint,
+        "content": store.content,
+        "vocab_size": shape.vocab_size,
+        "num_slots": shape.num_slots,
+        "num_channels": shape.num_channels,
+        "max_length": shape.max_length,
+        "normalizer": manifest.normalizer,
+        "tokenizer": manifest.tokenizer,
+        "encoder": manifest.encoder,
+    }
+
+
+def make_export(weights: Mapping[str, Tensor], config: Config, store: PairStore, step: int) -> Export:
+    """Bundle weights with settings, data description and tokenizer."""
+    return Export(
+        weights={name: tensor.detach() for name, tensor in weights.items()},
+        config=config_to_dict(config),
+        data=describe_data(store) | {"step": step},
+        tokenizer_path=store.tokenizer_path(),
+    )
+
+
+def write_description(run: RunFolder, store: PairStore) -> None:
+    """Make a run folder independent of its pair store: data description and tokenizer; nothing if they are there."""
+    described, tokenizer = describe_data(store), store.tokenizer_path()
+    content = dump_exact({_MARK: _DATA_FORMAT, **described}, indent=1) + b"\n"
+    present = run.data.is_file() and run.data.read_bytes() == content
+    if present and (tokenizer is None or run.tokenizer.is_dir()):
+        return
+    if tokenizer is not None:
+        with durable.staged_folder(run.tokenizer) as staging:
+            for source in _tokenizer_files(tokenizer):
+                durable.write_file(staging / source.name, [source.read_bytes()])
+    durable.replace_file(run.data, content)
+
+
+def read_description(run: RunFolder) -> tuple[dict[str, Any], Path | None] | None:
+    """What `write_description` wrote, and the tokenizer's folder; None for a run from before it existed."""
+    try:
+        described = load_exact(run.data.read_bytes())
+        if not isinstance(described, dict) or described.pop(_MARK, None) != _DATA_FORMAT:
+            raise ValueError("another format")
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{run.data}: cannot be read ({error}); restore it from a backup") from error
+    return described, run.tokenizer if run.tokenizer.is_dir() else None

@@ -17,6 +17,9 @@ from mmldlm.errors import UserError
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a dotted name that data parallelism, compilation or activation checkpointing put in."""
 
+META = "meta.json"
+META_GROUP = "meta"
+
 _ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
 """Optimizer tensors that have one value for each value of the parameter."""
 

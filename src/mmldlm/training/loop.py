@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from mmldlm.checkpoint.resume import load_latest
-from mmldlm.checkpoint.retention import Retention
-from mmldlm.checkpoint.saver import Saver
+from mmldlm.checkpoint.load import load_latest
+from mmldlm.checkpoint.save import Retention, Saver
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.config.recipe import config_to_yaml
 from mmldlm.data.feed import Feed

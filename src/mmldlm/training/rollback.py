@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.manifest import DamagedError
-from mmldlm.checkpoint.publish import published
-from mmldlm.checkpoint.resume import load_checkpoint
+from mmldlm.checkpoint.files import DamagedError, published
+from mmldlm.checkpoint.load import load_checkpoint
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.data.loader import StepRange
 from mmldlm.errors import UserError

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from mmldlm.checkpoint.export import data_shape_of
 from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import stage_at
@@ -215,10 +216,3 @@ def plain_blocks(setup: Setup) -> None:
     for block in setup.denoiser.blocks:
         block._compiled_call_impl = None
     setup.objective = replace(setup.objective, compiled=False)
-
-
-def data_shape_of(store: PairStore) -> DataShape:
-    """What the data says about the ends of the network."""
-    manifest = store.manifest
-    longest = max(split["max_length"] for split in manifest.splits.values())
-    return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)

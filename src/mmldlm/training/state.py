@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmldlm.checkpoint.retention import SCORE
+from mmldlm.checkpoint.save import SCORE
 from mmldlm.checkpoint.state import Snapshot, load_weights
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.runtime import versions

@@ -1,0 +1,281 @@
+"""Read a checkpoint, or a whole model: from an export folder, or from a run in whatever state it is.
+
+Every byte is compared with the manifest before it is used. A torn or damaged checkpoint is skipped with a message that
+names the file and the reason, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmldlm.checkpoint.export import (
+    WEIGHTS,
+    Export,
+    describe_data,
+    exported_step,
+    read_description,
+    read_export,
+)
+from mmldlm.checkpoint.files import (
+    CHECKPOINT,
+    SUFFIX,
+    DamagedError,
+    Manifest,
+    candidates,
+    check_file,
+    check_sizes,
+    published,
+    read_manifest,
+    read_tensors,
+)
+from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights
+from mmldlm.config import Config
+from mmldlm.config.recipe import config_from_dict
+from mmldlm.corruption.joint import Corruption
+from mmldlm.data.store import PairStore
+from mmldlm.durable import in_parallel
+from mmldlm.errors import UserError
+from mmldlm.json_lines import load_exact
+from mmldlm.latents import Normalizer
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.layers import Kernels
+from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
+
+RUNS = Path("saved")
+"""Where runs are unless the user names another folder."""
+
+logger = logging.getLogger(__name__)
+
+
+def load_latest(
+    folder: Path, *, report: Callable[[str], None], groups: Collection[str] | None = None
+) -> Snapshot | None:
+    """The newest checkpoint that is whole; None when there has never been one.
+
+    `report` gets a line for each one that is passed over. When there are checkpoints and all are damaged,
+    that is an error: starting from the beginning without a word would look like a resumed run.
+    """
+    for _ in range(3):  # a run that goes on meanwhile may retire what was listed
+        listed = candidates(folder)
+        passed: list[str] = []
+        for path in _newest_first(listed, passed):
+            try:
+                snapshot = load_checkpoint(path, groups=groups)
+            except DamagedError as error:
+                passed.append(str(error))
+                continue
+            _tell(passed, f"going on from {path} instead", report)
+            return snapshot
+        if candidates(folder) == listed:
+            break
+    if not listed:
+        return None
+    raise UserError(
+        f"{folder}: no checkpoint can be used ({'; '.join(passed)}); "
+        "restore one from a backup, or move this folder away to start from the beginning"
+    )
+
+
+def _tell(passed: list[str], remedy: str, report: Callable[[str], None]) -> None:
+    for message in passed:
+        report(f"{message}; {remedy}")
+
+
+def _newest_first(paths: list[Path], passed: list[str]) -> list[Path]:
+    found: list[tuple[int, int, Path]] = []
+    for path in paths:
+        try:
+            manifest = read_manifest(path)
+            found.append((manifest.sequence, manifest.step, path))
+        except DamagedError as error:
+            passed.append(str(error))
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Snapshot:
+    """One checkpoint, checked while it is read.
+
+    `groups` limits what is read (weights without the optimizer, say); one that was never saved is simply
+    not there.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: no such checkpoint; a folder like checkpoints/step_00001000 is needed")
+    manifest = read_manifest(path)
+    if manifest.kind != CHECKPOINT:
+        raise DamagedError(path, f"holds a {manifest.kind}, not a checkpoint")
+    check_sizes(path, manifest)
+    return Snapshot(manifest.step, _read_groups(path, manifest, groups), _read_meta(path, manifest))
+
+
+def _read_groups(
+    path: Path, manifest: Manifest, groups: Collection[str] | None
+) -> dict[str, dict[str, Tensor]]:
+    wanted = [
+        file
+        for file in manifest.files
+        if file.name.endswith(SUFFIX) and (groups is None or file.group in groups)
+    ]
+    checked = in_parallel([partial(check_file, path, file) for file in wanted])
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for file, good in zip(wanted, checked, strict=True):
+        try:
+            tensors.setdefault(file.group, {}).update(read_tensors(good)[0])
+        except (ValueError, OSError) as error:
+            raise DamagedError(good, str(error)) from error
+    return tensors
+
+
+def _read_meta(path: Path, manifest: Manifest) -> dict:
+    for file in manifest.files:
+        if file.group == META_GROUP:
+            try:
+                return load_exact(check_file(path, file).read_bytes())
+            except DamagedError:
+                raise
+            except (ValueError, OSError) as error:
+                raise DamagedError(path / file.name, f"is damaged: {error}") from error
+    raise DamagedError(path / META, "is missing")
+
+
+@dataclass
+class LoadedModel:
+    """Weights, settings and what the data was made with. Latents inside are normalised."""
+
+    denoiser: Denoiser
+    config: Config
+    corruption: Corruption
+    device: torch.device
+    fingerprint: str
+    normalizer: Normalizer
+    encoder: dict[str, Any] | None
+    tokenizer_path: Path | None
+    step: int | None = None
+    precision: str = "fp32"
+    """Type of the matrix products."""
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around every pass of the denoiser."""
+        return autocast(self.device, self.precision)
+
+
+def build_model(export: Export, device: torch.device, *, source: str) -> LoadedModel:
+    """A model in evaluation mode from exported weights and settings."""
+    config, data = config_from_dict(export.config), export.data
+    shape = DataShape(data["vocab_size"], data["num_slots"], data["num_channels"], data["max_length"])
+    denoiser = Denoiser(config.model, shape)
+    load_weights(denoiser, export.weights, source=source)
+    precision = best_precision(device) if device.type == "cuda" else "fp32"
+    attention = "varlen" if flash_runs(device, precision, denoiser.config.head_width) else "sdpa"
+    denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
+    denoiser.to(device).eval().requires_grad_(False)
+    return LoadedModel(
+        denoiser=denoiser,
+        config=config,
+        corruption=Corruption(
+            config.corruption, config.train.seed, shape.vocab_size, config.objective.text_weighting
+        ),
+        device=device,
+        fingerprint=data["fingerprint"],
+        normalizer=Normalizer.from_json(data["normalizer"]),
+        encoder=data.get("encoder"),
+        tokenizer_path=export.tokenizer_path,
+        step=data.get("step"),
+        precision=precision,
+    )
+
+
+def load_model(source: str | Path | os.PathLike[str], device: torch.device) -> LoadedModel:
+    """The model of an export folder or of a run, given by its folder or by its name below `saved`.
+
+    A run may be finished, still training, or killed, and its pair store may be gone.
+    """
+    folder = find_model(source)
+    return build_model(read_weights(folder), device, source=str(folder))
+
+
+def find_model(source: str | Path | os.PathLike[str]) -> Path:
+    """The folder of an export or of a run, given as a path or as the name of a run below `saved`."""
+    folder = Path(source)
+    if not folder.exists() and (RUNS / folder).is_dir() and not folder.is_absolute():
+        folder = RUNS / folder
+    if (folder / WEIGHTS).exists() or RunFolder(folder).is_run():
+        return folder
+    if folder.exists():
+        raise UserError(
+            f"{folder}: is neither a run nor an export; name a folder that 'mmldlm train' or 'mmldlm export' wrote"
+        )
+    known = [path.name for path in sorted(RUNS.iterdir())] if RUNS.is_dir() else []
+    nearest = difflib.get_close_matches(folder.name, known, n=1)
+    hint = f"did you mean {RUNS / nearest[0]}?" if nearest else "name a folder that 'mmldlm train' wrote"
+    raise UserError(f"{folder}: there is no such run or export; {hint}")
+
+
+def read_weights(folder: Path, *, averaged: bool = True, store: Path | None = None) -> Export:
+    """Weights of an export folder or of a run, with settings, data description and tokenizer.
+
+    Of a run: the newest valid checkpoint, or its export where that is as new. `averaged=False` takes the weights of
+    the last step instead of their average. `store` says where the pair store has moved to, which only matters for runs
+    that were started before run folders described their data.
+    """
+    if (folder / WEIGHTS).exists():
+        return read_export(folder)
+    run = RunFolder(folder)
+    whole = published(run.checkpoints)
+    newest = read_manifest(whole[-1]).step if whole else None
+    step = exported_step(run.export)
+    if step is not None and (newest is None or (averaged and step >= newest)):
+        try:
+            return read_export(run.export)
+        except UserError as error:
+            if newest is None:
+                raise
+            logger.warning("%s; the newest checkpoint is used instead", error)
+    return _from_checkpoint(run, averaged, store)
+
+
+def _from_checkpoint(run: RunFolder, averaged: bool, store: Path | None) -> Export:
+    snapshot = load_latest(run.checkpoints, report=logger.warning, groups=("model", "ema"))
+    if snapshot is None:
+        raise UserError(
+            f"{run.path}: holds no checkpoint yet; the first is saved after train.checkpoint_every steps"
+        )
+    config = dict(snapshot.meta["settings"])
+    described, tokenizer = _description(run, config, store)
+    if snapshot.meta.get("content", "") != described.get("content", snapshot.meta.get("content", "")):
+        raise UserError(
+            f"{run.path}: its data description does not belong to its checkpoints; "
+            f"name the pair store that the run was trained on with --data STORE"
+        )
+    weights = snapshot.tensors["ema" if averaged and "ema" in snapshot.tensors else "model"]
+    return Export(weights, config, described | {"step": snapshot.step}, tokenizer)
+
+
+def _description(
+    run: RunFolder, config: dict[str, Any], store: Path | None
+) -> tuple[dict[str, Any], Path | None]:
+    """Of the run's own folder; for older runs of the pair store, or of an earlier export."""
+    if store is None and (described := read_description(run)) is not None:
+        return described
+    if store is not None or Path(config["data"]["store"]).exists():
+        opened = PairStore.open_of_run(config["data"]["store"], store)
+        config["data"] = config["data"] | {"store": str(opened.path.absolute())}
+        return describe_data(opened), opened.tokenizer_path()
+    if exported_step(run.export) is not None:
+        earlier = read_export(run.export)
+        return earlier.data, earlier.tokenizer_path
+    raise UserError(
+        f"{run.path}: was started before run folders described their data, and its pair store "
+        f"{config['data']['store']} is not here; name it with --data STORE"
+    )
