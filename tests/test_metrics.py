@@ -232,13 +232,3 @@ def test_messages_are_drawn_by_rich_only_on_a_terminal(tmp_path: Path, terminal:
         logging.getLogger("mmldlm").warning("[bold] stays as it is, %s", "and is " + "long " * 20)
     assert "[bold] stays as it is" in screen.getvalue()
     assert (screen.getvalue().count("\n") == 1) != terminal
-
-
-def test_messages_go_to_stderr_unless_told_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with text_log(tmp_path / "train.log"):
-        logging.getLogger("mmldlm").warning("hello")
-    captured = capsys.readouterr()
-    assert "hello" in captured.err
-    assert captured.out == ""

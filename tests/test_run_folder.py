@@ -81,7 +81,7 @@ def test_a_second_run_is_refused_in_one_line_that_names_the_first(run: RunFolder
         with pytest.raises(UserError) as caught, lock_run(run, patience=0.1):
             pass
         assert re.search(rf"process {child.pid} on \S+ since \d{{4}}-", str(caught.value))
-        assert "--run" in str(caught.value)
+        assert "choose another run folder" in str(caught.value)
         assert "\n" not in str(caught.value)
     finally:
         child.kill()
@@ -124,7 +124,7 @@ def test_a_lock_file_full_of_rubbish_does_no_harm(run: RunFolder) -> None:
     run.lock_file.write_bytes(b"\xff\x00 rubbish" * 1000)
     with lock_run(run, patience=0):
         run.lock_file.write_bytes(b"\xff\xff")
-        with pytest.raises(UserError, match="did not sign"), lock_run(run, patience=0):
+        with pytest.raises(UserError, match="names no process"), lock_run(run, patience=0):
             pass
 
 
@@ -133,7 +133,7 @@ def test_a_file_in_the_way_and_a_folder_without_rights(
 ) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UserError, match=r"file.*choose another folder"):
+        with pytest.raises(UserError, match=r"file.*choose another run folder"):
             RunFolder(path).create()
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)

@@ -11,7 +11,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Run": "mmldlm.api.runs",
     "UserError": "mmldlm.errors",
+    "list_runs": "mmldlm.api.runs",
+    "train": "mmldlm.api.train",
 }
 """Public name -> module that defines it."""
 

@@ -173,11 +173,11 @@ class _QuietFile(logging.FileHandler):
 def text_log(
     path: Path, *, console: logging.Handler | None = None, level: int = logging.INFO
 ) -> Iterator[logging.Logger]:
-    """For a while, send what the package logs to `train.log` and to `console` (else rich on stderr)."""
+    """For a while, send what the package logs to `train.log`, and to `console` besides."""
     file = _QuietFile(path, encoding="utf-8", errors="replace")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root, before = logging.getLogger("mmldlm"), logging.getLogger("mmldlm").level
-    handlers = [file, console or rich_console()]
+    handlers = [file] if console is None else [file, console]
     root.setLevel(level)
     for handler in handlers:
         root.addHandler(handler)

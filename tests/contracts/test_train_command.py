@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,7 +173,10 @@ def test_a_run_outlives_the_reader_of_its_output_and_is_exported_from_a_store_th
     process.stderr.close()  # as `2>&1 | head -1` does
     assert process.wait(120) == 0
     (tmp_path / "store").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="say where with --data STORE"):
+    export(tmp_path / "unheard", tmp_path / "export")  # the run folder is whole in itself
+    (tmp_path / "unheard" / "data.json").unlink()  # a run from before that
+    shutil.rmtree(tmp_path / "unheard" / "export")
+    with pytest.raises(UserError, match="name it with --data STORE"):
         export(tmp_path / "unheard", tmp_path / "export")
     export(tmp_path / "unheard", tmp_path / "export", tmp_path / "elsewhere")
     assert read_export(tmp_path / "export").config["data"]["store"] == str(tmp_path / "elsewhere")
@@ -185,7 +189,7 @@ def test_a_second_run_on_the_same_folder_is_refused(place):
         time.sleep(0.05)
     try:
         code, _, err = run(place, "--run", "busy", "train.steps=100000", "train.valid_every=0")
-        assert_one_clear_line(code, err, "busy: another run is writing here", "--run")
+        assert_one_clear_line(code, err, "busy: another run is writing here", "another run folder")
     finally:
         first.kill()
         first.communicate()

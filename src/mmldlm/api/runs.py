@@ -30,8 +30,8 @@ class Run:
     >>> run = mmldlm.list_runs(folder)[0]
     >>> run.name, run.state, run.step, run.finished
     ('demo', 'finished', 2, True)
-    >>> sorted(run.metrics)[0]
-    'valid_length_loss'
+    >>> run.headline[0]
+    'valid_loss'
     """
 
     path: Path

@@ -28,12 +28,12 @@ def ablate_run(
     import json
 
     from mmldlm.ablation.work import Job
-    from mmldlm.cli.train import train_run
+    from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import config_from_dict
 
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     work = Job.from_json(json.loads(job.read_bytes()))
-    train_run(config_from_dict(work.settings), Path(work.run))
+    train_shown(config_from_dict(work.settings), Path(work.run))
     _give_back_memory()
     for check in work.checks:
         _evaluate(work, check)
@@ -78,13 +78,13 @@ def _evaluate(job: Job, check: Check) -> None:
 def _load(job: Job, check: Check) -> LoadedModel:
     """The run's model, on the device that it was trained on."""
     from mmldlm.ablation.plan import LAST
+    from mmldlm.api.runs import export_run
     from mmldlm.checkpoint.loaded import load_model
     from mmldlm.cli.device import device_of
-    from mmldlm.cli.export import export
 
     run, device = Path(job.run), device_of(job.settings["train"]["device"])
     if check.weights != LAST:
         return load_model(run, device)
     with tempfile.TemporaryDirectory(prefix="mmldlm-ablate-") as folder:
-        export(run=run, out=Path(folder) / "export", data=None, ema=False)
+        export_run(run, Path(folder) / "export", averaged=False)
         return load_model(Path(folder) / "export", device)

@@ -20,7 +20,7 @@ def demo(
     from mmldlm.cli.evaluate import evaluate
     from mmldlm.cli.prepare import prepare
     from mmldlm.cli.sample import sample
-    from mmldlm.cli.train import train_run
+    from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
 
     console, began = Console(stderr=True), time.monotonic()
@@ -34,7 +34,7 @@ def demo(
         min_tokens=4, max_tokens=32, limit=NUM_SENTENCES, validation=0.08,
     )  # fmt: skip
     announce(2, "train a small model in mixed modes (recipe demo)")
-    train_run(load_recipe("demo"), run)
+    train_shown(load_recipe("demo"), run)
     announce(3, "evaluate it on held-out text")
     evaluate(run=[run])
     announce(4, "decode held-out latents into text")

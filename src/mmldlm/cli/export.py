@@ -10,10 +10,14 @@ import typer
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of the run, or its name below saved.")],
-    out: Annotated[Path | None, typer.Option(help="Target folder; default: export in the run's folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Target folder; default: export in the run's folder.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="The pair store of a run from before run folders described their data, if it has moved."),
+        typer.Option(
+            help="The pair store of a run from before run folders described their data, if it has moved."
+        ),
     ] = None,
     ema: Annotated[
         bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last step.")

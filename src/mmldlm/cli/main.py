@@ -34,6 +34,7 @@ try:
         migrate,
         next_steps,
         prepare,
+        runs,
         sample,
         train,
     )
@@ -64,6 +65,7 @@ def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperComm
 _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
+_add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("sample", sample.sample, _USE, "Decode, encode, fill in or generate.", SectionedCommand)
 _add("export", export.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model, or compare results.")

@@ -27,7 +27,7 @@ def runs(
     if not listed:
         typer.echo(f"{folder}: no runs yet; 'mmldlm train --recipe NAME' starts one")
         return
-    table = folding_table("run", "state", "step", "metric", "updated")
+    table = folding_table("run", "state", "step", "metric", "updated", title=f"runs in {folder}")
     for run in listed:
         steps = f"{run.step:,} of {run.steps:,}" if run.steps is not None else f"{run.step:,}"
         metric = "" if run.headline is None else "{} {:.4f}".format(*run.headline)

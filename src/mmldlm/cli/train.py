@@ -1,4 +1,4 @@
-"""`mmldlm train`: train a recipe, or go on with a run."""
+"""`mmldlm train`: train a recipe, or resume a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mmldlm.cli.health import Health
     from mmldlm.config import Config
-    from mmldlm.model.denoiser import Denoiser
-    from mmldlm.run_folder import RunFolder
-    from mmldlm.training.loop import Hooks
     from mmldlm.training.setup import Setup
-    from mmldlm.training.signals import StopFlag
 
 
 def train(
@@ -27,7 +22,7 @@ def train(
     run: Annotated[
         Path | None,
         # torchrun takes a --run for its own --run-path, so there is a second name
-        typer.Option("--run", "--run-folder", help="Folder of the run; saved/<name> unless told otherwise."),
+        typer.Option("--run", "--run-folder", help="Folder of the run; default: saved/<name>."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
     plot: Annotated[
@@ -37,7 +32,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a recipe. The same command again goes on where the run was."""
+    """Train a recipe. The same command again resumes the run."""
     from mmldlm.config.recipe import load_recipe
 
     config = load_recipe(recipe, settings)
@@ -47,128 +42,23 @@ def train(
         show_plan(config, plot)
         return
     try:
-        train_run(config, run or Path("saved") / config.name)
+        train_shown(config, run or Path("saved") / config.name)
     except KeyboardInterrupt:  # the second one: threads that still write a checkpoint are not waited for
-        print("mmldlm: left at once; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("mmldlm: left at once; the same command resumes from the last checkpoint", file=sys.stderr)
         sys.stderr.flush()
         os._exit(130)
 
 
-def train_run(config: Config, path: Path) -> RunFolder:
-    """Train, resume or find finished the run in a folder; returns the folder, with an export inside."""
-    from mmldlm.distributed.launch import start_ranks
-    from mmldlm.run_folder import RunFolder
-    from mmldlm.runtime import start_runtime
-    from mmldlm.training.setup import set_up
-    from mmldlm.training.signals import StopFlag
+def train_shown(config: Config, path: Path) -> None:
+    """Train with a progress bar; of several ranks the main one has it."""
+    from mmldlm.api.train import train_config
+    from mmldlm.metrics import rich_console
 
-    run = RunFolder(path)
-    config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
-    # libraries that are still loading may swallow a Ctrl-C
-    with StopFlag() as stop, start_ranks(config) as ranks:
-        setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks)
-        (_train_main if ranks.main else _train_beside)(setup, run, stop)
-    return run
-
-
-def _train_main(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
-    """The rank that writes, or the only one."""
-    from mmldlm.cli.health import Health
-    from mmldlm.corruption.times import describe_modes
-    from mmldlm.errors import UserError
-    from mmldlm.metrics import rich_console, text_log
-    from mmldlm.run_folder import lock_run
-    from mmldlm.training.loop import Trainer
-
-    run.create()
-    with (
-        lock_run(run),
-        TrainProgress() as progress,
-        text_log(run.train_log, console=rich_console(progress.console)) as log,
-    ):
-        log.info("modes: %s", describe_modes(setup.config.corruption))
-        trainer = Trainer(setup, run, _hooks(setup, progress), stop=stop)
-        progress.health = Health(setup.config, trainer.events.record, lambda: trainer.saver.last_saved)
-        trainer.fit()
-        _write_export(trainer, run)
-    if trainer.unsaved:
-        raise UserError(
-            f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
-        )
-    told = f"run {run.path}: {setup.config.train.steps} steps done; weights for use are in {run.export}"
-    progress.console.print(told, highlight=False, markup=False, soft_wrap=True)
-
-
-def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
-    """Any other rank: it computes, and writes nothing."""
-    import logging
-
-    from mmldlm.distributed.unheard import unheard
-    from mmldlm.training.loop import Hooks, Trainer
-
-    logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank says it
-    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], unheard()), stop=stop).fit()
-
-
-def _write_export(trainer: Any, run: RunFolder) -> None:
-    from mmldlm.checkpoint.export import write_export
-    from mmldlm.training.export import make_export
-
-    setup, ema = trainer.setup, trainer.stepper.ema
-    weights = ema.average if ema is not None else dict(setup.denoiser.named_parameters())
-    write_export(run.export, make_export(weights, setup.config, setup.store, setup.data_shape, trainer.step))
-
-
-def _hooks(setup: Setup, progress: TrainProgress) -> Hooks:
-    """Validation and samples for the loop, which knows neither evaluation nor sampling."""
-    from mmldlm.evaluation.validation import make_validation
-    from mmldlm.training.loop import Hooks
-
-    return Hooks(validate=make_validation(setup), decode=_decoding(setup), reporter=progress)
-
-
-def _decoding(setup: Setup) -> Any:
-    import numpy as np
-
-    from mmldlm.checkpoint.loaded import LoadedModel
-    from mmldlm.corruption.times import modes_of_run, sees_latents
-    from mmldlm.data.tokenizer import Tokenizer
-    from mmldlm.sampling.decode import decode_latents, document_keys
-    from mmldlm.sampling.options import SamplingOptions
-
-    split, store = setup.valid_split, setup.store
-    indices = np.arange(min(len(split), setup.config.train.valid_samples))
-    folder = store.tokenizer_path()
-    corruption = setup.config.corruption
-    if modes_of_run(corruption).l2t == 0 or not sees_latents(corruption) or folder is None:
-        indices = indices[:0]
-    documents = split.read(indices)
-    tokenizer = Tokenizer.load(folder) if len(indices) and folder else None
-    originals = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1]) if len(indices) else []
-
-    def decode(denoiser: Denoiser, step: int) -> list[dict[str, Any]]:
-        if tokenizer is None:
-            return []
-        model = LoadedModel(
-            denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.normalizer,
-            store.manifest.encoder, folder, step, setup.runtime.precision,
-        )  # fmt: skip
-        options = SamplingOptions.from_config(setup.config.sampling, seed=setup.config.train.seed)
-        keys = document_keys(options.seed, documents.ids)
-        decoded = decode_latents(
-            model,
-            store.normalizer.normalize(documents.latents),
-            options,
-            lengths=documents.lengths,
-            keys=keys,
-        )
-        texts = tokenizer.decode_batch([tokens.tolist() for tokens in (*originals, *decoded)])
-        return [
-            {"original": original, "decoded": text}
-            for original, text in zip(texts[: len(indices)], texts[len(indices) :], strict=True)
-        ]
-
-    return decode
+    with TrainProgress() as progress:
+        run = train_config(config, path, progress, rich_console(progress.console))
+    if os.environ.get("RANK", "0") == "0":
+        text = f"run {run.path}: {run.step} steps done; weights for use are in {run.path / 'export'}"
+        progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _lasting_console() -> Any:
@@ -196,7 +86,6 @@ class TrainProgress:
         self._task = self._bar.add_task("train", total=None, status="")
         self._status: dict[str, str] = {}
         self._plain_after = 0.0
-        self.health: Health | None = None
 
     def __enter__(self) -> TrainProgress:
         self._bar.start()
@@ -223,8 +112,6 @@ class TrainProgress:
         self._status |= {
             key: text.format(fields[key]) for key, text in shown.items() if fields.get(key) is not None
         }
-        if self.health is not None:
-            self.health.update(step, fields)
         status = ", ".join(self._status.values())
         self._bar.update(self._task, completed=step, status=status)
         if not self.console.is_terminal:
@@ -240,7 +127,7 @@ class TrainProgress:
 
 
 def _check_plot(plot: Path, dry_run: bool) -> None:
-    """Told before anything else is done."""
+    """Reject a file that cannot be drawn, before anything else is done."""
     from mmldlm.errors import UserError
 
     if not dry_run:

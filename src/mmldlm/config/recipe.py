@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -48,6 +50,22 @@ def load_recipe(recipe: str, overrides: list[str] | None = None, *, said_in: str
     """
     path = find_recipe(recipe)
     return _build(read_mapping(path, _RECIPE), overrides or [], source=str(path), said_in=said_in)
+
+
+def make_config(
+    recipe: str | Path | Config | Mapping[str, Any], overrides: Mapping[str, Any] | Sequence[str] = ()
+) -> Config:
+    """A config from a recipe's name or file, from settings, or from a nested mapping, with some settings changed.
+
+    `overrides` are `{"section.key": value}` or words `section.key=value`.
+    """
+    words = list(overrides)
+    if isinstance(overrides, Mapping):  # as a word of the command line has it
+        words = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    if isinstance(recipe, str | Path):
+        return load_recipe(str(recipe), words, said_in="overrides")
+    values = config_to_dict(recipe) if isinstance(recipe, Config) else dict(recipe)
+    return _build(values, words, source="the recipe", said_in="overrides")
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:

@@ -56,6 +56,9 @@ class TrainConfig:
 
     steps: int = number(10000, 1)
     seed: int = number(0, 0, 2**62)
+    init: str | None = None
+    """A run or an export whose averaged weights training starts from, with a fresh optimizer; null: new weights. A run
+    that resumes from its own checkpoint does not look at it."""
     device: str = choice("auto", "auto", "cpu", "cuda")
     num_threads: int | None = number(None, 1)
     """CPU threads; null: left to PyTorch."""

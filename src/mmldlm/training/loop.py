@@ -37,7 +37,7 @@ from mmldlm.training.lr import Plateau, judged_loss, lr_at
 from mmldlm.training.modes import ModeStages
 from mmldlm.training.profile import StepProfiler
 from mmldlm.training.resize import Resizing
-from mmldlm.training.resume import check_resume
+from mmldlm.training.resume import check_resume, report_ignored_init, start_from
 from mmldlm.training.rollback import is_good
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, StopWaiting, exit_code
@@ -394,7 +394,9 @@ class Trainer:
         snapshot = load_latest(self.run.checkpoints, report=log.warning)
         self.check_alike(snapshot)
         if snapshot is None:
+            self._begin()
             return False
+        report_ignored_init(self.config, snapshot.meta)
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
         self.restore(snapshot)
         self._resumed_step = self.step
@@ -406,6 +408,14 @@ class Trainer:
             ]
             log.warning("train.steps %d -> %d: the learning rate goes from %.2g to %.2g", before, now, *rates)
         return True
+
+    def _begin(self) -> None:
+        """A new run: from new weights, or from those of `train.init`."""
+        if self.config.train.init is None:
+            return
+        start_from(self.config.train.init, self.setup.denoiser, self.setup.store, self.config)
+        if self.stepper.ema is not None:
+            self.stepper.ema.load(dict(self.setup.denoiser.named_parameters()))
 
     def check_alike(self, snapshot: Snapshot | None) -> None:
         """Refuse checkpoints that differ from rank to rank."""

@@ -1,13 +1,22 @@
-"""What may change between two starts of the same run, and what may not."""
+"""How a run starts: from its own checkpoint, where some settings must not have changed, or from other weights."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from mmldlm.config import Config
-from mmldlm.config.recipe import config_to_dict
+from torch import Tensor
+
+from mmldlm.checkpoint.export import Export
+from mmldlm.checkpoint.load import find_model, read_weights
+from mmldlm.checkpoint.state import load_weights
+from mmldlm.config import Config, resolve_model
+from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
+from mmldlm.model.denoiser import Denoiser
+
+log = logging.getLogger(__name__)
 
 FIXED = (
     "model",
@@ -28,14 +37,14 @@ LONGER = ("train.steps",)
 
 
 def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: str) -> None:
-    """Refuse to go on with settings or data under which the run would become another one."""
+    """Reject settings or data under which the run would become another one."""
     if meta["content"] != store.content:
         other = (
             "other documents" if meta["fingerprint"] == store.fingerprint else "another tokenizer or encoder"
         )
         raise UserError(
             f"data.store={config.data.store}: the run in {run} was trained on another pair store "
-            f"(this one has {other}); give the old store, or a new --run folder"
+            f"(this one has {other}); use the old store, or a new run folder"
         )
     # a setting younger than the run had its default, which means what was done before
     old = _flatten(config_to_dict(Config())) | _flatten(meta["settings"])
@@ -53,8 +62,74 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
     if changed:
         raise UserError(
             f"the run in {run} was started with other settings ({'; '.join(changed)}); "
-            f"put them back, or give a new --run folder"
+            f"put them back, or choose a new run folder"
         )
+
+
+def report_ignored_init(config: Config, meta: dict[str, Any]) -> None:
+    """Say once that a resumed run does not start from `train.init`, if that is not what it started from."""
+    before, now = meta["settings"]["train"].get("init"), config.train.init
+    if now != before:
+        log.warning("train.init=%s: ignored, the run resumes from its own checkpoint (it started from %s)",
+                    now, before or "new weights")  # fmt: skip
+
+
+def start_from(source: str, denoiser: Denoiser, store: PairStore, config: Config) -> None:
+    """Give the denoiser the averaged weights of a trained model, which must have the same shape and vocabulary."""
+    folder = find_model(source)
+    export = read_weights(folder)
+    differences = _differences(export, denoiser, store)
+    if differences:
+        raise UserError(
+            f"train.init={source}: its weights do not fit this run ({'; '.join(differences)}); "
+            f"use the same values, or train from new weights with train.init=null"
+        )
+    _report_other_meaning(source, export, store, config)
+    load_weights(denoiser, _fit_length_head(export.weights, denoiser), source=str(folder))
+    log.info("starting from the weights of %s, step %s", folder, export.data.get("step"))
+
+
+def _differences(export: Export, denoiser: Denoiser, store: PairStore) -> list[str]:
+    """What keeps weights from being used here, as `setting: theirs -> ours`."""
+    manifest, data = store.manifest, export.data
+    theirs, ours = vars(resolve_model(config_from_dict(export.config).model)), vars(denoiser.config)
+    pairs = {f"model.{name}": (theirs.get(name), ours[name]) for name in ours}
+    pairs |= {
+        name: (data[name], getattr(manifest, name)) for name in ("vocab_size", "num_slots", "num_channels")
+    }
+    tokenizers = [(entry or {}).get("sha256") for entry in (data.get("tokenizer"), manifest.tokenizer)]
+    if None not in tokenizers and data["vocab_size"] == manifest.vocab_size:
+        names = [(entry or {}).get("name") for entry in (data.get("tokenizer"), manifest.tokenizer)]
+        pairs["tokenizer"] = ("same", "same") if tokenizers[0] == tokenizers[1] else (names[0], names[1])
+        if tokenizers[0] != tokenizers[1] and names[0] == names[1]:
+            pairs["tokenizer"] = (f"{names[0]} ({tokenizers[0][:8]})", f"{names[1]} ({tokenizers[1][:8]})")
+    return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+
+
+def _report_other_meaning(source: str, export: Export, store: PairStore, config: Config) -> None:
+    """Weights that fit but meant something else take a while to adapt."""
+    changed = []
+    if export.data["fingerprint"] != store.fingerprint:
+        changed.append("the latents were made by another encoder")
+    before = config_from_dict(export.config).corruption
+    for name in ("prediction_type", "latent_schedule"):
+        old, new = getattr(before, name), getattr(config.corruption, name)
+        if old != new:
+            changed.append(f"corruption.{name}: {old} -> {new}")
+    if changed:
+        log.warning("train.init=%s: the weights fit, but %s; they have to adapt", source, "; ".join(changed))
+
+
+def _fit_length_head(weights: dict[str, Tensor], denoiser: Denoiser) -> dict[str, Tensor]:
+    """The head has an output per document length; where the longest differs, the lengths that both have are kept."""
+    fitted, own = dict(weights), denoiser.state_dict()
+    for name in ("length_head.output.weight", "length_head.output.bias"):
+        if name in fitted and name in own and fitted[name].shape[0] != own[name].shape[0]:
+            common = min(len(fitted[name]), len(own[name]))
+            merged = own[name].clone()
+            merged[:common] = fitted[name][:common]
+            fitted[name] = merged
+    return fitted
 
 
 def same_micro_batches(config: Config, settings: dict[str, Any]) -> bool:

@@ -1,0 +1,190 @@
+"""`mmldlm.train`: train a recipe, or resume the run in a folder.
+
+This is where the training loop meets the rooms that it does not know: validation, decoding of samples, and the
+monitor's detectors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmldlm.api.health import Health
+from mmldlm.api.runs import Run, read_run
+from mmldlm.checkpoint.export import make_export, write_description, write_export
+from mmldlm.checkpoint.load import RUNS, LoadedModel
+from mmldlm.config import Config
+from mmldlm.config.recipe import make_config
+from mmldlm.corruption.times import describe_modes, modes_of_run, sees_latents
+from mmldlm.data.store import PairStore
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.distributed.launch import start_ranks
+from mmldlm.distributed.unheard import unheard
+from mmldlm.errors import UserError
+from mmldlm.evaluation.validation import make_validation
+from mmldlm.metrics import text_log
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.run_folder import RunFolder, lock_run
+from mmldlm.runtime import start_runtime
+from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.training.loop import Hooks, Reporter, Trainer
+from mmldlm.training.setup import Setup, set_up
+from mmldlm.training.signals import StopFlag
+
+Progress = Callable[[int, int], None]
+"""Called with the steps done and the steps of the run."""
+Samples = list[dict[str, Any]]
+
+
+def train(
+    recipe: str | Path | Config | Mapping[str, Any],
+    *,
+    store: str | Path | PairStore | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    run: str | Path | os.PathLike[str] | None = None,
+    init: str | Path | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Train a recipe. Called again with the same arguments it resumes where the run stopped.
+
+    `recipe` is a name, a YAML file, a `Config` or a nested mapping; `overrides` are settings such as
+    `{"optim.lr": 5e-4}` or `["optim.lr=5e-4"]`. `store` is the pair store, instead of `data.store`. `run` is the folder
+    of the run, default `saved/<name>`. `init` is a run or an export whose averaged weights training starts from.
+
+    Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint after the step at hand and raise `mmldlm.errors.Interrupted`. Outside
+    the main thread signals are left alone. Messages go to `logging` and to `train.log` in the folder.
+
+    >>> settings = {"train.steps": 2, "train.tensorboard": False, "batch.tokens_per_step": 256, "model.depth": 1}
+    >>> run = mmldlm.train("laptop", store=store, run=folder / "demo", overrides=settings)
+    >>> run.step, run.finished
+    (2, True)
+    """
+    config = make_config(recipe, overrides)
+    if store is not None:
+        config.data.store = str(store.path if isinstance(store, PairStore) else store)
+    if init is not None:
+        config.train.init = os.fspath(init)
+    path = RUNS / config.name if run is None else Path(run)
+    return train_config(config, path, _Steps(progress))
+
+
+def train_config(
+    config: Config, path: Path, reporter: Reporter | None = None, console: logging.Handler | None = None
+) -> Run:
+    """Train, resume, or find finished the run in a folder, which then holds an export.
+
+    `reporter` is told of every logged line; `console` gets the messages that go to `train.log`.
+    """
+    run = RunFolder(path)
+    config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
+    # libraries that are still loading may swallow a Ctrl-C
+    with StopFlag() as stop, start_ranks(config) as ranks:
+        setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks)
+        if ranks.main:
+            _train_main(setup, run, stop, reporter or _Steps(None), console)
+        else:
+            _train_beside(setup, run, stop)
+    return read_run(path)
+
+
+def _train_main(
+    setup: Setup, run: RunFolder, stop: StopFlag, reporter: Reporter, console: logging.Handler | None
+) -> None:
+    """The rank that writes, or the only one."""
+    run.create()
+    with lock_run(run), text_log(run.train_log, console=console) as log:
+        log.info("modes: %s", describe_modes(setup.config.corruption))
+        write_description(run, setup.store)
+        watched = _Watched(reporter, stop)
+        hooks = Hooks(make_validation(setup), sample_decoder(setup), watched)
+        trainer = Trainer(setup, run, hooks, stop=stop)
+        watched.health = Health(setup.config, trainer.events.record, lambda: trainer.saver.last_saved)
+        trainer.fit()
+        weights = trainer.stepper.ema.average if trainer.stepper.ema else setup.denoiser.state_dict()
+        write_export(run.export, make_export(weights, setup.config, setup.store, trainer.step))
+    if trainer.unsaved:
+        raise UserError(
+            f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
+        )
+
+
+def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
+    """Any other rank: it computes, and writes nothing."""
+    logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank reports the rest
+    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], unheard()), stop=stop).fit()
+
+
+class _Steps:
+    """A reporter that passes on how many steps are done."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress, self.num_steps = progress, 0
+
+    def start(self, step: int, num_steps: int) -> None:
+        """The run begins, or resumes, at a step."""
+        self.num_steps = num_steps
+        self.update(step, {})
+
+    def update(self, step: int, fields: dict[str, Any]) -> None:
+        """A line was logged."""
+        if self.progress is not None:
+            self.progress(step, self.num_steps)
+
+
+class _Watched:
+    """A reporter beside the monitor's detectors; a KeyboardInterrupt in it becomes an orderly stop."""
+
+    def __init__(self, reporter: Reporter, stop: StopFlag) -> None:
+        self.reporter, self.stop = reporter, stop
+        self.health: Health | None = None
+
+    def start(self, step: int, num_steps: int) -> None:
+        """The run begins, or resumes, at a step."""
+        self._show(lambda: self.reporter.start(step, num_steps))
+
+    def update(self, step: int, fields: dict[str, Any]) -> None:
+        """A line was logged."""
+        if self.health is not None:
+            self.health.update(step, fields)
+        self._show(lambda: self.reporter.update(step, fields))
+
+    def _show(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except KeyboardInterrupt:
+            self.stop.received = self.stop.received or signal.SIGINT
+
+
+def sample_decoder(setup: Setup) -> Callable[[Denoiser, int], Samples]:
+    """Decodes the first held-out latents of a run with the weights at hand, for `samples.jsonl`."""
+    split, store, corruption = setup.valid_split, setup.store, setup.config.corruption
+    folder = store.tokenizer_path()
+    count = min(len(split), setup.config.train.valid_samples)
+    if not count or folder is None or modes_of_run(corruption).l2t == 0 or not sees_latents(corruption):
+        return lambda denoiser, step: []
+    documents, tokenizer = split.read(np.arange(count)), Tokenizer.load(folder)
+    originals = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+
+    def decode(denoiser: Denoiser, step: int) -> Samples:
+        model = LoadedModel(
+            denoiser, setup.config, setup.corruption, setup.runtime.device, store.fingerprint, store.normalizer,
+            store.manifest.encoder, folder, step, setup.runtime.precision,
+        )  # fmt: skip
+        options = SamplingOptions.from_config(setup.config.sampling, seed=setup.config.train.seed)
+        keys = document_keys(options.seed, documents.ids)
+        latents = store.normalizer.normalize(documents.latents)
+        decoded = decode_latents(model, latents, options, lengths=documents.lengths, keys=keys)
+        texts = tokenizer.decode_batch([tokens.tolist() for tokens in (*originals, *decoded)])
+        return [
+            {"original": original, "decoded": text}
+            for original, text in zip(texts[:count], texts[count:], strict=True)
+        ]
+
+    return decode
