@@ -152,12 +152,12 @@ def _alive(beat: dict[str, Any]) -> bool:
 def _ended(run: RunFolder) -> str:
     """How a run ended that no process works on."""
     ends = ("started", "resumed", "finished", "stopped")
-    last = next((event for event in reversed(list(read_lines(run.events))) if event.get("event") in ends), {})
-    if last.get("event") == "finished":
-        return FINISHED
-    if last.get("event") == "stopped":
-        return STOPPED if "exit_code" in last else FAILED
-    return FAILED if last else STOPPED
+    events = [event for event in read_lines(run.events) if event.get("event") in ends]
+    if not events:
+        return STOPPED
+    if events[-1]["event"] == "stopped":
+        return STOPPED if "exit_code" in events[-1] else FAILED
+    return FINISHED if events[-1]["event"] == "finished" else FAILED
 
 
 def _last_metrics(run: RunFolder) -> tuple[dict[str, float], int]:

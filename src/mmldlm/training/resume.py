@@ -97,13 +97,14 @@ def _differences(export: Export, denoiser: Denoiser, store: PairStore) -> list[s
     pairs |= {
         name: (data[name], getattr(manifest, name)) for name in ("vocab_size", "num_slots", "num_channels")
     }
-    tokenizers = [(entry or {}).get("sha256") for entry in (data.get("tokenizer"), manifest.tokenizer)]
-    if None not in tokenizers and data["vocab_size"] == manifest.vocab_size:
-        names = [(entry or {}).get("name") for entry in (data.get("tokenizer"), manifest.tokenizer)]
-        pairs["tokenizer"] = ("same", "same") if tokenizers[0] == tokenizers[1] else (names[0], names[1])
-        if tokenizers[0] != tokenizers[1] and names[0] == names[1]:
-            pairs["tokenizer"] = (f"{names[0]} ({tokenizers[0][:8]})", f"{names[1]} ({tokenizers[1][:8]})")
+    if data["vocab_size"] == manifest.vocab_size and data.get("tokenizer") and manifest.tokenizer:
+        pairs["tokenizer"] = (_tokenizer(data["tokenizer"]), _tokenizer(manifest.tokenizer))
     return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+
+
+def _tokenizer(described: dict[str, Any]) -> str:
+    """The same for the same vocabulary and rules, whatever the tokenizer was called."""
+    return f"sha256 {described['sha256'][:12]}"
 
 
 def _report_other_meaning(source: str, export: Export, store: PairStore, config: Config) -> None:
