@@ -17,7 +17,8 @@ from .corpus_cases import load_cases
 from .sarif_schema import problems
 
 REPOSITORY = Path(__file__).parents[3]
-BAD = "import torch\nstate = torch.load(path)\nopt = torch.optim.AdamW(p())\n"
+BAD = "import torch\nstate = torch.load(path)\nwith torch.cuda.amp.autocast():\n    opt = torch.optim.AdamW(p())\n"
+GOOD = BAD.replace("cuda.amp.autocast()", 'amp.autocast("cuda")')
 
 
 def _run(*words: object, expect: int | None = None) -> str:
@@ -75,7 +76,7 @@ def test_choices(project: Path) -> None:
 
 
 def test_settings_of_the_project(project: Path) -> None:
-    section = '[tool.traindoctor]\nignore = ["OPT"]\nper-file-ignores = {"train.py" = ["CKP001"]}\n'
+    section = '[tool.traindoctor]\nignore = ["OPT", "AMP"]\nper-file-ignores = {"train.py" = ["CKP001"]}\n'
     (project / "pyproject.toml").write_text(section)
     _run("check", project, expect=0)
     (project / "pyproject.toml").write_text('[tool.traindoctor]\nselct = ["OPT"]\n')
@@ -85,14 +86,18 @@ def test_settings_of_the_project(project: Path) -> None:
 
 def test_machine_formats(project: Path) -> None:
     found = json.loads(_run("check", project, "--output-format", "json"))["findings"]
-    assert {(f["code"], f["line"], f["column"]) for f in found} == {("CKP001", 2, 9), ("OPT001", 3, 7)}
+    assert {(f["code"], f["line"], f["column"]) for f in found} == {
+        ("CKP001", 2, 9),
+        ("AMP001", 3, 6),
+        ("OPT001", 4, 11),
+    }
     sarif = json.loads(_run("check", project, "--output-format", "sarif"))
     run = sarif["runs"][0]
     assert sarif["version"] == "2.1.0"
-    assert [r["ruleId"] for r in run["results"]] == ["CKP001", "OPT001"]
+    assert [r["ruleId"] for r in run["results"]] == ["CKP001", "AMP001", "OPT001"]
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
-        assert result["locations"][0]["physicalLocation"]["region"]["startLine"] in (2, 3)
+        assert result["locations"][0]["physicalLocation"]["region"]["startLine"] in (2, 3, 4)
     github = _run("check", project, "--output-format", "github").splitlines()
     assert github[0].startswith("::warning file=")
     assert ",line=2,col=9," in github[0]
@@ -135,10 +140,10 @@ def test_the_schema_refuses_what_sarif_forbids(project: Path) -> None:
 
 def test_diff_writes_nothing_and_apply_can_be_undone(project: Path) -> None:
     output = _run("fix", project, "--diff", expect=1)
-    assert "+opt = torch.optim.AdamW(p(), fused=True)" in output
+    assert '+with torch.amp.autocast("cuda"):' in output
     assert (project / "train.py").read_text() == BAD
-    assert "OPT001" in _run("fix", project, "--apply", expect=0)
-    assert (project / "train.py").read_text() == BAD.replace("p()", "p(), fused=True")
+    assert "AMP001" in _run("fix", project, "--apply", expect=0)
+    assert (project / "train.py").read_text() == GOOD
     assert "nothing to fix" in _run("fix", project, "--apply", expect=0)
     assert "applied" in _run("history", project, expect=0)
     assert "1 restored" in _run("undo", project, expect=0)
@@ -231,7 +236,7 @@ def test_old_script_asks_applies_and_says_how_to_roll_back(project: Path) -> Non
     assert (project / "train.py").read_text() == BAD
     done = _script(project, "--yes")
     assert done.returncode == 0, done.stderr
-    assert "fused=True" in (project / "train.py").read_text()
+    assert (project / "train.py").read_text() == GOOD
     assert f"roll back with: traindoctor undo {project}" in done.stdout
     _run("undo", project, expect=0)
     assert (project / "train.py").read_text() == BAD

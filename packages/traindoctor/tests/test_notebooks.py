@@ -410,13 +410,13 @@ def test_every_format_names_cell_and_line(tmp_path: Path) -> None:
 
 def test_the_diff_shows_cells_and_writes_nothing(tmp_path: Path) -> None:
     data = write(tmp_path / "n.ipynb", notebook("import torch\n!ls", f"%time x\n{ADAM}"))
-    output = _run("fix", tmp_path, "--diff")
+    output = _run("fix", tmp_path, "--diff", "--unsafe")
     assert (
         "--- a/n.ipynb:cell 2\n+++ b/n.ipynb:cell 2\n@@ -1,2 +1,2 @@\n"
         f" %time x\n-{ADAM}\n+{FUSED}\n" in output
     )
     assert (tmp_path / "n.ipynb").read_bytes() == data
-    assert "1 fixes in 1 files" in _run("fix", tmp_path / "n.ipynb", "--apply")
-    assert "nothing to fix" in _run("fix", tmp_path, "--apply")
+    assert "1 fixes in 1 files" in _run("fix", tmp_path / "n.ipynb", "--apply", "--unsafe")
+    assert "nothing to fix" in _run("fix", tmp_path, "--apply", "--unsafe")
     assert "1 restored" in _run("undo", tmp_path)
     assert (tmp_path / "n.ipynb").read_bytes() == data

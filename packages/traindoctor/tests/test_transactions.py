@@ -98,7 +98,7 @@ def test_undo_refuses_only_the_file_that_was_changed_since(tmp_path: Path) -> No
 def test_undo_of_an_older_transaction_names_the_newer_one(tmp_path: Path) -> None:
     root = _project(tmp_path)
     options = load_options(root, select=["OPT001"], external=False)
-    first = transactions.apply(root, plan(audit(root, options), options, unsafe=False))
+    first = transactions.apply(root, plan(audit(root, options), options, unsafe=True))
     file = root / "a" / "train.py"
     change = FileChange("a/train.py", Kind.PYTHON, file.read_bytes(), file.read_bytes() + b"# more\n")
     second = transactions.apply(root, [change])

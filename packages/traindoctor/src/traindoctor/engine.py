@@ -21,11 +21,12 @@ from traindoctor.ignores import Ignore, apply_ignores, find_ignores
 from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.notebook import CellLines, NotebookSource, placed
 from traindoctor.options import Options
+from traindoctor.programs import Project, build_project
 from traindoctor.python_file import CannotParseError, PythonFile
 from traindoctor.registry import Rule, all_rules, checks_for, project_checks
 from traindoctor.shell_file import ShellError, ShellFile
 from traindoctor.source import MAX_BYTES, Source, UnreadableError, read_source
-from traindoctor.torch_pin import read_pins, remember, within
+from traindoctor.torch_pin import Version, read_pins, within
 from traindoctor.types import Facts, Finding, Kind, Span
 from traindoctor.yaml_file import YamlFile, YamlSyntaxError
 
@@ -81,7 +82,9 @@ class Report:
     files: list[Found]
     findings: list[Finding]
     """What stands, sorted by place."""
-    facts: Facts
+    project: Project
+    pins: dict[str, Version] = field(default_factory=dict)
+    """Folder -> the newest PyTorch that its requirements allow."""
     digests: dict[str, str] = field(default_factory=dict)
     """Path -> digest of the bytes that the findings speak of."""
 
@@ -175,33 +178,58 @@ def audit(path: Path, options: Options) -> Report:
     """Read everything below a path and return what stands after conditions, ignores and options."""
     root, files = discover(path, options.exclude)
     results = in_processes(partial(_examine_found, codes=options.codes), files)
-    facts = Facts()
-    for result in results:
-        facts.merge(result.facts)
-    remember(facts, read_pins(root, below=path.is_dir()))
+    pins = read_pins(root, below=path.is_dir())
     environments = [file for file in files if file.kind is Kind.ENV]
-    facts.features |= {f"gitignored:{f.relative}" for f in environments if ignored_by_git(root, f.relative)}
+    extra = {f"gitignored:{f.relative}" for f in environments if ignored_by_git(root, f.relative)}
+    kinds = {file.relative: file.kind for file in files}
+    project = build_project({result.path: result.facts for result in results}, kinds, extra)
     found = [finding for result in results for finding in result.findings]
     for declared, check in project_checks():
         if declared.code in options.codes:
-            found += check(facts, declared)
+            found += check(project, declared)
     ignores = {result.path: result.ignores for result in results if result.ignores}
     if options.external:
         from traindoctor.external import run_external
 
         found += run_external(root, files, found)
-    standing = judge(found, ignores, facts.features, options)
+    standing = judge(found, ignores, project.features_of, pins, options)
     cells = {result.path: result.cells for result in results if result.cells}
     standing = [placed(finding, cells.get(finding.path, ())) for finding in standing]
-    return Report(root, files, standing, facts, {result.path: result.digest for result in results})
+    digests = {result.path: result.digest for result in results}
+    return Report(root, files, standing, project, pins, digests)
+
+
+Features = tuple[frozenset[str], ...]
+"""Of each program that a file belongs to."""
 
 
 def judge(
-    found: list[Finding], ignores: dict[str, list[Ignore]], features: set[str], options: Options
+    found: list[Finding],
+    ignores: dict[str, list[Ignore]],
+    features_of: Callable[[str], Features],
+    pins: dict[str, Version],
+    options: Options,
 ) -> list[Finding]:
-    """Drop what the project contradicts, what is ignored and what was not asked for."""
-    standing = [finding for finding in found if finding.condition.holds(features)]
-    standing = within(standing, features)
+    """Drop what the programs contradict, what is ignored and what was not asked for; label the fixes."""
+    standing = []
+    for finding in found:
+        programs = [features for features in features_of(finding.path) if finding.condition.holds(features)]
+        if programs:
+            standing.append(_labelled(finding, programs))
+    standing = within(standing, pins)
     kept, remarks = apply_ignores(standing, ignores, options.codes)
     unique = {(f.code, f.path, f.span, f.message): f for f in [*kept, *remarks] if options.wants(f)}
     return sorted(unique.values(), key=Finding.sort_key)
+
+
+def _labelled(finding: Finding, programs: list[frozenset[str]]) -> Finding:
+    """The finding with its fix as it stands in these programs: safe, unsafe, or none where it would raise."""
+    fix = finding.fix
+    if fix is None:
+        return finding
+    present = frozenset().union(*programs)
+    if fix.dropped_if & present:
+        why = ", ".join(sorted(name.replace("_", " ") for name in fix.dropped_if & present))
+        return replace(finding, fix=None, message=f"{finding.message} (no fix: this program has {why})")
+    safe = fix.safe and not fix.unsafe_if & present
+    return replace(finding, fix=replace(fix, safe=safe, unsafe_if=frozenset(), dropped_if=frozenset()))

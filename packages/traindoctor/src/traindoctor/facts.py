@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,9 @@ import yaml
 
 from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_method
+from traindoctor.python_file import PythonFile, argument, has_spread, is_constant, is_method
 from traindoctor.shell_file import ShellFile
-from traindoctor.types import Facts, Setting
+from traindoctor.types import Facts, Kind, Setting
 from traindoctor.yaml_file import YamlFile
 
 DISTRIBUTED_CALLS = (
@@ -84,15 +85,73 @@ def _python(file: PythonFile) -> Facts:
             facts.features.add(feature)
     if file.uses("accelerate") and "accumulate" in words:
         facts.features.add("no_sync")
+    _python_features(file, facts)
+    _python_program(file, facts)
     return facts
+
+
+_TRAINERS = ("lightning", "pytorch_lightning", "transformers", "trl", "accelerate", "deepspeed", "composer")
+
+
+def _python_features(file: PythonFile, facts: Facts) -> None:
+    """What decides about the safety of a fix, or about whether a program trains at all."""
+    attributes, words = file.attributes, facts.words
+    present = {
+        "grad_read": "grad" in attributes or "grad" in words,
+        "detached_in_place": "detach_" in attributes,
+        "sparse": any(k.arg == "sparse" and not is_constant(k.value, False) for k in file.of(ast.keyword))
+        or bool({"to_sparse", "sparse_coo_tensor", "SparseAdam"} & words),
+        "lightning": any(file.uses(name) for name in ("lightning", "pytorch_lightning", "lightning_fabric")),
+        "autocast_settings": any(word.startswith("set_autocast") for word in file.identifiers),
+        "buffers": "register_buffer" in attributes,
+        "spawns": bool({"spawn", "start_processes"} & attributes) and file.uses("torch.multiprocessing"),
+        "inference": bool({"no_grad", "inference_mode", "eval", "generate"} & attributes),
+        "trains_at_import": any(file.function_of(loop) is file.tree for loop in file.training_loops),
+        "resumes": bool({"load_state_dict", "load_checkpoint", "resume_from_checkpoint"} & file.identifiers),
+        "scheduler_saved": any("sched" in word.lower() for word in words) and "state_dict" in attributes,
+    }
+    if "backward" in attributes or (
+        any(file.uses(name) for name in _TRAINERS) and {"fit", "train", "Trainer"} & file.identifiers
+    ):
+        facts.features.add("training")
+    facts.features |= {name for name, holds in present.items() if holds}
+
+
+def _python_program(file: PythonFile, facts: Facts) -> None:
+    """What the file imports, whether it is started itself, and which settings files it names."""
+    folder = file.path.split("/")[:-1]
+    for node in file.of(ast.Import):
+        facts.imports |= {alias.name for alias in node.names}
+    for source in file.of(ast.ImportFrom):
+        base = source.module or ""
+        if source.level:
+            above = folder[: len(folder) - source.level + 1]
+            base = "." + ".".join([*above, *([base] if base else [])])
+        facts.imports |= {
+            f"{base}.{alias.name}" if base.strip(".") else f".{alias.name}" for alias in source.names
+        }
+    facts.is_entry = file.source.kind is Kind.NOTEBOOK or any(
+        isinstance(node.test, ast.Compare) and dotted(node.test.left) == "__name__"
+        for node in file.of(ast.If)
+    )
+    for call, name in file.calls:
+        if name in ("importlib.import_module", "__import__") or dotted(call.func) == "__import__":
+            if call.args and isinstance(call.args[0], ast.Constant):
+                facts.imports.add(str(call.args[0].value))
+            else:
+                facts.features.add("dynamic_import")
+        elif name in ("hydra.main", "hydra.initialize", "hydra.compose"):
+            given = argument(call, "config_path", 0)
+            if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                facts.configs.add(posixpath.normpath("/".join([*folder, given.value])))
+            named = argument(call, "config_name", 1)
+            if isinstance(named, ast.Constant) and isinstance(named.value, str):
+                facts.configs.add(f"{named.value.removesuffix('.yaml')}.yaml")
+    facts.configs |= {word for word in facts.words if word.endswith((".yaml", ".yml")) and "*" not in word}
 
 
 def _python_calls(file: PythonFile, facts: Facts) -> None:
     for call, name in file.calls:
-        if is_method(call, "detach_") and isinstance(call.func, ast.Attribute):
-            held = dotted(call.func.value) or ""
-            if "grad" in held.rsplit(".", 1)[-1]:
-                facts.features.add("grad_detached")
         if name in DISTRIBUTED_CALLS or _asks_for_ranks(call, name):
             facts.features.add("distributed")
         if name == "torch.nn.parallel.DistributedDataParallel":
@@ -207,6 +266,17 @@ def _shell(file: ShellFile) -> Facts:
     facts = Facts()
     facts.features |= {f"reads:{name}" for name in _SHELL_READ.findall(file.source.text)}
     for command in file.commands:
+        before = ""
+        for word in command.words:
+            if word.raw.endswith(".py"):
+                facts.launches.add(word.plain.removeprefix("./"))
+            elif word.raw.endswith((".yaml", ".yml")):
+                facts.configs.add(word.plain.rsplit("=", 1)[-1])
+            elif before == "--config-name" or word.plain.startswith("--config-name="):
+                facts.configs.add(f"{word.plain.removeprefix('--config-name=')}.yaml")
+            before = word.plain
+        if "-m" in (arguments := command.arguments) and arguments.index("-m") + 1 < len(arguments):
+            facts.launches.add(arguments[arguments.index("-m") + 1].replace(".", "/") + ".py")
         if command.is_training():
             for word in command.words[1:]:
                 match = _OVERRIDE.fullmatch(word.raw)
@@ -226,8 +296,10 @@ def _yaml(file: YamlFile) -> Facts:
             else "["
         )
         facts.settings.append(Setting(file.path, entry.key, value, file.span(entry.key_node)))
-        if entry.name in ("_target_", "class_path") and (entry.scalar or "").endswith("DDPStrategy"):
-            facts.features.add("distributed")
+        if entry.name in ("_target_", "class_path", "target") and entry.scalar:
+            facts.imports.add(entry.scalar)
+            if entry.scalar.endswith("DDPStrategy"):
+                facts.features.add("distributed")
         if entry.scalar and "$" in entry.scalar:
             facts.words |= {f"interpolated:{key}" for key in re.findall(r"\$\{([\w.]+)\}", entry.scalar)}
     return facts

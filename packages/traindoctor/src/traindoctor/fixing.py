@@ -17,10 +17,11 @@ from functools import partial
 import yaml
 
 from traindoctor.discovery import Found
-from traindoctor.engine import Report, digest, examine, in_processes, judge
+from traindoctor.engine import Features, Report, digest, examine, in_processes, judge
 from traindoctor.notebook import NotebookSource, placed
 from traindoctor.options import Options
 from traindoctor.source import Source, UnreadableError, read_source
+from traindoctor.torch_pin import Version
 from traindoctor.types import Finding, Kind, TextEdit
 
 _MAX_PASSES = 12
@@ -78,6 +79,7 @@ class _Job:
     found: Found
     digest: str
     findings: tuple[Finding, ...]
+    features: Features
 
 
 def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
@@ -87,16 +89,21 @@ def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
         if finding.fix is not None and (finding.fix.safe or unsafe):
             by_path.setdefault(finding.path, []).append(finding)
     jobs = [
-        _Job(found, report.digests.get(found.relative, ""), tuple(by_path[found.relative]))
+        _Job(
+            found,
+            report.digests.get(found.relative, ""),
+            tuple(by_path[found.relative]),
+            report.project.features_of(found.relative),
+        )
         for found in report.files
         if found.relative in by_path
     ]
-    task = partial(_fix_file, features=report.facts.features, options=options, unsafe=unsafe)
+    task = partial(_fix_file, pins=report.pins, options=options, unsafe=unsafe)
     changes = in_processes(task, jobs)
     return [change for change in changes if change.after != change.before or change.refused]
 
 
-def _fix_file(job: _Job, features: set[str], options: Options, unsafe: bool) -> FileChange:
+def _fix_file(job: _Job, pins: dict[str, Version], options: Options, unsafe: bool) -> FileChange:
     before = job.found.absolute.read_bytes()
     change = FileChange(job.found.relative, job.found.kind, before, before)
     given_up: set[tuple[str, str]] = set()
@@ -105,7 +112,8 @@ def _fix_file(job: _Job, features: set[str], options: Options, unsafe: bool) -> 
             standing = list(job.findings)  # the file is as it was audited
         else:
             result = examine(change.path, change.kind, change.after, options.codes)
-            standing = judge(result.findings, {change.path: result.ignores}, features, options)
+            ignores = {change.path: result.ignores}
+            standing = judge(result.findings, ignores, lambda _: job.features, pins, options)
             standing = [placed(finding, result.cells) for finding in standing]
         wanted = [
             f

@@ -78,14 +78,24 @@ def find_targets(file: YamlFile) -> Iterator[Target]:
             yield Target(_SHORT.get(name, name), path or stem, value, arguments, first)
 
 
-def set_argument(file: YamlFile, target: Target, name: str, value: str, *, safe: bool) -> Fix | None:
+def set_argument(
+    file: YamlFile,
+    target: Target,
+    name: str,
+    value: str,
+    *,
+    safe: bool,
+    unsafe_if: frozenset[str] = frozenset(),
+    dropped_if: frozenset[str] = frozenset(),
+) -> Fix | None:
     """Give a block `name: value`, replacing what is there; None where it cannot be written at one exact place."""
     title = f"set {name}: {value}"
     given = target.get(name)
     if given is not None:
         if not isinstance(given, yaml.ScalarNode) or given.style in ("|", ">"):
             return None
-        return Fix(title, safe, text_edits=(TextEdit(*file.range(given), value),))
+        edits = (TextEdit(*file.range(given), value),)
+        return Fix(title, safe, text_edits=edits, unsafe_if=unsafe_if, dropped_if=dropped_if)
     start, column = file.range(target.first)[0], target.first.start_mark.column
     shares = any(value is target.anchor for _, value in target.arguments.value)
     behind = file.range(target.anchor)[1]
@@ -99,7 +109,8 @@ def set_argument(file: YamlFile, target: Target, name: str, value: str, *, safe:
         added = (end, f"{file.source.newline}{' ' * column}{name}: {value}")
     else:  # the arguments stand in a mapping of their own
         added = (start, f"{name}: {value}{file.source.newline}{' ' * column}")
-    return Fix(title, safe, text_edits=(TextEdit(added[0], added[0], added[1]),))
+    edits = (TextEdit(added[0], added[0], added[1]),)
+    return Fix(title, safe, text_edits=edits, unsafe_if=unsafe_if, dropped_if=dropped_if)
 
 
 def place(file: YamlFile, target: Target) -> Span:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traindoctor.discovery import SKIPPED_FOLDERS
-from traindoctor.types import Facts, Finding
+from traindoctor.types import Finding
 
 Version = tuple[int, int]
 
@@ -47,7 +47,6 @@ _TABLE = re.compile(
 _IMAGE = re.compile(r"^FROM\s+(?:--\S+\s+)?\S*pytorch/pytorch:(\d+)\.(\d+)", re.MULTILINE)
 _UPPER = re.compile(r"(?:^|[\s,])(==?|~=|<=|<)\s*(\d+)(?:\.(\d+))?")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
-_MARK = "torch<="
 
 NOT_YET: dict[str, Version] = {"AMP001": (2, 4), "AMP007": (2, 3), "SHL007": (1, 10)}
 """Deprecated since this version: before it there is nothing to report."""
@@ -127,14 +126,8 @@ def _upper_bound(requirement: str) -> Version | None:
     return min(found, default=None)
 
 
-def remember(facts: Facts, pins: dict[str, Version]) -> None:
-    """Note the pins among the project's features."""
-    facts.features |= {f"{_MARK}{major}.{minor}@{folder}" for folder, (major, minor) in pins.items()}
-
-
-def within(findings: list[Finding], features: set[str]) -> list[Finding]:
+def within(findings: list[Finding], pins: dict[str, Version]) -> list[Finding]:
     """The findings that make sense for the PyTorch pinned nearest to them, with the fixes that it can run."""
-    pins = dict(_parse(word) for word in features if word.startswith(_MARK))
     if not pins:
         return findings
     kept = []
@@ -164,9 +157,3 @@ def _pin_of(path: str, pins: dict[str, Version]) -> Version | None:
         if folder in pins:
             return pins[folder]
     return pins.get("")
-
-
-def _parse(word: str) -> tuple[str, Version]:
-    version, _, folder = word.removeprefix(_MARK).partition("@")
-    major, minor = version.split(".")
-    return folder, (int(major), int(minor))

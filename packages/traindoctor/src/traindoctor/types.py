@@ -67,25 +67,29 @@ class NodeEdit:
 
 @dataclass(frozen=True)
 class Fix:
-    """A change that removes the finding. Safe: the program does the same, only better."""
+    """A change that removes the finding. Safe: no program behaves otherwise, except faster."""
 
     title: str
     safe: bool
     text_edits: tuple[TextEdit, ...] = ()
     node_edits: tuple[NodeEdit, ...] = ()
+    unsafe_if: frozenset[str] = frozenset()
+    """Features of the program that make it unsafe."""
+    dropped_if: frozenset[str] = frozenset()
+    """Features of the program in which this change would raise: then no fix is offered."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What the rest of the project must hold for a finding to stand; decided when every file was read."""
+    """What the program around a file must hold for a finding to stand; decided when every file was read."""
 
     needs: frozenset[str] = frozenset()
-    """All of these features occur somewhere in the project."""
+    """All of these features occur somewhere in the program."""
     unless: frozenset[str] = frozenset()
-    """None of these features occurs anywhere in the project."""
+    """None of these features occurs anywhere in the program."""
 
     def holds(self, features: frozenset[str] | set[str]) -> bool:
-        """Whether a project with these features satisfies the condition."""
+        """Whether a program with these features satisfies the condition."""
         return self.needs <= features and not (self.unless & features)
 
 
@@ -147,6 +151,14 @@ class Facts:
     """Command-line options declared with argparse."""
     overrides: list[Setting] = field(default_factory=list)
     """`a.b=c` words on command lines in shell scripts."""
+    imports: set[str] = field(default_factory=set)
+    """Imported names: dotted as written, or from the root of the tree with a dot in front where they are relative."""
+    is_entry: bool = False
+    """Whether the file is started as a program."""
+    configs: set[str] = field(default_factory=set)
+    """Names of settings files, and folders (relative to the root) that Hydra reads."""
+    launches: set[str] = field(default_factory=set)
+    """Python files that a script starts."""
 
     def merge(self, other: Facts) -> None:
         """Add what another file tells."""
@@ -156,6 +168,8 @@ class Facts:
         self.settings += other.settings
         self.options += other.options
         self.overrides += other.overrides
+        self.imports |= other.imports
+        self.configs |= other.configs
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class Variable:
         return Fix(title, safe, text_edits=(TextEdit(*self.value_range, text),))
 
     def rename(self, name: str, title: str) -> Fix | None:
-        """Set another variable to the same value."""
-        return Fix(title, True, text_edits=(TextEdit(*self.name_range, name),)) if self.name_range else None
+        """Set another variable to the same value; unsafe, for the environment may hold the other name already."""
+        return Fix(title, False, text_edits=(TextEdit(*self.name_range, name),)) if self.name_range else None
 
     def remove(self, title: str) -> Fix | None:
         """Take the line out."""

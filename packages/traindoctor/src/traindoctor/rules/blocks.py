@@ -13,6 +13,10 @@ from traindoctor.yaml_file import Entry, YamlFile
 LOADER = "torch.utils.data.DataLoader"
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FUSABLE = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
+FUSED_RAISES = frozenset({"sparse", "lightning"})
+"""A fused optimizer takes no sparse gradients, and Lightning's mixed precision refuses to clip with one."""
+VIEW_RAISES = frozenset({"detached_in_place"})
+"""detach_() on a gradient raises where gradients are views of buckets."""
 KERNEL_CHOICES = ("fused", "foreach", "capturable", "differentiable")
 WORKER_KEYS = ("num_workers", "dataloader_num_workers", "n_workers", "loader_workers")
 STRATEGY = "ddp_find_unused_parameters_true"
@@ -108,7 +112,7 @@ def unfused_block(file: YamlFile, about: Rule) -> Iterator[Finding]:
     """OPT001 in a block."""
     for block in find_targets(file):
         if block.name in FUSABLE and not block.is_merged() and not any(map(block.get, KERNEL_CHOICES)):
-            fix = set_argument(file, block, "fused", "true", safe=False)
+            fix = set_argument(file, block, "fused", "true", safe=False, dropped_if=FUSED_RAISES)
             message = f"{block.path}: {block.name} without fused: true starts many small kernels per step"
             yield about.at(file.path, place(file, block), message, fix)
 
@@ -139,9 +143,17 @@ def bucket_view_missing(file: YamlFile, about: Rule) -> Iterator[Finding]:
     for block in find_targets(file):
         wraps = block.name in (DDP, "DDPStrategy") and not block.is_merged()
         if wraps and block.get("gradient_as_bucket_view") is None:
-            fix = set_argument(file, block, "gradient_as_bucket_view", "true", safe=False)
+            fix = set_argument(
+                file,
+                block,
+                "gradient_as_bucket_view",
+                "true",
+                safe=block.name == DDP,  # what Lightning does with gradients is not in sight
+                unsafe_if=frozenset({"grad_read"}),
+                dropped_if=VIEW_RAISES,
+            )
             message = f"{block.path}: DDP copies gradients into buckets; views save one copy"
-            yield about.at(file.path, place(file, block), message, fix, unless=["grad_detached"])
+            yield about.at(file.path, place(file, block), message, fix)
 
 
 def waits_for_days(file: YamlFile, about: Rule) -> Iterator[Finding]:

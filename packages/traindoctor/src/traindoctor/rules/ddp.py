@@ -21,6 +21,7 @@ from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import (
     DDP,
     STRATEGY,
+    VIEW_RAISES,
     bucket_view_missing,
     unused_parameters_searched,
     waits_for_days,
@@ -98,7 +99,8 @@ def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Find
         yield from unused_parameters_searched(file, about)
         return
     for call in file.calls_of(DDP, *_PASSED_ON):
-        if is_constant(argument(call, "find_unused_parameters"), True):
+        static = is_constant(argument(call, "static_graph"), True)  # finds them in the first step alone
+        if is_constant(argument(call, "find_unused_parameters"), True) and not static:
             fix = set_keyword(file, call, "find_unused_parameters", "False", safe=False)
             message = (
                 "find_unused_parameters=True walks the graph in every step; freeze unused parameters instead"
@@ -121,9 +123,12 @@ def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Find
     "the memory of "
     "one gradient set less.",
     effect="Documented: peak memory falls by about the size of the gradients (4 bytes a parameter in fp32). "
-    "No fix is offered where any file of the project calls grad.detach_(), which raises on a view.",
+    "Not measured here.",
     source=f"{DDP_DOCS}, gradient_as_bucket_view",
-    fix="safe",
+    fix="safe or unsafe",
+    remedy="Unsafe where any file of the program touches `.grad`: a gradient that somebody keeps is "
+    "overwritten by the next "
+    "step. No fix is offered where any file calls detach_(), which raises on a view.",
     bad="DDP(model, device_ids=[rank])",
     good="DDP(model, device_ids=[rank], gradient_as_bucket_view=True)",
 )
@@ -134,11 +139,16 @@ def no_bucket_view(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
     for call in _wraps(file):
         if argument(call, "gradient_as_bucket_view") is None:
             message = "DDP copies gradients into buckets; views save one copy"
-            fix = set_keyword(file, call, "gradient_as_bucket_view", "True", safe=True)
-            yield about.at(file.path, file.span(call), message, fix, unless=["grad_detached"])
-            # detach_() on a view raises: the fix would stop the first zero_grad written that way, in whichever file.
-            message = "DDP copies gradients into buckets; views would save one, but this project calls grad.detach_()"
-            yield about.at(file.path, file.span(call), message, needs=["grad_detached"])
+            fix = set_keyword(
+                file,
+                call,
+                "gradient_as_bucket_view",
+                "True",
+                safe=True,
+                unsafe_if=frozenset({"grad_read"}),
+                dropped_if=VIEW_RAISES,
+            )
+            yield about.at(file.path, file.span(call), message, fix)
 
 
 @rule(
@@ -150,7 +160,9 @@ def no_bucket_view(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
     why="broadcast_buffers (on by default) sends every buffer from rank 0 at each forward. Constant buffers "
     "(rotary tables, "
     "schedules) are equal on all ranks already.",
-    effect="Qualitative: one more collective per forward. Silent where any file mentions batch norm.",
+    effect="Not measured: one more collective per forward. Reported only where a file of the program "
+    "registers a buffer and "
+    "none mentions batch norm.",
     source=f"{DDP_DOCS}, broadcast_buffers",
     fix="unsafe",
     remedy="Unsafe because a buffer that is updated in training (a running mean) would drift apart between ranks.",
@@ -162,7 +174,7 @@ def broadcasts_buffers(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if argument(call, "broadcast_buffers", 4) is None:
             fix = set_keyword(file, call, "broadcast_buffers", "False", safe=False)
             message = "DDP sends all buffers at every forward, and nothing in this project has batch norm"
-            yield about.at(file.path, file.span(call), message, fix, unless=["batch_norm"])
+            yield about.at(file.path, file.span(call), message, fix, needs=["buffers"], unless=["batch_norm"])
 
 
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
@@ -402,7 +414,7 @@ def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 call, file.function_of(call)
             ):
                 message = f"{name} overwrites what the launcher chose; two jobs on one machine collide"
-                yield about.at(file.path, file.span(given[name]), message)
+                yield about.at(file.path, file.span(given[name]), message, unless=["spawns"])
     for node in file.of(ast.Assign):
         if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
             continue
@@ -417,4 +429,4 @@ def port_overwritten(file: PythonFile, about: Rule) -> Iterator[Finding]:
         edit = NodeEdit(file.span(node), "replace_statement", (text,))
         fix = Fix("use setdefault, so that the launcher wins", False, node_edits=(edit,))
         message = f"{file.text(target)} overwrites what the launcher chose; two jobs on one machine collide"
-        yield about.at(file.path, file.span(node), message, fix)
+        yield about.at(file.path, file.span(node), message, fix, unless=["spawns"])

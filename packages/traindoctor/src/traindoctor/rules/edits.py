@@ -9,7 +9,16 @@ from traindoctor.python_file import PythonFile
 from traindoctor.types import Fix, NodeEdit, Span
 
 
-def set_keyword(file: PythonFile, call: ast.Call, name: str, value: str, *, safe: bool) -> Fix | None:
+def set_keyword(
+    file: PythonFile,
+    call: ast.Call,
+    name: str,
+    value: str,
+    *,
+    safe: bool,
+    unsafe_if: frozenset[str] = frozenset(),
+    dropped_if: frozenset[str] = frozenset(),
+) -> Fix | None:
     """Give a call `name=value`, replacing what is there; None where the call cannot take a keyword.
 
     A value that comes from a dictionary or a partial elsewhere is changed there, which others may see: never safe.
@@ -29,7 +38,7 @@ def set_keyword(file: PythonFile, call: ast.Call, name: str, value: str, *, safe
             NodeEdit(file.span(given), "replace", (value,)),
             False,
         )  # dict(name=value), partial(..., name=value)
-    return Fix(f"set {name}={value}", safe, node_edits=(edit,))
+    return Fix(f"set {name}={value}", safe, node_edits=(edit,), unsafe_if=unsafe_if, dropped_if=dropped_if)
 
 
 def _within(inner: Span, outer: Span) -> bool:

@@ -37,10 +37,9 @@ def _insert_after_header(file: ShellFile, line: str) -> TextEdit:
     "`set -e` and every `&&` after it believe that a crashed run has finished.",
     effect="Checked with bash 5.2: `false | tee x` exits with 0, with pipefail it exits with 1.",
     source=f"{BASH}, Pipelines and the set builtin (pipefail)",
-    fix="safe or unsafe",
-    remedy="`set -o pipefail` at the top, or ${PIPESTATUS[0]}. Unsafe together with `set -e` or where "
-    "another pipeline is "
-    "tested, because those then change too.",
+    fix="unsafe",
+    remedy="`set -o pipefail` at the top, or ${PIPESTATUS[0]}. Unsafe because the script then ends with another exit "
+    "code, and other pipelines change too.",
     bad="torchrun train.py 2>&1 | tee train.log",
     good="set -o pipefail\ntorchrun train.py 2>&1 | tee train.log",
 )
@@ -57,19 +56,9 @@ def lost_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
         fix = None
         if bash and not first.guards:
             edit = _insert_after_header(file, "set -o pipefail")
-            safe = "e" not in state and not _pipelines_are_tested(file, first)
-            fix = Fix("set -o pipefail", safe, text_edits=(edit,))
+            fix = Fix("set -o pipefail", False, text_edits=(edit,))
         message = f"the exit code of {first.name} is lost behind `| {last.name}`: a crash looks like success"
         yield about.at(file.path, file.span(first.start, last.end), message, fix)
-
-
-def _pipelines_are_tested(file: ShellFile, training: Command) -> bool:
-    """Whether another pipeline's exit code decides something: `if x | grep -q y` changes its meaning with pipefail."""
-    for pipeline in file.pipelines():
-        decides = "test" in pipeline[-1].guards or pipeline[-1].after in ("&&", "||")
-        if len(pipeline) > 1 and pipeline[0] is not training and decides:
-            return True
-    return False
 
 
 @rule(
@@ -114,8 +103,10 @@ _PORT = re.compile(r"--(?:master|main)[_-](?:process[_-])?port")
     "joins the first.",
     effect="Qualitative: any second job on the node fails.",
     source="PyTorch docs, torchrun (rdzv_endpoint, --standalone)",
-    fix="safe",
-    remedy="`${MASTER_PORT:-29500}` lets the outside choose; `--standalone` picks a free port on one node.",
+    fix="unsafe",
+    remedy="`${MASTER_PORT:-29500}` lets the outside choose; `--standalone` picks a free port on one node. "
+    "Unsafe because "
+    "a MASTER_PORT in the environment then counts, also for a second job of the same script.",
     bad="export MASTER_PORT=29500",
     good='export MASTER_PORT="${MASTER_PORT:-29500}"',
 )
@@ -125,7 +116,7 @@ def fixed_port(file: ShellFile, about: Rule) -> Iterator[Finding]:
         tested = any("MASTER_PORT" in guard for guard in command.guards)
         if assignment.name == "MASTER_PORT" and value and value.isdigit() and not tested and assignment.alone:
             edit = TextEdit(assignment.value.start, assignment.value.end, f'"${{MASTER_PORT:-{value}}}"')
-            fix: Fix | None = Fix("let the outside choose the port", True, text_edits=(edit,))
+            fix: Fix | None = Fix("let the outside choose the port", False, text_edits=(edit,))
             span = file.span(assignment.start, assignment.value.end)
             yield about.at(
                 file.path, span, f"MASTER_PORT={value} is fixed; two jobs on one machine collide", fix
@@ -145,7 +136,7 @@ def fixed_port(file: ShellFile, about: Rule) -> Iterator[Finding]:
                 # With a second port or MASTER_PORT in the script, one variable cannot stand for both.
                 if alone and file.source.text[start : target.end] == text:
                     edit = TextEdit(start, target.end, f'"${{MASTER_PORT:-{text}}}"')
-                    fix = Fix("let the outside choose the port", True, text_edits=(edit,))
+                    fix = Fix("let the outside choose the port", False, text_edits=(edit,))
                 yield about.at(
                     file.path,
                     file.word_span(target),
@@ -213,10 +204,10 @@ def _option(command: Command, *names: str) -> str | None:
     effect="A FutureWarning on every start.",
     source="PyTorch docs, torch.distributed.launch (deprecated)",
     fix="safe",
-    remedy="The fix is offered where --use_env is given; without it the script is passed --local-rank and "
-    "must read LOCAL_RANK first.",
+    remedy="torchrun is the same as `python -m torch.distributed.run`. The fix is offered where --use_env is given; "
+    "without it the script is passed --local-rank and must read LOCAL_RANK first.",
     bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py",
-    good="torchrun --nproc_per_node=8 train.py",
+    good="python -m torch.distributed.run --nproc_per_node=8 train.py",
 )
 def deprecated_launcher(file: ShellFile, about: Rule) -> Iterator[Finding]:
     for command in file.commands:
@@ -229,8 +220,12 @@ def deprecated_launcher(file: ShellFile, about: Rule) -> Iterator[Finding]:
                     flag = environment[0]
                     text = file.source.text
                     before = flag.start - 1 if text[flag.start - 1] == " " else flag.start
-                    edits = (TextEdit(words[0].start, word.end, "torchrun"), TextEdit(before, flag.end, ""))
-                    fix = Fix("call torchrun", True, text_edits=edits)
+                    # The same interpreter as before: a torchrun on the path may belong to another one.
+                    edits = (
+                        TextEdit(word.start, word.end, "torch.distributed.run"),
+                        TextEdit(before, flag.end, ""),
+                    )
+                    fix = Fix("call torch.distributed.run", True, text_edits=edits)
                 message = "torch.distributed.launch is deprecated; torchrun replaces it"
                 yield about.at(file.path, file.span(words[0].start, word.end), message, fix)
 

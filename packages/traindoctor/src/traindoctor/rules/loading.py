@@ -154,7 +154,7 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
                 else None
             )
             message = f"training DataLoader with {what}: batches are loaded by the process that feeds the GPU"
-            yield about.at(file.path, file.span(call), message, fix)
+            yield about.at(file.path, file.span(call), message, fix, unless=["inference_only"])
 
 
 @rule(
@@ -168,7 +168,10 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
     "does nothing.",
     effect="Qualitative here (needs a GPU): the copy of a batch cannot overlap with compute.",
     source=f"{LOADER_DOCS}, memory pinning; PyTorch tutorial on pin_memory and non_blocking",
-    fix="safe",
+    fix="unsafe",
+    remedy="Unsafe because a dataset that returns GPU tensors or objects of its own cannot be pinned, and "
+    "locked memory is "
+    "limited.",
     bad="DataLoader(dataset, batch_size=64, num_workers=4)",
     good="DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
 )
@@ -183,12 +186,9 @@ def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
         if workers is None or is_constant(workers, 0) or (pinned is None and has_spread(call)):
             continue
         if pinned is None or is_constant(pinned, False):
-            # A collate function may return GPU tensors, which cannot be pinned.
-            safe = pinned is None and argument(call, "collate_fn", 6) is None
-            fix = set_keyword(file, call, "pin_memory", "True", safe=safe) if len(call.args) <= 7 else None
-            yield about.at(
-                file.path, file.span(call), "DataLoader does not pin memory: copies to the GPU block", fix
-            )
+            fix = set_keyword(file, call, "pin_memory", "True", safe=False) if len(call.args) <= 7 else None
+            message = "DataLoader does not pin memory: copies to the GPU block"
+            yield about.at(file.path, file.span(call), message, fix, unless=["inference_only"])
 
 
 @rule(
@@ -229,7 +229,8 @@ def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
             continue
         value = "True" if count else f"{file.text(workers)} > 0"
         fix = set_keyword(file, call, "persistent_workers", value, safe=False)
-        yield about.at(file.path, file.span(call), "DataLoader restarts its workers in every epoch", fix)
+        message = "DataLoader restarts its workers in every epoch"
+        yield about.at(file.path, file.span(call), message, fix, unless=["inference_only"])
 
 
 @rule(
@@ -367,7 +368,7 @@ def shuffle_with_sampler(file: PythonFile, about: Rule) -> Iterator[Finding]:
     why="Pinning pays only when the copy is asynchronous; without non_blocking=True the host waits for each tensor.",
     effect="Qualitative here (needs a GPU): one host wait per tensor and step.",
     source="PyTorch tutorial, A guide on good usage of non_blocking and pin_memory",
-    fix="safe",
+    fix="safe or unsafe",
     bad="x = x.cuda()",
     good="x = x.cuda(non_blocking=True)",
 )
@@ -392,13 +393,31 @@ def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 isinstance(device, ast.Name) and "device" in device.id.lower()
             )
             if copies and argument(node, "non_blocking") is None and len(node.args) < 2:
-                fix = set_keyword(file, node, "non_blocking", "True", safe=True)
+                fix = set_keyword(file, node, "non_blocking", "True", safe=_replaces_its_source(file, node))
                 yield about.at(
                     file.path,
                     file.span(node),
                     f"{file.text(node)} waits although the loader pins memory",
                     fix,
                 )
+
+
+def _replaces_its_source(file: PythonFile, call: ast.Call) -> bool:
+    """`x = x.cuda()`: nobody can change the host's copy while it is on its way to a CUDA device."""
+    assert isinstance(call.func, ast.Attribute)
+    parent = file.parents.get(call)
+    if not isinstance(parent, ast.Assign) or [dotted(target) for target in parent.targets] != [
+        dotted(call.func.value)
+    ]:
+        return False
+    if call.func.attr == "cuda":
+        return True
+    device = file.value_of(call.args[0])
+    if isinstance(device, ast.Call) and file.resolve(device.func) == "torch.device" and device.args:
+        device = device.args[0]
+    places = [device.body, device.orelse] if isinstance(device, ast.IfExp) else [device]
+    names = [place.value if isinstance(place, ast.Constant) else None for place in places]
+    return all(isinstance(name, str) and name.split(":")[0] in ("cuda", "cpu") for name in names)
 
 
 def _loops_around_steps(file: PythonFile) -> list[ast.For]:

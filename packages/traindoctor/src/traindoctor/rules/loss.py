@@ -346,7 +346,7 @@ def _unshaped(node: ast.expr) -> ast.expr:
     why="softmax underflows to 0 for improbable classes, whose log is -inf; log_softmax never leaves the log domain.",
     effect="Checked on the CPU: log(softmax([0, 200])) has -inf, log_softmax has -200.",
     source="PyTorch docs, torch.nn.functional.log_softmax",
-    fix="safe",
+    fix="unsafe",
     bad="torch.log(F.softmax(x, dim=-1))",
     good="F.log_softmax(x, dim=-1)",
 )
@@ -369,7 +369,7 @@ def log_of_softmax(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 call,
                 text[:start] + "log_softmax" + text[start + len("softmax") :],
                 "use log_softmax",
-                safe=True,
+                safe=False,
             )
         yield about.at(
             file.path,

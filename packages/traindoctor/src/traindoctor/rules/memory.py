@@ -38,7 +38,9 @@ _WHOLE = {
     "re-entrant one gives no gradient at all when no input requires one, and does not support keyword arguments.",
     effect="Documented: use_reentrant=False is recommended; a later version raises.",
     source=f"{CHECKPOINT_DOCS} (note and warning)",
-    fix="safe",
+    fix="unsafe",
+    remedy="Unsafe because parameters that got no gradient so far, where no input of the block needs one, "
+    "are then trained.",
     bad="x = checkpoint(block, x)",
     good="x = checkpoint(block, x, use_reentrant=False)",
 )
@@ -47,7 +49,7 @@ def without_reentrant(file: PythonFile, about: Rule) -> Iterator[Finding]:
         sequential = file.resolve(call.func) == CHECKPOINTS[1]
         starred = any(keyword.arg is None for keyword in call.keywords)
         if argument(call, "use_reentrant", 3 if sequential else None) is None and not starred and call.args:
-            fix = set_keyword(file, call, "use_reentrant", "False", safe=True)
+            fix = set_keyword(file, call, "use_reentrant", "False", safe=False)
             yield about.at(
                 file.path,
                 file.span(call),
@@ -94,9 +96,11 @@ def whole_backbone(file: PythonFile, about: Rule) -> Iterator[Finding]:
     summary="The loss is summed or stored with its graph",
     why="`total += loss` keeps the autograd graph of every step alive until the sum is dropped; memory grows "
     "each step.",
-    effect="Documented in PyTorch's FAQ. Checked on the CPU: the sum's graph grows by one node each step.",
+    effect="Documented in PyTorch's FAQ. Checked on the CPU: the sum's graph grows by one node each step. "
+    "The fix is safe only "
+    "where every read of the sum is seen to end in a number (.item(), float(), a format).",
     source="PyTorch FAQ, 'My model reports out of memory', don't accumulate history across your training loop",
-    fix="safe",
+    fix="safe or unsafe",
     bad="total_loss += loss",
     good="total_loss += loss.detach()",
 )
@@ -118,10 +122,74 @@ def graph_kept(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 and lasting
                 and not _rebound_to_number(file, scope, value.id)
             ):
-                fix = replace_node(file, value, f"{value.id}.detach()", "detach the loss", safe=True)
+                safe = in_loop and _only_read_as_number(file, node, target)
+                fix = replace_node(file, value, f"{value.id}.detach()", "detach the loss", safe=safe)
                 yield about.at(
                     file.path, file.span(node), f"keeps the graph of every `{value.id}` alive; detach it", fix
                 )
+
+
+_TO_NUMBERS = ("item", "tolist", "detach")
+_ON_THE_WAY = ("mean", "sum", "median", "std", "max", "min")
+_GATHERS = ("torch.stack", "torch.cat")
+
+
+def _only_read_as_number(file: PythonFile, keeps: ast.AST, target: str) -> bool:
+    """Whether nothing can differentiate what is kept: it has a local name, and every read of it ends in a number."""
+    function = file.function_of(keeps)
+    if not target.isidentifier() or target in file.hidden(keeps):
+        return False
+    if function is file.tree and any(target in scope.names for scope in file.of(ast.Global)):
+        return False
+    for name in file.of(ast.Name):
+        if name.id != target:
+            continue
+        if file.function_of(name) is not function:
+            return False  # a closure, or another function's view of a module's name
+        if (
+            isinstance(name.ctx, ast.Load)
+            and not _is_kept(file, name, target)
+            and not _ends_in_number(file, name)
+        ):
+            return False
+    exported = function is file.tree and "__main__" not in file.source.text and not file.training_loops
+    return not exported
+
+
+def _is_kept(file: PythonFile, name: ast.Name, target: str) -> bool:
+    """Whether a use of the name is the keeping itself: `total = total + loss`, `history.append(loss)`."""
+    statement = file.statement_of(name)
+    node = statement.value if isinstance(statement, ast.Expr) else statement
+    return _kept_by(node)[0] == target
+
+
+def _ends_in_number(file: PythonFile, name: ast.Name) -> bool:
+    """Whether an expression around a name turns it into a number before anything else can use it."""
+    node: ast.AST = name
+    while True:
+        parent = file.parents[node]
+        if isinstance(parent, ast.FormattedValue):
+            return parent.conversion == -1 and parent.format_spec is not None
+        if isinstance(parent, ast.Attribute):
+            call = file.parents[parent]
+            if not isinstance(call, ast.Call) or call.func is not parent:
+                return False
+            if parent.attr in _TO_NUMBERS:
+                return True
+            if parent.attr not in _ON_THE_WAY:
+                return False
+            node = call
+        elif isinstance(parent, ast.BinOp) or (isinstance(parent, ast.Subscript) and node is parent.value):
+            node = parent
+        elif isinstance(parent, ast.Call) and node in parent.args:
+            called = dotted(parent.func)
+            if called in ("float", "int", "len"):
+                return True
+            if called != "sum" and file.resolve(parent.func) not in _GATHERS:
+                return False
+            node = parent
+        else:
+            return False
 
 
 def _kept_by(node: ast.AST) -> tuple[str, ast.expr | None]:

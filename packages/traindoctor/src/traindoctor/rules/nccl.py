@@ -33,6 +33,7 @@ ALIASES = {
 TORCH_HEADERS = (
     "PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and Utils.hpp (shipped in the wheel)"
 )
+_ABORTS = "Unsafe because an error that the program catches today may then end the process, or end it at another time."
 NCCL_GUIDE = "NVIDIA NCCL user guide, Environment Variables"
 
 
@@ -59,8 +60,8 @@ def _set(file: Any, *names: str) -> list[Variable]:
     "the monitor thread ends it.",
     effect="12000000 s / 86400 s = 138.9 days. PyTorch's own default is minutes.",
     source=TORCH_HEADERS,
-    fix="safe",
-    remedy="1800 gives half an hour, enough for slow start-ups.",
+    fix="unsafe",
+    remedy="1800 gives half an hour, enough for slow start-ups. " + _ABORTS,
     bad="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=12000000",
     good="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800",
 )
@@ -70,7 +71,7 @@ def watchdog_in_days(file: Any, about: Rule) -> Iterator[Finding]:
             days = int(variable.value) / DAY
             message = f"{variable.name}={variable.value} is {days:,.0f} days: a hung job is never ended"
             yield about.at(
-                file.path, variable.span, message, variable.change("1800", "set it to 1800", safe=True)
+                file.path, variable.span, message, variable.change("1800", "set it to 1800", safe=False)
             )
 
 
@@ -106,7 +107,8 @@ def variable_nobody_reads(file: Any, about: Rule) -> Iterator[Finding]:
     "each rank.",
     effect="A warning per rank at start; the old spelling may go away.",
     source=TORCH_HEADERS,
-    fix="safe",
+    fix="unsafe",
+    remedy="Unsafe because the environment may hold the new name too, with another value.",
     bad="export NCCL_ASYNC_ERROR_HANDLING=1",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
 )
@@ -161,7 +163,8 @@ def alias_loses(file: Any, about: Rule) -> Iterator[Finding]:
     "time-out then controls nothing.",
     effect="A hang inside CUDA or NCCL lasts until somebody looks.",
     source=TORCH_HEADERS,
-    fix="safe",
+    fix="unsafe",
+    remedy=_ABORTS,
     bad="export TORCH_NCCL_ENABLE_MONITORING=0",
     good="export TORCH_NCCL_ENABLE_MONITORING=1",
 )
@@ -169,7 +172,7 @@ def monitoring_off(file: Any, about: Rule) -> Iterator[Finding]:
     for variable in _set(file, "TORCH_NCCL_ENABLE_MONITORING"):
         if _is_off(variable.value):
             message = f"{variable.name}={variable.value} switches off the monitor that would end a hung job"
-            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=True))
+            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=False))
 
 
 @rule(
@@ -182,7 +185,8 @@ def monitoring_off(file: Any, about: Rule) -> Iterator[Finding]:
     "queueing more work; asynchronous error handling gives the same protection without it.",
     effect="Qualitative: the host can no longer run ahead of the GPU at each wait.",
     source="PyTorch docs, torch.distributed, TORCH_NCCL_BLOCKING_WAIT",
-    fix="safe",
+    fix="unsafe",
+    remedy=_ABORTS,
     bad="export TORCH_NCCL_BLOCKING_WAIT=1",
     good="export TORCH_NCCL_BLOCKING_WAIT=0",
 )
@@ -190,7 +194,7 @@ def blocking_wait(file: Any, about: Rule) -> Iterator[Finding]:
     for variable in _set(file, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
         if _is_on(variable.value):
             message = f"{variable.name}={variable.value} stops the host at every wait; async error handling suffices"
-            yield about.at(file.path, variable.span, message, variable.change("0", "set it to 0", safe=True))
+            yield about.at(file.path, variable.span, message, variable.change("0", "set it to 0", safe=False))
 
 
 @rule(
@@ -202,7 +206,8 @@ def blocking_wait(file: Any, about: Rule) -> Iterator[Finding]:
     why="Without it a rank whose peer died waits for ever in its collective.",
     effect="One dead rank becomes a hang of the whole job.",
     source="PyTorch docs, torch.distributed, TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    fix="safe",
+    fix="unsafe",
+    remedy=_ABORTS,
     bad="export TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
 )
@@ -210,7 +215,7 @@ def async_errors_off(file: Any, about: Rule) -> Iterator[Finding]:
     for variable in _set(file, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if _is_off(variable.value):
             message = f"{variable.name}={variable.value}: when one rank dies, the others hang"
-            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=True))
+            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=False))
 
 
 @rule(

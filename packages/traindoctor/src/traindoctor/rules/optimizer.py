@@ -17,7 +17,7 @@ from traindoctor.python_file import (
     number,
 )
 from traindoctor.registry import Rule, rule
-from traindoctor.rules.blocks import FUSABLE, KERNEL_CHOICES, coupled_decay_block, unfused_block
+from traindoctor.rules.blocks import FUSABLE, FUSED_RAISES, KERNEL_CHOICES, coupled_decay_block, unfused_block
 from traindoctor.rules.edits import set_keyword
 from traindoctor.types import Finding, Fix, Kind, NodeEdit, Severity
 from traindoctor.yaml_file import YamlFile
@@ -36,10 +36,16 @@ _CHOOSES = set(KERNEL_CHOICES)
     why="fused=True updates all parameters in a few kernels; the default starts several per group of tensors "
     "and keeps "
     "temporaries of the size of the gradients.",
-    effect="Measured on the CPU (command in docs/accuracy.md); PyTorch documents fused as the fastest implementation.",
+    effect="Measured on the CPU, 60 matrices of 256x256: 7.6 ms a step without, 2.3 ms with fused (3.35x). "
+    "Not measured on a "
+    "GPU here; PyTorch documents fused as the fastest implementation.",
     source=f"{OPTIM_DOCS}, AdamW(fused=...)",
-    fix="safe or unsafe",
-    remedy="Needs PyTorch 2.4 for SGD and for parameters on the CPU; sparse gradients are not supported.",
+    fix="unsafe",
+    remedy="Unsafe because the fused kernel adds in another order: losses differ in the last bits. No fix is "
+    "offered where "
+    "the program has sparse gradients, or uses Lightning, whose mixed precision refuses to clip with a fused "
+    "optimizer. Needs "
+    "PyTorch 2.4 for SGD and for parameters on the CPU.",
     bad="torch.optim.AdamW(model.parameters(), lr=1e-4)",
     good="torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
 )
@@ -47,12 +53,6 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
     if isinstance(file, YamlFile):
         yield from unfused_block(file, about)
         return
-    sparse = any(
-        is_constant(keyword.value, True)
-        for n in file.of(ast.Call)
-        for keyword in n.keywords
-        if keyword.arg == "sparse"
-    )
     chosen_later = any(keyword.arg in _CHOOSES for n in file.of(ast.Call) for keyword in n.keywords)
     for call in file.calls_of(*FUSABLE):
         given = {keyword.arg for keyword in call.keywords}
@@ -64,7 +64,7 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
         if given & _CHOOSES or _is_small(file, call):
             continue
         message = f"{file.text(call.func)} without fused=True starts many small kernels per step"
-        fix = None if sparse else set_keyword(file, call, "fused", "True", safe=not is_open(call))
+        fix = set_keyword(file, call, "fused", "True", safe=False, dropped_if=FUSED_RAISES)
         yield about.at(file.path, file.span(call), message, fix)
     for call, names in picked_optimizers(file):
         if (
@@ -78,7 +78,11 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
         if fusable or ANY in {name.rsplit(".", 1)[-1] for name in names}:
             message = "the class that is picked here never gets fused=True: many small kernels per step"
             certain = fusable == names
-            fix = set_keyword(file, call, "fused", "True", safe=False) if certain and not sparse else None
+            fix = (
+                set_keyword(file, call, "fused", "True", safe=False, dropped_if=FUSED_RAISES)
+                if certain
+                else None
+            )
             severity = None if certain else Severity.INFO
             yield about.at(file.path, file.span(call), message, fix, severity=severity)
 

@@ -40,8 +40,9 @@ _ADAMS = tuple(f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAd
     "FutureWarning.",
     effect="A warning per call site; removal later.",
     source="PyTorch, torch/cuda/amp/autocast_mode.py and grad_scaler.py (deprecation messages)",
-    fix="safe",
-    remedy="torch.amp.GradScaler needs PyTorch 2.3.",
+    fix="safe or unsafe",
+    remedy="torch.amp.GradScaler needs PyTorch 2.3. Unsafe where the object is handed on, for others may ask "
+    "for its class.",
     bad="with torch.cuda.amp.autocast(dtype=torch.bfloat16):",
     good='with torch.amp.autocast("cuda", dtype=torch.bfloat16):',
 )
@@ -88,7 +89,23 @@ def _attribute_fix(file: PythonFile, call: ast.Call, device: str, name: str) -> 
         NodeEdit(span, "callee", (f"torch.amp.{name}",)),
         NodeEdit(span, "insert_first", (f'"{device}"',)),
     )
-    return Fix(f"call torch.amp.{name}", True, node_edits=edits)
+    safe = _is_plain_use(file, call, name)
+    return Fix(f"call torch.amp.{name}", safe, node_edits=edits, unsafe_if=frozenset({"autocast_settings"}))
+
+
+def _is_plain_use(file: PythonFile, call: ast.Call, name: str) -> bool:
+    """Whether the object's class cannot matter: a `with`, a decorator, or a scaler of which only methods are called."""
+    parent = file.parents.get(call)
+    if name == "autocast":
+        decorates = isinstance(parent, ast.FunctionDef) and call in parent.decorator_list
+        return isinstance(parent, ast.withitem) or decorates
+    if not isinstance(parent, ast.Assign) or len(parent.targets) != 1:
+        return False
+    held = dotted(parent.targets[0])
+    uses = [node for node in file.of(ast.Name, ast.Attribute) if dotted(node) == held]
+    return held is not None and all(
+        not isinstance(node.ctx, ast.Load) or isinstance(file.parents[node], ast.Attribute) for node in uses
+    )
 
 
 def _import_fix(file: PythonFile, node: ast.ImportFrom, device: str) -> Fix | None:
@@ -100,15 +117,19 @@ def _import_fix(file: PythonFile, node: ast.ImportFrom, device: str) -> Fix | No
     if any((alias.asname or alias.name) in local for other in imports for alias in other.names):
         return None
     edits = [NodeEdit(file.span(node), "import_from", ("torch.amp",))]
+    names = {alias.asname or alias.name: alias.name for alias in node.names}
+    safe = True
     for part in file.nodes:
         if isinstance(part, ast.Name) and part.id in local:
             call = file.parents[part]
             if not isinstance(call, ast.Call) or call.func is not part or call.args or has_spread(call):
                 return None
             edits.append(NodeEdit(file.span(call), "insert_first", (f'"{device}"',)))
+            safe = safe and _is_plain_use(file, call, names[part.id])
         elif isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in local:
             return None  # named in __all__ or looked up by string
-    return Fix("import from torch.amp and name the device", True, node_edits=tuple(edits))
+    title = "import from torch.amp and name the device"
+    return Fix(title, safe, node_edits=tuple(edits), unsafe_if=frozenset({"autocast_settings"}))
 
 
 def _autocasts(file: PythonFile) -> list[ast.Call]:

@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 
 import yaml
 
+from traindoctor.programs import Program, Project
 from traindoctor.registry import Rule, rule
-from traindoctor.types import Facts, Finding, Fix, Kind, Setting, Severity, TextEdit
+from traindoctor.types import Finding, Fix, Kind, Setting, Severity, TextEdit
 from traindoctor.yaml_file import YamlFile
 
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
@@ -47,38 +48,72 @@ def _is_settings_file(path: str, keys: set[str], words: set[str]) -> bool:
     return in_folder or named or bool(keys & {"defaults", "hydra"})
 
 
-def _unread(facts: Facts) -> Iterator[Setting]:
-    """Leaf settings whose name occurs nowhere in the project's code; conservative on purpose."""
-    if not facts.features & {"omegaconf", "yaml"}:
-        return
+def _settings_by_file(project: Project) -> dict[str, list[Setting]]:
     by_file: dict[str, list[Setting]] = {}
-    for setting in facts.settings:
+    for setting in project.facts.settings:
         by_file.setdefault(setting.path, []).append(setting)
-    interpolated = {word.split(":", 1)[1] for word in facts.words if word.startswith("interpolated:")}
+    return by_file
+
+
+def _unread(project: Project) -> Iterator[tuple[Setting, list[Program]]]:
+    """Settings with the programs that load their file and never mention their name; conservative on purpose.
+
+    A setting that one program reads counts as read by the others, except accumulation, which every trainer must read.
+    """
+    interpolated = {word[13:] for word in project.facts.words if word.startswith("interpolated:")}
     last_parts = {key.rsplit(".", 1)[-1] for key in interpolated}
-    for path, settings in by_file.items():
+    for path, settings in _settings_by_file(project).items():
+        readers = [p for p in project.programs_of(path) if p.features & {"omegaconf", "yaml"}]
         top = {setting.key.split(".", 1)[0] for setting in settings}
-        if not _is_settings_file(path, top, facts.words):
+        words = frozenset().union(*(reader.words for reader in readers)) if readers else frozenset()
+        if not readers or not _is_settings_file(path, top, words):
             continue
-        built = {s.key.rsplit(".", 1)[0] for s in settings if re.search(r"\._[a-z]+_$", s.key)}
         leaves = [
-            setting
-            for setting in settings
-            if setting.value != "{"
-            and setting.key.split(".", 1)[0] not in ("hydra", "defaults")
-            and not setting.key.rsplit(".", 1)[-1].startswith("_")
-            and not any(part.isdigit() for part in setting.key.split("."))
+            setting for setting in _leaves(settings) if setting.key.rsplit(".", 1)[-1] not in last_parts
         ]
-        missing = []
-        for setting in leaves:
-            parts = setting.key.split(".")
-            passed_on = any(part in facts.spread for part in parts[:-1])
-            constructed = any(setting.key.startswith(prefix + ".") for prefix in built)
-            if parts[-1] in facts.words or parts[-1] in last_parts or passed_on or constructed:
-                continue
-            missing.append(setting)
+        ignored = {s.key: [r for r in readers if not _reads(r, s.key)] for s in leaves}
+        missing = [setting for setting in leaves if len(ignored[setting.key]) == len(readers)]
         if leaves and 1 - len(missing) / len(leaves) >= _MIN_READ:
-            yield from missing
+            yield from ((setting, readers) for setting in missing)
+        for setting in leaves:
+            trainers = [r for r in ignored[setting.key] if "training" in r.features and _names(r, path)]
+            if trainers and setting not in missing and _is_accumulation(setting):
+                yield setting, trainers
+
+
+def _leaves(settings: list[Setting]) -> list[Setting]:
+    """Settings that hold a value and are not built into an object by Hydra."""
+    built = {s.key.rsplit(".", 1)[0] for s in settings if re.search(r"\._[a-z]+_$", s.key)}
+    return [
+        setting
+        for setting in settings
+        if setting.value != "{"
+        and setting.key.split(".", 1)[0] not in ("hydra", "defaults")
+        and not setting.key.rsplit(".", 1)[-1].startswith("_")
+        and not any(part.isdigit() for part in setting.key.split("."))
+        and not any(setting.key.startswith(prefix + ".") for prefix in built)
+    ]
+
+
+def _reads(program: Program, key: str) -> bool:
+    """Whether the code of a program mentions a setting, or passes on a section around it."""
+    parts = key.split(".")
+    return parts[-1] in program.words or any(part in program.spread for part in parts[:-1])
+
+
+def _names(program: Program, path: str) -> bool:
+    """Whether a program names this settings file itself, so that it certainly loads it."""
+    name = path.rsplit("/", 1)[-1]
+    return any(word.rsplit("/", 1)[-1] == name for part in program.parts for word in part.configs)
+
+
+def _is_accumulation(setting: Setting) -> bool:
+    return bool(_ACCUMULATION.search(setting.key.rsplit(".", 1)[-1]))
+
+
+def _is_active(setting: Setting) -> bool:
+    """Whether an accumulation asks for more than one micro-batch."""
+    return setting.value not in ("1", "null", "~", "", "false", "False")
 
 
 @rule(
@@ -89,7 +124,7 @@ def _unread(facts: Facts) -> Iterator[Setting]:
     severity=Severity.WARNING,
     summary="A setting that no code in the project reads",
     why="Changing it changes nothing, and nobody is told. Half of a tuning campaign can go into such a key.",
-    effect="Conservative: the name occurs in no Python file of the audited folder, neither as attribute, "
+    effect="Conservative: the name occurs in no Python file of a program that loads the file, neither as attribute, "
     "string, argument nor "
     "keyword, and its section is not passed on whole (**cfg.section, instantiate, items()).",
     source="This project's audit of the original MM-LDLM code (docs/accuracy.md)",
@@ -97,10 +132,18 @@ def _unread(facts: Facts) -> Iterator[Setting]:
     bad="optimizer:\n  use_fused: true   # nothing reads use_fused",
     good="optimizer:\n  lr: 1e-4",
 )
-def nobody_reads(facts: Facts, about: Rule) -> Iterator[Finding]:
-    for setting in _unread(facts):
-        if not _ACCUMULATION.search(setting.key.rsplit(".", 1)[-1]):
-            yield about.at(setting.path, setting.span, f"{setting.key} is read by no code in this project")
+def nobody_reads(project: Project, about: Rule) -> Iterator[Finding]:
+    for setting, programs in _unread(project):
+        if not _is_accumulation(setting):
+            yield about.at(setting.path, setting.span, f"{setting.key} is read by no code {_of(programs)}")
+
+
+def _of(programs: list[Program]) -> str:
+    """`of train.py`, for the message."""
+    entries = [program.entry for program in programs if program.entry]
+    if not entries:
+        return "in this project"
+    return f"of {entries[0]}" + (f" and {len(entries) - 1} more programs" if len(entries) > 1 else "")
 
 
 @rule(
@@ -118,13 +161,15 @@ def nobody_reads(facts: Facts, about: Rule) -> Iterator[Finding]:
     bad="training:\n  gradient_accumulation_steps: 4",
     good="for micro in range(cfg.training.gradient_accumulation_steps): ...",
 )
-def accumulation_unread(facts: Facts, about: Rule) -> Iterator[Finding]:
-    for setting in _unread(facts):
-        if _ACCUMULATION.search(setting.key.rsplit(".", 1)[-1]):
+def accumulation_unread(project: Project, about: Rule) -> Iterator[Finding]:
+    for setting, programs in _unread(project):
+        if _is_accumulation(setting):
             message = (
-                f"{setting.key}={setting.value} is read by no code: the effective batch is not what it says"
+                f"{setting.key}={setting.value} is read by no code {_of(programs)}: "
+                "the effective batch is not what it says"
             )
-            yield about.at(setting.path, setting.span, message)
+            severity = None if _is_active(setting) else Severity.WARNING
+            yield about.at(setting.path, setting.span, message, severity=severity)
 
 
 _NAMESPACES = {
@@ -157,13 +202,14 @@ _NAMESPACES = {
     bad='parser.add_argument("--grad-clip", type=float)  # args.grad_clip occurs nowhere',
     good="clip_grad_norm_(params, args.grad_clip)",
 )
-def option_unread(facts: Facts, about: Rule) -> Iterator[Finding]:
-    if facts.spread & _NAMESPACES:
-        return
-    for option in facts.options:
-        if option.key not in facts.words and option.key.isidentifier():
+def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
+    for option in project.facts.options:
+        programs = project.programs_of(option.path)
+        if any(program.spread & _NAMESPACES or option.key in program.words for program in programs):
+            continue
+        if option.key.isidentifier():
             severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
-            message = f"--{option.key.replace('_', '-')} is read by no code in this project"
+            message = f"--{option.key.replace('_', '-')} is read by no code {_of(programs)}"
             yield about.at(option.path, option.span, message, severity=severity)
 
 
@@ -208,7 +254,7 @@ _YAML_FLOAT = re.compile(r"[-+]?\d[\d_]*\.[\d_]*[eE][-+]\d+")
     "silently does something else. OmegaConf and Hydra read it as a number; projects that use them are not reported.",
     effect="Checked with PyYAML 6.0: safe_load('lr: 1e-4') gives a str.",
     source="YAML 1.1 float type; PyYAML's resolver",
-    fix="safe",
+    fix="unsafe",
     bad="lr: 1e-4",
     good="lr: 1.0e-4",
 )
@@ -225,7 +271,7 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
         mantissa, exponent = re.split("[eE]", value)
         mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
         exact = f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
-        fix = Fix(f"write {exact}", True, text_edits=(TextEdit(*file.range(entry.value), exact),))
+        fix = Fix(f"write {exact}", False, text_edits=(TextEdit(*file.range(entry.value), exact),))
         message = f"{entry.key}: {value} is text for PyYAML, not a number; write {exact}"
         yield about.at(file.path, file.span(entry.value), message, fix, needs=["yaml"], unless=["omegaconf"])
 
@@ -245,7 +291,8 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
     bad="python train.py ptimizer.lr=1e-5",
     good="python train.py optimizer.lr=1e-5",
 )
-def unknown_section(facts: Facts, about: Rule) -> Iterator[Finding]:
+def unknown_section(project: Project, about: Rule) -> Iterator[Finding]:
+    facts = project.facts
     if "omegaconf" not in facts.features or not facts.settings:
         return
     known = {setting.key.split(".", 1)[0] for setting in facts.settings}

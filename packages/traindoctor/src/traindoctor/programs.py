@@ -1,0 +1,214 @@
+"""Programs of a tree: an entry point with everything it imports, the settings it reads and the scripts that start it.
+
+Conditions of findings are judged per program, so that what one program does says nothing about another one. A file that
+belongs to no program (a library without an entry point) is judged with the facts of the whole tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePosixPath
+
+from traindoctor.types import Facts, Kind
+
+
+@dataclass
+class Program:
+    """One entry point and the files that belong to it."""
+
+    entry: str
+    parts: list[Facts]
+    """Facts of its Python files, settings and scripts."""
+    files: frozenset[str]
+
+    @cached_property
+    def features(self) -> frozenset[str]:
+        """What any of its files does; `inference_only` where it evaluates and never trains."""
+        features = frozenset().union(*(part.features for part in self.parts))
+        if "inference" in features and "training" not in features:
+            features |= {"inference_only"}
+        return features
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Names and short strings that occur in its code."""
+        return frozenset().union(*(part.words for part in self.parts))
+
+    @cached_property
+    def spread(self) -> frozenset[str]:
+        """Objects that its code passes on as a whole."""
+        return frozenset().union(*(part.spread for part in self.parts))
+
+
+@dataclass
+class Project:
+    """All facts of a tree, and its programs."""
+
+    facts: Facts
+    """Merged over all files."""
+    programs: list[Program] = field(default_factory=list)
+    extra: frozenset[str] = frozenset()
+    """Features that hold everywhere, such as what git ignores."""
+
+    @cached_property
+    def whole(self) -> Program:
+        """The tree as one program, for files that belong to none."""
+        return Program("", [self.facts], frozenset())
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[Program]]:
+        found: dict[str, list[Program]] = {}
+        for program in self.programs:
+            for path in program.files:
+                found.setdefault(path, []).append(program)
+        return found
+
+    def programs_of(self, path: str) -> list[Program]:
+        """The programs that a file belongs to; the whole tree where it belongs to none."""
+        return self._by_file.get(path) or [self.whole]
+
+    def features_of(self, path: str) -> tuple[frozenset[str], ...]:
+        """The features of each program that a file belongs to."""
+        return tuple(dict.fromkeys(program.features | self.extra for program in self.programs_of(path)))
+
+
+def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], extra: Iterable[str] = ()) -> Project:
+    """Find the programs of a tree from the facts of its files."""
+    merged = Facts()
+    for part in facts.values():
+        merged.merge(part)
+    code = {path for path, kind in kinds.items() if kind in (Kind.PYTHON, Kind.NOTEBOOK) and path in facts}
+    modules = _Modules(code)
+    imports = {path: modules.imported(path, facts[path].imports) for path in code}
+    started = _started(facts, code)
+    imported = set().union(*imports.values()) if imports else set()
+    entries = sorted(
+        path
+        for path in code
+        if facts[path].is_entry
+        or path in started
+        or ("trains_at_import" in facts[path].features and path not in imported)
+    )
+    reached = {entry: _reach(entry, imports, facts, code) for entry in entries}
+    attached = _attach_settings(facts, kinds, reached, started)
+    programs = []
+    for entry in entries:
+        targets = {name for path in attached[entry] for name in facts[path].imports}
+        below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
+        files = frozenset(reached[entry].union(*below)) | attached[entry]
+        programs.append(Program(entry, [facts[path] for path in sorted(files)], files))
+    return Project(merged, programs, frozenset(extra))
+
+
+class _Modules:
+    """Dotted names of the files of a tree, whatever folder is on the import path."""
+
+    def __init__(self, paths: set[str]) -> None:
+        self._paths = paths
+        self._by_name: dict[str, list[str]] = {}
+        for path in sorted(paths):
+            parts = list(PurePosixPath(path).with_suffix("").parts)
+            if parts[-1] == "__init__":
+                parts.pop()
+            for start in range(len(parts)):
+                self._by_name.setdefault(".".join(parts[start:]), []).append(path)
+
+    def imported(self, path: str, names: Iterable[str]) -> set[str]:
+        """The files of the tree that these imported names reach, seen from a file."""
+        found: set[str] = set()
+        for name in names:
+            words = name.lstrip(".").split(".")
+            # `from a.b import c`: a/b/c.py, a/b.py and the packages around them run.
+            for count in range(len(words), 0, -1):
+                target = self._find(path, ".".join(words[:count]), exact=name.startswith("."))
+                if target is not None:
+                    found.add(target)
+        return found
+
+    def _find(self, path: str, name: str, *, exact: bool) -> str | None:
+        candidates = self._by_name.get(name, [])
+        if exact:
+            stem = name.replace(".", "/")
+            candidates = [c for c in candidates if c in (f"{stem}.py", f"{stem}/__init__.py")]
+        return max(candidates, key=lambda candidate: _shared(candidate, path), default=None)
+
+
+def _shared(first: str, second: str) -> tuple[int, int]:
+    """How many folders two paths have in common; the shallower one wins a tie."""
+    pairs = zip(first.split("/")[:-1], second.split("/")[:-1], strict=False)
+    common = 0
+    for one, other in pairs:
+        if one != other:
+            break
+        common += 1
+    return common, -first.count("/")
+
+
+def _reach(entry: str, imports: dict[str, set[str]], facts: dict[str, Facts], code: set[str]) -> set[str]:
+    """The files that run when the entry point runs; all of them where a name is imported at run time."""
+    reached, todo = {entry}, [entry]
+    while todo:
+        path = todo.pop()
+        if "dynamic_import" in facts[path].features:
+            return set(code)
+        for target in imports[path] - reached:
+            reached.add(target)
+            todo.append(target)
+    return reached
+
+
+def _started(facts: dict[str, Facts], code: set[str]) -> dict[str, set[str]]:
+    """Python file -> scripts that start it."""
+    started: dict[str, set[str]] = {}
+    for path, part in facts.items():
+        for word in part.launches:
+            for target in code:
+                if target == word or target.endswith(f"/{word}") or word.endswith(f"/{target}"):
+                    started.setdefault(target, set()).add(path)
+    return started
+
+
+def _attach_settings(
+    facts: dict[str, Facts],
+    kinds: dict[str, Kind],
+    reached: dict[str, set[str]],
+    started: dict[str, set[str]],
+) -> dict[str, frozenset[str]]:
+    """Entry point -> the settings files and scripts that belong to it."""
+    others = [path for path in facts if kinds[path] not in (Kind.PYTHON, Kind.NOTEBOOK)]
+    attached: dict[str, set[str]] = {entry: set(started.get(entry, ())) for entry in reached}
+    for path in others:
+        if any(path in scripts for scripts in started.values()):
+            continue
+        owners = [entry for entry in reached if _names_file(path, entry, reached[entry], facts, started)]
+        for entry in owners or _nearest(path, list(reached)):
+            attached[entry].add(path)
+    return {entry: frozenset(paths) for entry, paths in attached.items()}
+
+
+def _names_file(
+    path: str, entry: str, files: set[str], facts: dict[str, Facts], started: dict[str, set[str]]
+) -> bool:
+    """Whether a program names a settings file: by its name, by the folder that Hydra reads, or on a command line."""
+    name = path.rsplit("/", 1)[-1]
+    for source in [*files, *started.get(entry, ())]:
+        for word in facts[source].configs:
+            if word.endswith((".yaml", ".yml")):
+                if word.rsplit("/", 1)[-1] == name:
+                    return True
+            elif path.startswith(f"{word}/"):
+                return True
+    return False
+
+
+def _nearest(path: str, entries: list[str]) -> list[str]:
+    """The entry points in the nearest folder around a file; all of them where there is none."""
+    folder = path
+    while folder:
+        folder = folder.rpartition("/")[0]
+        here = [entry for entry in entries if entry.rpartition("/")[0] == folder]
+        if here:
+            return here
+    return entries
