@@ -11,9 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Encoder": "mmldlm.preparation.encoders",
+    "PairStore": "mmldlm.data.store",
     "Run": "mmldlm.api.runs",
     "UserError": "mmldlm.errors",
     "list_runs": "mmldlm.api.runs",
+    "prepare": "mmldlm.api.prepare",
     "train": "mmldlm.api.train",
 }
 """Public name -> module that defines it."""

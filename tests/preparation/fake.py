@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.preparation.encoders import Tokenized
+from mmldlm.preparation.sentence_encoder import Tokenized
 
 CHANNELS = 6
 
@@ -29,10 +29,10 @@ class FakeEncoder:
         self.options = options
 
     @classmethod
-    def load(cls, name: str, **options: Any) -> FakeEncoder:
+    def load(cls, name: str, probe_text: object = None, **options: Any) -> FakeEncoder:
         return cls({"name": name, **{key: options[key] for key in ("prompt", "normalize", "dimension")}})
 
-    def spec(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return self.options
 
     def accepts(self, tokenizer: object) -> bool:
@@ -65,7 +65,7 @@ def main() -> None:
     from mmldlm.cli.main import main as command
     from mmldlm.preparation import pipeline
 
-    pipeline.Encoder = FakeEncoder  # type: ignore[assignment, misc]
+    pipeline.load_encoder = FakeEncoder.load  # type: ignore[assignment]
     command()
 
 

@@ -32,7 +32,7 @@ TEXTS = [
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "Encoder", FakeEncoder)
+    monkeypatch.setattr(pipeline, "load_encoder", FakeEncoder.load)
 
 
 def _write(path: Path, texts: list[str]) -> Path:

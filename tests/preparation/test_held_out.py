@@ -22,7 +22,7 @@ HELD = [f"Held-out text {number} is here." for number in range(6)]
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "Encoder", FakeEncoder)
+    monkeypatch.setattr(pipeline, "load_encoder", FakeEncoder.load)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_one_dataset_gives_all_splits(tmp_path: Path) -> None:
     assert found == {"train": TRAIN, "validation": HELD[:2], "test": HELD[2:4]}
     named = _prepare(saved, tmp_path / "n", validation_input=(saved,), validation_dataset_split="dev")
     assert _texts(named) == {"train": TRAIN, "validation": HELD[4:]}
-    for split, said in (("train", "is given by --test-input too"), ("nope", "--test-dataset-split")):
+    for split, said in (("train", "is given by test_source too"), ("nope", "test_dataset_split")):
         with pytest.raises(UserError, match=said):
             _prepare(saved, tmp_path / "bad", test_input=(saved,), test_dataset_split=split)
 
@@ -124,19 +124,19 @@ def test_other_held_out_sources_are_other_settings(tmp_path: Path, source: Path)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"derive": -1}, "--derive -1: allowed is 0 (nothing) to 16"),
-        ({"derive": 17}, "--derive 17: allowed is 0 (nothing) to 16"),
-        ({"validation_input": ("nope.txt",)}, "--validation-input nope.txt: no such file or folder"),
-        ({"test_input": ("*.nope",)}, "--test-input *.nope: no file matches"),
-        ({"validation_input": ("",)}, "--validation-input: a source is empty"),
-        ({"test_input": ("builtin:moby",)}, "--test-input builtin:moby: the only built-in text"),
-        ({"validation_input": ("empty.jsonl",)}, "--validation-input empty.jsonl: there is no text in it"),
-        ({"validation_input": ("train.jsonl",)}, "train.jsonl is given by --validation-input too"),
-        ({"validation_input": ("h.jsonl",), "test_input": ("./h.jsonl",)}, "h.jsonl is given by --validation-input"),
-        ({"validation_dataset_split": "dev"}, "--validation-dataset-split dev: there is no --validation-input"),
-        ({"test_dataset_split": "dev"}, "--test-dataset-split dev: there is no --test-input"),
-        ({"test_input": ("h.jsonl",), "min_tokens": 7}, "--test-input h.jsonl: no text came out (1 source"),
-        ({"test_input": ("all.jsonl",)}, "--input train.jsonl: no text came out (40 source documents, 40 duplicates)"),
+        ({"derive": -1}, "derive=-1: allowed is 0 (nothing) to 16"),
+        ({"derive": 17}, "derive=17: allowed is 0 (nothing) to 16"),
+        ({"validation_input": ("nope.txt",)}, "validation_source=nope.txt: no such file or folder"),
+        ({"test_input": ("*.nope",)}, "test_source=*.nope: no file matches"),
+        ({"validation_input": ("",)}, "validation_source: one is empty"),
+        ({"test_input": ("builtin:moby",)}, "test_source=builtin:moby: the only built-in text"),
+        ({"validation_input": ("empty.jsonl",)}, "validation_source=empty.jsonl: there is no text in it"),
+        ({"validation_input": ("train.jsonl",)}, "train.jsonl is given by validation_source too"),
+        ({"validation_input": ("h.jsonl",), "test_input": ("./h.jsonl",)}, "h.jsonl is given by validation_source"),
+        ({"validation_dataset_split": "dev"}, "validation_dataset_split=dev: there is no validation_source"),
+        ({"test_dataset_split": "dev"}, "test_dataset_split=dev: there is no test_source"),
+        ({"test_input": ("h.jsonl",), "min_tokens": 7}, "test_source=h.jsonl: no text came out (1 source"),
+        ({"test_input": ("all.jsonl",)}, "source=train.jsonl: no text came out (40 source documents, 40 duplicates)"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_clear_line(

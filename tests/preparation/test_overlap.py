@@ -28,7 +28,7 @@ SHARD = 20
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pipeline, "Encoder", FakeEncoder)
+    monkeypatch.setattr(pipeline, "load_encoder", FakeEncoder.load)
     yield
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("prepare-")]
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "Encoder", FakeEncoder)
+    monkeypatch.setattr(pipeline, "load_encoder", FakeEncoder.load)
 
 
 @pytest.fixture
@@ -335,14 +335,14 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("options", "expected"),
     [
         ({"cut": "words"}, "allowed are none, sentences, paragraphs, chunks"),
-        ({"max_tokens": 2}, "--max-tokens 2: at least 8"),
-        ({"min_tokens": 500}, "--min-tokens 500: allowed is 1 to"),
-        ({"limit": 0}, "--limit 0: at least 1"),
-        ({"validation": 1.5}, "--validation 1.5"),
+        ({"max_tokens": 2}, "max_tokens=2: at least 8"),
+        ({"min_tokens": 500}, "min_tokens=500: allowed is 1 to"),
+        ({"limit": 0}, "limit=0: at least 1"),
+        ({"validation": 1.5}, "validation=1.5"),
         ({"validation": 0.6, "test": 0.6}, "together: less than 1"),
-        ({"latent_dtype": "int8"}, "--latent-dtype int8"),
-        ({"shard_documents": 0}, "--shard-documents 0"),
-        ({"text_unit": "page"}, "--text-unit page"),
+        ({"latent_dtype": "int8"}, "latent_dtype=int8"),
+        ({"shard_documents": 0}, "shard_documents=0"),
+        ({"text_unit": "page"}, "text_unit=page"),
         ({"tokenizer": "builtin:word"}, "builtin:minilm, builtin:gpt2"),
         ({"text_field": "body"}, "no field 'body'; it has text"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmldlm.preparation.sentences import collapse, sentence_spans, split_paragraphs, split_sentences
+from mmldlm.preparation.cutting import collapse, sentence_spans, split_paragraphs, split_sentences
 
 CASES = [
     ("It rained. We left.", ["It rained.", "We left."]),

@@ -49,7 +49,7 @@ def test_text_field(tmp_path: Path) -> None:
     files = _write(tmp_path)
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         assert _texts(resolve([str(files[name])], SourceOptions(text_field="other"))) == ["x"] * 4
-        with pytest.raises(UserError, match=r"no field 'body'; it has .*number.*--text-field"):
+        with pytest.raises(UserError, match=r"no field 'body'; it has .*number.*text_field="):
             _texts(resolve([str(files[name])], SourceOptions(text_field="body")))
     with pytest.raises(UserError, match="does not hold text"):
         _texts(resolve([str(files["a.parquet"])], SourceOptions(text_field="number")))
@@ -92,7 +92,7 @@ def test_saved_dataset_and_its_errors(tmp_path: Path) -> None:
     assert _texts(resolve([str(tmp_path / "d")], SourceOptions())) == TEXTS
     assert _texts(resolve([str(tmp_path / "d")], SourceOptions(dataset_split="extra"))) == TEXTS[:1]
     assert sorted(map(str, _texts(resolve([str(tmp_path / "d")], SourceOptions(limit=2))))) == sorted(TEXTS)
-    with pytest.raises(UserError, match="--dataset-split"):
+    with pytest.raises(UserError, match="dataset_split"):
         _texts(resolve([str(tmp_path / "d")], SourceOptions(dataset_split="nope")))
 
 

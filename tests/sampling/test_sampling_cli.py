@@ -23,7 +23,7 @@ from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
-from mmldlm.preparation.encoders import Encoder
+from mmldlm.preparation.encoders import SentenceEncoder
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
 
@@ -109,7 +109,9 @@ class FakeEncoder:
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "from_spec", classmethod(lambda cls, spec, device="auto": FakeEncoder()))
+    monkeypatch.setattr(
+        SentenceEncoder, "reopen", classmethod(lambda cls, spec, device="auto": FakeEncoder())
+    )
 
 
 def call(*words: Any) -> Result:
@@ -215,7 +217,7 @@ def test_text_to_latents_without_the_encoder(run: Path, monkeypatch: pytest.Monk
     def fail(cls: type, spec: dict[str, Any], device: str = "auto") -> None:
         raise UserError("encoder 'synthetic': cannot be loaded")
 
-    monkeypatch.setattr(Encoder, "from_spec", classmethod(fail))
+    monkeypatch.setattr(SentenceEncoder, "reopen", classmethod(fail))
     result = call(run, "--mode", "t2l", "--text", "w1 w2")
     assert result.exit_code == 0, result.exception
     assert "cannot be loaded" in result.stderr

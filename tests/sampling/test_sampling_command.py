@@ -19,7 +19,7 @@ from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
-from mmldlm.preparation.encoders import Encoder
+from mmldlm.preparation.encoders import SentenceEncoder
 from mmldlm.sampling import stream
 from mmldlm.sampling.blanks import parse_blanks
 from mmldlm.sampling.neighbours import nearest
@@ -40,7 +40,9 @@ def run(store: PairStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Encoder, "from_spec", classmethod(lambda cls, spec, device="auto": FakeEncoder()))
+    monkeypatch.setattr(
+        SentenceEncoder, "reopen", classmethod(lambda cls, spec, device="auto": FakeEncoder())
+    )
 
 
 def told(*words: Any) -> str:

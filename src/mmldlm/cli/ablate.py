@@ -83,7 +83,7 @@ def _check_encoder(work: Work) -> None:
     """Load the encoder once, where it will be used: a mistake must not wait until the first run is trained."""
     from mmldlm.data.store import PairStore
     from mmldlm.errors import UserError
-    from mmldlm.preparation.encoders import Encoder
+    from mmldlm.preparation.encoders import open_encoder
 
     plan = work.plan
     if not plan.evaluation.encoder:
@@ -94,7 +94,7 @@ def _check_encoder(work: Work) -> None:
             f"{plan.path}: eval: encoder: true: {store.path} was made without a known encoder or tokenizer"
         )
     try:
-        Encoder.from_spec(store.manifest.encoder, device="cpu")
+        open_encoder(store.manifest.encoder, device="cpu")
     except UserError as error:
         raise UserError(f"{plan.path}: eval: encoder: true: {error}") from error
 

@@ -30,7 +30,7 @@ def demo(
 
     announce(1, f"prepare {NUM_SENTENCES:,} sentences of the built-in text with their latents")
     prepare(
-        input=["builtin:sotu"], out=STORE, tokenizer="builtin:minilm", encoder="builtin:minilm", cut="sentences",
+        source=["builtin:sotu"], out=STORE, tokenizer="builtin:minilm", encoder="builtin:minilm", cut="sentences",
         min_tokens=4, max_tokens=32, limit=NUM_SENTENCES, validation=0.08,
     )  # fmt: skip
     announce(2, "train a small model in mixed modes (recipe demo)")

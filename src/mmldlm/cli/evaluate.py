@@ -294,13 +294,13 @@ def _open_store(model: LoadedModel, data: Path | None) -> PairStore:
 def _encoder(model: LoadedModel, progress: EvaluationProgress) -> Callable[[list[str]], Any] | None:
     """The encoder that made the latents; None where the store does not know it."""
     from mmldlm.errors import UserError
-    from mmldlm.preparation.encoders import Encoder
+    from mmldlm.preparation.encoders import open_encoder
 
     if model.encoder is None:
         return None
     progress.update("loading the encoder", 0, 1)
     try:
-        encode = Encoder.from_spec(model.encoder, device=model.device.type).encode
+        encode = open_encoder(model.encoder, device=model.device.type).encode
     except UserError as error:
         raise UserError(f"{error}; or leave it out with --no-encoder") from error
     progress.update("loading the encoder", 1, 1)

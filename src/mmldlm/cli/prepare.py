@@ -2,166 +2,213 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from mmldlm.data.store import PairStore
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the pair store.")]
+Input = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        help="Text: files (.txt .jsonl .json .csv .tsv .parquet .arrow, also .gz), patterns, folders, the name "
+        "or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
+        metavar="SOURCE",
+    ),
+]
+More = Annotated[list[str] | None, typer.Argument(help="The same as --input SOURCE.", metavar="[SOURCE]...")]
+TokenizerName = Annotated[
+    str, typer.Option(help="builtin:minilm, builtin:gpt2, a folder, or a name on the Hugging Face Hub.")
+]
+EncoderName = Annotated[
+    str | None,
+    typer.Option(
+        help="builtin:minilm (the default), a folder or name of a sentence-transformers model, or module:name for "
+        "Python code of your own: a function of a list of texts, or an object with encode(texts)."
+    ),
+]
+Latents = Annotated[
+    Path | None,
+    typer.Option(
+        help="Latents that you have already: a .npy file, (documents, channels) or (documents, slots, channels), one "
+        "row for each document of --input in order. Rows with a field 'latent' need no such file.",
+        metavar="FILE",
+    ),
+]
+TextField = Annotated[
+    str | None, typer.Option(help="Field or column that holds the text; chosen automatically if it is clear.")
+]
+LatentField = Annotated[
+    str, typer.Option(help="Field or column that holds the latent of a row; '' ignores such a field.")
+]
+Cut = Annotated[
+    str, typer.Option(help="What becomes one pair: none (a whole row), sentences, paragraphs or chunks.")
+]
+MaxTokens = Annotated[
+    int,
+    typer.Option(
+        help="Longer documents are cut, between sentences if possible; left out if latents are given."
+    ),
+]
+MinTokens = Annotated[int, typer.Option(help="Shorter documents are left out and counted.")]
+Limit = Annotated[
+    int | None, typer.Option(help="At most so many pairs of --input: a fair sample over all the text.")
+]
+Validation = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of source documents of --input held out for validation; 0.05, but 0 with --validation-input."
+    ),
+]
+Test = Annotated[float, typer.Option(help="Share of source documents held out for a test.")]
+ValidationInput = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--validation-input",
+        help="Text that goes to validation as a whole: any source that --input takes. Repeat for more.",
+        metavar="SOURCE",
+    ),
+]
+TestInput = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--test-input",
+        help="Text that goes to the test split as a whole. Repeat for more.",
+        metavar="SOURCE",
+    ),
+]
+Derive = Annotated[
+    int,
+    typer.Option(
+        help="Add up to N spans and N splices of each training document, with latents of their own: "
+        "better l2t and t2l, but other text than yours. 0 to 16."
+    ),
+]
+TextUnit = Annotated[
+    str,
+    typer.Option(
+        help="What a document of a .txt file is: file, part (some paragraphs) or line; "
+        "auto: part if there are few files, else file. All of a document goes into one split."
+    ),
+]
+DatasetConfig = Annotated[str | None, typer.Option(help="Configuration of a Hugging Face dataset.")]
+DatasetSplit = Annotated[str, typer.Option(help="Split of a Hugging Face dataset to read.")]
+ValidationDatasetSplit = Annotated[
+    str | None, typer.Option(help="The same for --validation-input; validation if unset.")
+]
+TestDatasetSplit = Annotated[str | None, typer.Option(help="The same for --test-input; test if unset.")]
+Prompt = Annotated[str, typer.Option(help="Put before each text for the encoder, as it was trained.")]
+Normalize = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Bring latents to unit length, after a cut of --dimension; by default those of "
+        "sentence-transformers models only.",
+    ),
+]
+Dimension = Annotated[int | None, typer.Option(help="Keep the first N channels (Matryoshka encoders).")]
+LatentDtype = Annotated[str, typer.Option(help="float16 or float32.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Most texts that the encoder gets at once.")]
+Device = Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")]
+ShardDocuments = Annotated[
+    int, typer.Option(help="Documents per file; a killed run loses at most two files.")
+]
+Seed = Annotated[int, typer.Option(help="For the split, --limit and --derive.")]
+
 
 def prepare(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the pair store.")],
-    input: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help="Text: files (.txt .jsonl .json .csv .tsv .parquet, also .gz), patterns, folders, the name "
-            "or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
-            metavar="SOURCE",
-        ),
-    ] = None,
-    more: Annotated[
-        list[str] | None, typer.Argument(help="The same as --input SOURCE.", metavar="[SOURCE]...")
-    ] = None,
-    tokenizer: Annotated[
-        str, typer.Option(help="builtin:minilm, builtin:gpt2, a folder, or a name on the Hugging Face Hub.")
-    ] = "builtin:minilm",
-    encoder: Annotated[
-        str,
-        typer.Option(help="Sentence encoder: builtin:minilm, a folder, or a name on the Hugging Face Hub."),
-    ] = "builtin:minilm",
-    text_field: Annotated[
-        str | None,
-        typer.Option(help="Field or column that holds the text; found by itself if there is no doubt."),
-    ] = None,
-    cut: Annotated[
-        str, typer.Option(help="What becomes one pair: none (a whole row), sentences, paragraphs or chunks.")
-    ] = "none",
-    max_tokens: Annotated[
-        int, typer.Option(help="Longer documents are cut, between sentences if possible.")
-    ] = 128,
-    min_tokens: Annotated[int, typer.Option(help="Shorter documents are left out and counted.")] = 1,
-    limit: Annotated[
-        int | None, typer.Option(help="At most so many pairs of --input: a fair sample over all the text.")
-    ] = None,
-    validation: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of source documents of --input held out for validation; 0.05, but 0 with "
-            "--validation-input."
-        ),
-    ] = None,
-    test: Annotated[float, typer.Option(help="Share of source documents held out for a test.")] = 0.0,
-    validation_input: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text that goes to validation as a whole: any source that --input takes. Repeat for more.",
-            metavar="SOURCE",
-        ),
-    ] = None,
-    test_input: Annotated[
-        list[str] | None,
-        typer.Option(help="Text that goes to the test split as a whole. Repeat for more.", metavar="SOURCE"),
-    ] = None,
-    derive: Annotated[
-        int,
-        typer.Option(
-            help="Add up to N spans and N splices of each training document, with latents of their own: "
-            "better l2t and t2l, but other text than yours. 0 to 16."
-        ),
-    ] = 0,
-    text_unit: Annotated[
-        str,
-        typer.Option(
-            help="What stays together in one split of a .txt file: file, part (some paragraphs) or line; "
-            "auto: part if there are few files, else file."
-        ),
-    ] = "auto",
-    dataset_config: Annotated[
-        str | None, typer.Option(help="Configuration of a Hugging Face dataset.")
-    ] = None,
-    dataset_split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset to read.")] = "train",
-    validation_dataset_split: Annotated[
-        str | None, typer.Option(help="The same for --validation-input; validation if not given.")
-    ] = None,
-    test_dataset_split: Annotated[
-        str | None, typer.Option(help="The same for --test-input; test if not given.")
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option(help="Put before each text for the encoder, as it was trained.")
-    ] = "",
-    normalize: Annotated[
-        bool, typer.Option(help="Bring latents to unit length, after a cut of --dimension.")
-    ] = True,
-    dimension: Annotated[
-        int | None, typer.Option(help="Keep the first N channels (Matryoshka encoders).")
-    ] = None,
-    latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Most texts that the encoder gets at once.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")] = "auto",
-    shard_documents: Annotated[
-        int, typer.Option(help="Documents per file; a killed run loses at most two files.")
-    ] = 8192,
-    seed: Annotated[int, typer.Option(help="For the split, --limit and --derive.")] = 0,
+    out: Out,
+    source: Input = None,
+    more: More = None,
+    tokenizer: TokenizerName = "builtin:minilm",
+    encoder: EncoderName = None,
+    latents: Latents = None,
+    text_field: TextField = None,
+    latent_field: LatentField = "latent",
+    cut: Cut = "none",
+    max_tokens: MaxTokens = 128,
+    min_tokens: MinTokens = 1,
+    limit: Limit = None,
+    validation: Validation = None,
+    test: Test = 0.0,
+    validation_source: ValidationInput = None,
+    test_source: TestInput = None,
+    derive: Derive = 0,
+    text_unit: TextUnit = "auto",
+    dataset_config: DatasetConfig = None,
+    dataset_split: DatasetSplit = "train",
+    validation_dataset_split: ValidationDatasetSplit = None,
+    test_dataset_split: TestDatasetSplit = None,
+    prompt: Prompt = "",
+    normalize: Normalize = None,
+    dimension: Dimension = None,
+    latent_dtype: LatentDtype = "float16",
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    shard_documents: ShardDocuments = 8192,
+    seed: Seed = 0,
 ) -> None:
-    """Turn text into a pair store: tokens and latents to train on. Run again, it goes on where it was."""
+    """Turn text into a pair store: tokens and latents to train on. Run again, it continues where it was stopped."""
+    words: dict[str, Any] = dict(locals())  # named as the arguments of mmldlm.prepare
+    from mmldlm.api.prepare import SourceName
+    from mmldlm.api.prepare import prepare as prepare_store
     from mmldlm.cli.progress import PrepareProgress
-    from mmldlm.preparation.pipeline import PrepareSettings, run
-
-    settings = PrepareSettings(
-        input=_sources(input, more),
-        tokenizer=tokenizer,
-        encoder=encoder,
-        text_field=text_field,
-        text_unit=text_unit,
-        dataset_config=dataset_config,
-        dataset_split=dataset_split,
-        cut=cut,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        limit=limit,
-        validation=validation,
-        test=test,
-        prompt=prompt,
-        normalize=normalize,
-        dimension=dimension,
-        latent_dtype=latent_dtype,
-        shard_documents=shard_documents,
-        seed=seed,
-        derive=derive,
-        validation_input=tuple(validation_input or ()),
-        test_input=tuple(test_input or ()),
-        validation_dataset_split=validation_dataset_split,
-        test_dataset_split=test_dataset_split,
-    )
-    with PrepareProgress() as progress:
-        store = run(settings, out, device=device, batch_size=batch_size, report=progress)
-    _tell(store)
-
-
-def _sources(named: list[str] | None, plain: list[str] | None) -> tuple[str, ...]:
     from mmldlm.errors import UserError
 
-    found = (*(named or []), *(plain or []))
-    if not found:
-        raise UserError("--input: no text is given; name a file, a folder, a dataset or builtin:sotu")
-    return found
+    sources = [SourceName(name) for name in (*(words.pop("source") or []), *(words.pop("more") or []))]
+    for key in ("validation_source", "test_source"):
+        words[key] = words[key] or ()
+    try:
+        if not sources:
+            raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
+        with PrepareProgress() as progress:
+            words |= {"progress": progress.update, "note": lambda text: progress.note(_in_options(text))}
+            store = prepare_store(sources, **words)
+    except UserError as error:
+        raise UserError(_in_options(str(error))) from error
+    _show(store)
 
 
-def _tell(store: Any) -> None:
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name in inspect.signature(prepare).parameters} | {
+    "source": "--input",
+    "validation_source": "--validation-input",
+    "test_source": "--test-input",
+}
+"""Arguments of the library, and the options that set them."""
+
+
+def _in_options(text: str) -> str:
+    """A message of the library in the words of the command line: `max_tokens=4` becomes `--max-tokens 4`."""
+    names = "|".join(OPTIONS)
+    text = re.sub(rf"(?<![\w/.-])({names})=", lambda match: f"{OPTIONS[match[1]]} ", text)
+    text = re.sub(rf"(^|; )({names}):", lambda match: f"{match[1]}{OPTIONS[match[2]]}:", text)
+    long = "|".join(name for name in OPTIONS if "_" in name)
+    return re.sub(rf"(?<![\w/.-])({long})(?![\w/.-])", lambda match: OPTIONS[match[1]], text)
+
+
+def _show(store: PairStore) -> None:
     """What came out, and what deserves attention."""
     manifest = store.manifest
     for name, split in manifest.splits.items():
         typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens")
-    told = {key: value for key, value in manifest.counts.items() if value and key != "source_documents"}
-    words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in told.items())
-    typer.echo(
-        f"from {manifest.counts.get('source_documents', 0):,} source documents"
-        + (f"; {words}" if words else "")
-    )
+    counts = dict(manifest.counts)
+    num_lines, num_joined = counts.pop("lines", 0), counts.pop("lines_joined", 0)
+    num_sources = counts.pop("source_documents", 0)
+    words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
+    typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
+    if num_joined:
+        typer.echo(
+            f"{num_lines:,} lines, {len(store):,} pairs, {num_joined:,} lines joined to the one before; "
+            "--text-unit line makes each line a document"
+        )
     for share in ("validation", "test"):
         if manifest.settings.get(share) and share not in manifest.splits:
             typer.echo(

@@ -9,13 +9,11 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mmldlm.preparation.pipeline import Report
-
 LINE_SECONDS = 10.0
 
 
-class PrepareProgress(Report):
-    """Shows notes and the number of documents that are encoded, with rate and time left."""
+class PrepareProgress:
+    """Shows notes and the number of documents that are done, with rate and time left."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -30,6 +28,7 @@ class PrepareProgress(Report):
         self.bar = Progress(*columns, console=self.console, disable=not self.live)
         self.task: Any = None
         self.started_at = self.last_line_at = 0.0
+        self.done_at_start = 0
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -42,15 +41,15 @@ class PrepareProgress(Report):
         """A line of its own, above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def update(self, done: int, total: int | None, encoded: int) -> None:
+    def update(self, done: int, total: int) -> None:
         """Move the bar, or print a line every few seconds."""
         now = time.monotonic()
         if self.task is None:
             self.task = self.bar.add_task("encoding", total=total, rate=0.0)
-            self.started_at = self.last_line_at = now
-        rate = encoded / max(now - self.started_at, 1e-3) if encoded else 0.0
+            self.started_at, self.last_line_at, self.done_at_start = now, now, done
+        rate = (done - self.done_at_start) / max(now - self.started_at, 1e-3)
         self.bar.update(self.task, completed=done, total=total, rate=rate)
         if not self.live and now - self.last_line_at >= LINE_SECONDS:
             self.last_line_at = now
-            left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
-            print(f"{done} of {total or '?'} documents, {rate:.0f}/s{left}", file=sys.stderr, flush=True)
+            left = f", about {(total - done) / rate:.0f} s left" if rate else ""
+            print(f"{done} of about {total} documents, {rate:.0f}/s{left}", file=sys.stderr, flush=True)

@@ -39,7 +39,7 @@ from mmldlm.sampling.sources import (
 if TYPE_CHECKING:
     from mmldlm.checkpoint.loaded import LoadedModel
     from mmldlm.data.store import Split
-    from mmldlm.preparation.encoders import Encoder
+    from mmldlm.preparation.encoders import OwnEncoder, SentenceEncoder
     from mmldlm.sampling.options import SamplingOptions
 
 Progress = Callable[[float, float], None]
@@ -148,16 +148,16 @@ class Work:
         return open_store(self.model, self.request.data).split(self.model.config.data.train_split)
 
     @cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> SentenceEncoder | OwnEncoder:
         """The encoder that made the training data."""
         if self.model.encoder is None:
             raise UserError(
                 "the model does not say which encoder made its latents; use --latents, --from-split or "
                 "--encode-with model"
             )
-        from mmldlm.preparation.encoders import Encoder
+        from mmldlm.preparation.encoders import open_encoder
 
-        return Encoder.from_spec(self.model.encoder, device=self.model.device.type)
+        return open_encoder(self.model.encoder, device=self.model.device.type)
 
     def latents_of(self, given: Given) -> np.ndarray:
         """Raw latents: those that are given, or those of the texts."""

@@ -34,7 +34,20 @@ class Documents:
 
 
 class PairStore:
-    """A finished pair store."""
+    """A finished pair store: documents, each with tokens, text and latents, in splits.
+
+    >>> import tempfile
+    >>> import mmldlm
+    >>> path = tempfile.mkdtemp()
+    >>> made = mmldlm.prepare(
+    ...     ["a coil of rope", "the open sea"], path, encoder=lambda texts: [[len(text), 1.0] for text in texts]
+    ... )
+    >>> store = mmldlm.PairStore.open(path)
+    >>> len(store), list(store.splits)
+    (2, ['train', 'validation'])
+    >>> store.splits["train"].texts, store.splits["train"].latents.tolist()
+    (['a coil of rope'], [[[14.0, 1.0]]])
+    """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -46,6 +59,33 @@ class PairStore:
         """Read the manifest; `UserError` if there is none or it is damaged."""
         folder = Path(path)
         return cls(folder, Manifest.load(folder))
+
+    def __len__(self) -> int:
+        return sum(split["num_documents"] for split in self.manifest.splits.values())
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        sizes = ", ".join(f"{name} {split['num_documents']:,}" for name, split in manifest.splits.items())
+        encoder = manifest.encoder["name"] if manifest.encoder else "no known encoder"
+        return (
+            f"PairStore({str(self.path)!r}: {sizes} pairs; latents {manifest.num_slots} x {manifest.num_channels} "
+            f"{manifest.latent_dtype} by {encoder}; vocabulary {manifest.vocab_size:,})"
+        )
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """All splits by name."""
+        return {name: self.split(name) for name in self.manifest.splits}
+
+    @property
+    def texts(self) -> list[str | None]:
+        """The texts of all splits, one split after the other; None where the store holds no text."""
+        return [text for split in self.splits.values() for text in split.texts]
+
+    @property
+    def latents(self) -> np.ndarray:
+        """The latents of all splits in the encoder's own space: float32 (N, S, C), in the order of `texts`."""
+        return np.concatenate([split.latents for split in self.splits.values()])
 
     @classmethod
     def open_of_run(cls, path: str | Path, moved_to: Path | None = None) -> PairStore:
@@ -104,6 +144,19 @@ class Split:
 
     def __len__(self) -> int:
         return self.entry["num_documents"]
+
+    def __repr__(self) -> str:
+        return f"Split({self.name!r} of {str(self.store.path)!r}: {len(self):,} pairs)"
+
+    @property
+    def texts(self) -> list[str | None]:
+        """All texts; None where the store holds none."""
+        return self.read_texts(np.arange(len(self)))
+
+    @property
+    def latents(self) -> np.ndarray:
+        """All latents in the encoder's own space: float32 (N, S, C)."""
+        return self.read(np.arange(len(self))).latents
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}, "_lengths": None}

@@ -155,7 +155,7 @@ def _load_by_name(name: str) -> Backend:
 
     quiet_hub()
     try:
-        loaded = AutoTokenizer.from_pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # network, Hub, parsing: every library under it has its own
         raise UserError(
             f"tokenizer {name!r}: no such folder, and by that name it cannot be loaded ({first_line(error)}); "

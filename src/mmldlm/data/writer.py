@@ -124,9 +124,10 @@ class StoreWriter:
 
     def _made_by(self) -> dict[str, Any]:
         """What the bytes of a shard depend on besides the documents."""
+        encoder = self.encoder and {key: value for key, value in self.encoder.items() if key != "probe"}
         return {
             "tokenizer": self.tokenizer.spec() if self.tokenizer else None,
-            "encoder": self.encoder,
+            "encoder": encoder,
             "shape": [
                 self.vocab_size,
                 self.num_slots,

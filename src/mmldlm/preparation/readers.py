@@ -1,36 +1,61 @@
-"""Files to texts: .txt, .jsonl, .json, .csv, .tsv and .parquet, also compressed with gzip.
+"""Files to rows: .txt, .jsonl, .json, .csv, .tsv, .parquet and .arrow, also compressed with gzip.
 
-Each reader yields (text or None, bytes of the file read so far). What cannot be read is a `UserError` with
-file and line.
+A row is a text and, where the file has such a field, the latent that belongs to it. What cannot be read is a
+`UserError` with file and line.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
+from mmldlm.data.tokenizer import first_line
 from mmldlm.errors import UserError
 
-Texts = Iterator[tuple[str | None, int]]
 USUAL_FIELDS = ("text", "sentence", "content", "document")
+LATENT_FIELD = "latent"
 MAX_FIELD_CHARACTERS = 2**30
+SAMPLED_ROWS = 64
+"""Rows of an array that identify it."""
 
 
-def read_file(path: Path, text_field: str | None) -> Texts:
-    """The texts of one file."""
-    extension = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    read = EXTENSIONS[extension.lower()]
+class Row(NamedTuple):
+    """A text as it came, with its latent (C,) or (S, C) if there is one."""
+
+    text: str | None
+    latent: np.ndarray | None
+    where: str
+    """File and line, for messages."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which fields of a row are used."""
+
+    text: str | None = None
+    """None: the usual one, or the only one that holds text."""
+    latent: str | None = LATENT_FIELD
+    """None: latents in the files are ignored."""
+
+
+def read_file(path: Path, fields: Fields) -> Iterator[tuple[Row, int]]:
+    """The rows of one file, each with the bytes of the file that were read by then."""
+    read = EXTENSIONS[extension_of(path)]
     try:
         with open(path, "rb") as raw:
             stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            for text in read(stream, path, text_field):
-                yield text, raw.tell()
+            for row in read(stream, path, fields):
+                yield row, raw.tell()
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: not UTF-8 text (byte 0x{error.object[error.start]:02x}); convert it with iconv, "
@@ -44,24 +69,103 @@ def read_file(path: Path, text_field: str | None) -> Texts:
         raise UserError(f"{path}: is a folder, a file was expected") from error
 
 
-def text_of_row(row: Any, text_field: str | None, where: str) -> str | None:
-    """The text of a row: the named field, or the usual one, or the only one that holds text."""
+def extension_of(path: Path) -> str:
+    """The kind of a file, `.gz` left out."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def parse_row(row: Any, fields: Fields, where: str) -> Row:
+    """Text and latent of a row: the named fields, or the usual ones."""
     if isinstance(row, str):
-        return _no_half_characters(row, where)
+        return Row(_whole_characters(row, where), None, where)
     if not isinstance(row, Mapping):
-        raise UserError(f"{where}: a row must be an object or a text, found {type(row).__name__}")
-    value = row[choose_field(row, text_field, where)]
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return _no_half_characters(value, where)
-    raise UserError(
-        f"{where}: the text field holds {type(value).__name__}, not text; choose another with --text-field"
-    )
+        raise UserError(f"{where}: a row must be an object or a text, not {type(row).__name__}")
+    latent = row.get(fields.latent) if fields.latent is not None else None
+    value = row[choose_field(row, fields.text, where)]
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"{where}: the text field holds {type(value).__name__}, not text; choose another with text_field=NAME"
+        )
+    text = None if value is None else _whole_characters(value, where)
+    return Row(text, None if latent is None else parse_latent(latent, where), where)
 
 
-def _no_half_characters(text: str, where: str) -> str:
-    """JSON can escape one half of a surrogate pair; no tokenizer and no store takes that."""
+def parse_latent(value: Any, where: str) -> np.ndarray:
+    """A latent of a row as float32 (C,) or (S, C)."""
+    remedy = "correct it, or ignore the field with latent_field=''"
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise UserError(
+            f"{where}: the latent is {type(value).__name__}, a list of numbers is needed; {remedy}"
+        )
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise UserError(f"{where}: the vectors of the latent have different lengths; {remedy}") from error
+    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or not array.size:
+        raise UserError(
+            f"{where}: the latent must be a list of numbers, or of lists of numbers of one length; {remedy}"
+        )
+    if not np.isfinite(array).all():
+        raise UserError(f"{where}: the latent holds NaN or infinite values; {remedy}")
+    return array.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Latents that were given, one row per document: (N, C) or (N, S, C)."""
+
+    array: np.ndarray
+    name: str
+
+    @classmethod
+    def of(cls, latents: Any) -> Vectors:
+        """From a .npy file, which is memory-mapped, or from an array."""
+        if isinstance(latents, str | Path):
+            name, array = str(latents), _map_vectors(Path(latents).expanduser())
+        else:
+            name, array = (
+                "an array",
+                np.asarray(latents.detach().cpu() if hasattr(latents, "detach") else latents),
+            )
+        if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
+            raise UserError(
+                f"latents={name}: {array.dtype} values of shape {array.shape}; numbers of shape (documents, channels) "
+                "or (documents, slots, channels) are needed"
+            )
+        return cls(array, name)
+
+    def row(self, idx: int) -> np.ndarray:
+        """The latent (S, C) of a document."""
+        latent: np.ndarray = np.atleast_2d(self.array[idx])
+        if not np.isfinite(latent).all():
+            raise UserError(
+                f"latents={self.name}: row {idx} holds NaN or infinite values; correct or remove it"
+            )
+        return latent
+
+    def digest(self) -> str:
+        """Changes when the array does, as far as some of its rows show."""
+        rows = np.linspace(0, len(self.array) - 1, min(SAMPLED_ROWS, len(self.array))).astype(np.int64)
+        values = hashlib.sha256(np.ascontiguousarray(self.array[rows]).tobytes()).hexdigest()
+        return f"{self.array.dtype} {list(self.array.shape)}, {values[:16]}"
+
+
+def _map_vectors(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise UserError(f"latents={path}: no such file; check the spelling") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"latents={path}: not a .npy file of numbers ({first_line(error)}); save it with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise UserError(f"latents={path}: holds several arrays; save one with numpy.save as .npy")
+    return array
+
+
+def _whole_characters(text: str, where: str) -> str:
+    """JSON can escape one half of a surrogate pair, which neither tokenizers nor stores accept."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -77,7 +181,7 @@ def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> 
     if text_field is not None:
         if text_field not in row:
             raise UserError(
-                f"{where}: no field {text_field!r}; it has {', '.join(names)}; choose with --text-field"
+                f"{where}: no field {text_field!r}; it has {', '.join(names)}; choose with text_field=NAME"
             )
         return text_field
     strings = [name for name in names if isinstance(row[name], str)]
@@ -85,7 +189,7 @@ def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> 
     if usual or len(strings) == 1:
         return usual[0] if usual else strings[0]
     raise UserError(
-        f"{where}: which field is the text? It has {', '.join(names)}; choose with --text-field NAME"
+        f"{where}: which field is the text? It has {', '.join(names) or 'none'}; choose with text_field=NAME"
     )
 
 
@@ -93,28 +197,40 @@ def _decoded(stream: BinaryIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
 
 
-def _read_txt(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
+def _read_txt(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
     text = stream.read().decode("utf-8-sig")
     if "\0" in text:
         raise UserError(f"{path}: holds zero bytes, so it is not plain text; leave the file out")
-    yield text
+    yield Row(text, None, str(path))
 
 
-def _read_jsonl(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
+def _read_jsonl(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
     for number, line in enumerate(_decoded(stream), start=1):
         if line.strip():
             where = f"{path}:{number}"
-            yield text_of_row(_parse(line, where), text_field, where)
+            yield parse_row(_parse(line, where), fields, where)
 
 
-def _read_json(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
+def _read_json(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
     """One JSON list; a file with one object per line is read as such."""
     text = stream.read().decode("utf-8-sig")
     if not text.lstrip().startswith("["):
-        yield from _read_jsonl(io.BytesIO(text.encode()), path, text_field)
+        if _is_one_object(text):
+            raise UserError(f"{path}: holds one JSON object; a list of rows, or one row per line, is needed")
+        yield from _read_jsonl(io.BytesIO(text.encode()), path, fields)
         return
     for number, row in enumerate(_parse(text, str(path)), start=1):
-        yield text_of_row(row, text_field, f"{path}, item {number}")
+        yield parse_row(row, fields, f"{path}, item {number}")
+
+
+def _is_one_object(text: str) -> bool:
+    """Whether a text of several lines is one JSON object, such as a list of rows inside another object."""
+    if "\n" not in text.strip():
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parse(text: str, where: str) -> Any:
@@ -122,33 +238,30 @@ def _parse(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: not JSON ({error}); correct or remove it") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: JSON nested too deeply to be read; correct or remove it") from error
 
 
-def _read_csv(
-    stream: BinaryIO, path: Path, text_field: str | None, delimiter: str = ","
-) -> Iterator[str | None]:
+def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     rows = csv.DictReader(_decoded(stream), delimiter=delimiter)
     try:
         for row in rows:
-            yield text_of_row(_whole(row, f"{path}:{rows.line_num}"), text_field, f"{path}:{rows.line_num}")
+            where = f"{path}:{rows.line_num}"
+            if None in row:
+                raise UserError(
+                    f"{where}: more values than the header has columns; put quotes around text that holds a comma"
+                )
+            yield parse_row(row, fields, where)
     except csv.Error as error:
         raise UserError(f"{path}:{rows.line_num}: not a table ({error}); correct or remove it") from error
 
 
-def _whole(row: dict[Any, Any], where: str) -> dict[str, Any]:
-    if None in row:
-        raise UserError(
-            f"{where}: more values than the header has columns; put quotes around text that holds a comma"
-        )
-    return row
+def _read_tsv(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
+    return _read_csv(stream, path, fields, delimiter="\t")
 
 
-def _read_tsv(stream: BinaryIO, path: Path, text_field: str | None) -> Iterator[str | None]:
-    return _read_csv(stream, path, text_field, delimiter="\t")
-
-
-def _read_parquet(stream: Any, path: Path, text_field: str | None) -> Iterator[str | None]:
+def _read_parquet(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -156,12 +269,48 @@ def _read_parquet(stream: Any, path: Path, text_field: str | None) -> Iterator[s
         table = pq.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, gzip.GzipFile) else stream)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UserError(f"{path}: not a parquet file ({error}); copy it again") from error
-    names = {field.name: "" if _is_text(field.type) else None for field in table.schema_arrow}
-    field = choose_field(names, text_field, str(path))
-    if names[field] is None:
-        raise UserError(f"{path}: the column {field!r} does not hold text; choose another with --text-field")
-    for batch in table.iter_batches(batch_size=4096, columns=[field]):
-        yield from batch.column(0).to_pylist()
+    columns = _choose_columns(table.schema_arrow, fields, path)
+    return _rows_of_batches(table.iter_batches(batch_size=4096, columns=columns), columns, path)
+
+
+def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
+    """An Arrow IPC file, or a stream as Hugging Face datasets write them."""
+    import pyarrow as pa
+
+    content = pa.BufferReader(stream.read())
+    try:
+        try:
+            reader = pa.ipc.open_file(content)
+            batches: Any = (reader.get_batch(idx) for idx in range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            content.seek(0)
+            batches = reader = pa.ipc.open_stream(content)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UserError(f"{path}: not an Arrow file ({error}); copy it again") from error
+    columns = _choose_columns(reader.schema, fields, path)
+    return _rows_of_batches((batch.select(columns) for batch in batches), columns, path)
+
+
+def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[str]:
+    """The columns of the text and, if there is one, of the latent."""
+    names = {field.name: "" if _is_text(field.type) else None for field in schema}
+    chosen = choose_field(names, fields.text, str(path))
+    if names[chosen] is None:
+        raise UserError(
+            f"{path}: the column {chosen!r} does not hold text; choose another with text_field=NAME"
+        )
+    return [chosen, fields.latent] if fields.latent in names and fields.latent is not None else [chosen]
+
+
+def _rows_of_batches(batches: Any, columns: list[str], path: Path) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        texts = batch.column(columns[0]).to_pylist()
+        latents = batch.column(columns[1]).to_pylist() if len(columns) > 1 else [None] * len(texts)
+        for text, latent in zip(texts, latents, strict=True):
+            number += 1
+            where = f"{path}, row {number}"
+            yield Row(text, None if latent is None else parse_latent(latent, where), where)
 
 
 def _is_text(kind: Any) -> bool:
@@ -170,11 +319,12 @@ def _is_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-EXTENSIONS: dict[str, Callable[[Any, Path, str | None], Iterator[str | None]]] = {
+EXTENSIONS: dict[str, Callable[[Any, Path, Fields], Iterator[Row]]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
 }

@@ -1,4 +1,7 @@
-"""Source documents to segments: cut, tokenised, without duplicates, each with its split and its id."""
+"""Source documents to segments: cut, tokenized, without duplicates, each with its split and its id.
+
+A document whose latent was given is one segment or none: it is never cut, because its latent belongs to all of it.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,16 @@ import numpy as np
 
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
-from mmldlm.preparation.cutting import CUTS, cutter, split_chunks
-from mmldlm.preparation.sentences import collapse
+from mmldlm.preparation.cutting import CUTS, collapse, cutter, split_chunks
 from mmldlm.preparation.sources import SourceDocument
 
 BATCH = 2048
-"""Segments that are tokenised together."""
+"""Segments that are tokenized together."""
 SHORTEST_MAX = 8
 """Below this many tokens not even one unusual character is sure to fit."""
 MOST_DERIVED = 16
-Piece = tuple[str, str, np.ndarray]
-"""Split, text and tokens."""
+KEEPS_LINES = ("none", "chunks")
+"""Cuts that leave the line breaks inside a segment."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +45,40 @@ class SegmentOptions:
 
     def __post_init__(self) -> None:
         problems = [
-            (self.cut not in CUTS, f"--cut {self.cut}: allowed are {', '.join(CUTS)}"),
+            (self.cut not in CUTS, f"cut={self.cut}: allowed are {', '.join(CUTS)}"),
             (
                 self.max_tokens < SHORTEST_MAX,
-                f"--max-tokens {self.max_tokens}: at least {SHORTEST_MAX} is needed",
+                f"max_tokens={self.max_tokens}: at least {SHORTEST_MAX} is needed",
             ),
             (
                 not 1 <= self.min_tokens <= self.max_tokens,
-                f"--min-tokens {self.min_tokens}: allowed is 1 to --max-tokens ({self.max_tokens})",
+                f"min_tokens={self.min_tokens}: allowed is 1 to max_tokens ({self.max_tokens})",
             ),
-            (self.limit is not None and self.limit < 1, f"--limit {self.limit}: at least 1 is needed"),
+            (self.limit is not None and self.limit < 1, f"limit={self.limit}: at least 1 is needed"),
             (
                 not 0 <= self.validation < 1,
-                f"--validation {self.validation}: a share from 0 to below 1 is needed",
+                f"validation={self.validation}: a share from 0 to below 1 is needed",
             ),
-            (not 0 <= self.test < 1, f"--test {self.test}: a share from 0 to below 1 is needed"),
-            (self.validation + self.test >= 1, "--validation and --test together: less than 1 is needed"),
+            (not 0 <= self.test < 1, f"test={self.test}: a share from 0 to below 1 is needed"),
+            (self.validation + self.test >= 1, "validation and test together: less than 1 is needed"),
             (
                 not 0 <= self.derive <= MOST_DERIVED,
-                f"--derive {self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}",
+                f"derive={self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}",
             ),
         ]
-        found = [text for wrong, text in problems if wrong]
-        if found:
-            raise UserError("; ".join(found))
+        wrong = [text for is_wrong, text in problems if is_wrong]
+        if wrong:
+            raise UserError("; ".join(wrong))
+
+
+class Piece(NamedTuple):
+    """A cut text on its way to a segment."""
+
+    split: str
+    text: str
+    latent: np.ndarray | None
+    has_lines: bool
+    """Its line breaks come from a plain text file."""
 
 
 class Segment(NamedTuple):
@@ -78,6 +90,8 @@ class Segment(NamedTuple):
     split: str
     made_of: str | None = None
     """For a derived document, what it is made of."""
+    latent: np.ndarray | None = None
+    """(S, C) if it was given."""
 
 
 class Segmenter:
@@ -107,7 +121,7 @@ class Segmenter:
         return iter([self._sample(chain.from_iterable(stream), limit)])
 
     def _stream(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[list[Segment]]:
-        batch: list[tuple[str, str]] = []
+        batch: list[Piece] = []
         before = self.read_bytes
         for document in documents:
             batch += self._cut_document(document, split)
@@ -117,48 +131,61 @@ class Segmenter:
                 batch = []
         yield self._finish(batch)
 
-    def _cut_document(self, document: SourceDocument, split: str | None) -> list[tuple[str, str]]:
-        """(split, text) of each segment; the split is given, or follows from the whole document."""
+    def _cut_document(self, document: SourceDocument, split: str | None) -> list[Piece]:
+        """What is cut from a document; the split is given, or follows from the whole document."""
         self.counts["source_documents"] += 1
         text = document.text or ""
         pieces = self._cut(text)
+        if document.has_lines:
+            self._count_lines(text, pieces)
         if not pieces:
             self.counts["empty"] += 1
             return []
         split = split or self._choose_split(text)
-        return [(split, piece) for piece in pieces]
+        return [Piece(split, piece, document.latent, document.has_lines) for piece in pieces]
+
+    def _count_lines(self, text: str, pieces: list[str]) -> None:
+        """Lines of plain text, and how many of them do not begin a piece; where pieces keep their lines, see `_fit`."""
+        self.counts["lines"] += num_lines(text)
+        if self.options.cut not in KEEPS_LINES:
+            self.counts["lines_joined"] += joined_lines(text, pieces)
 
     def _choose_split(self, text: str) -> str:
         if self._forced:
             return self._forced.pop(0)
         return choose_split(text, self.options.validation, self.options.test, self.options.seed)
 
-    def _finish(self, batch: list[tuple[str, str]]) -> list[Segment]:
-        """Tokenise, cut what is too long, leave out what is too short or known."""
-        arrays = self.tokenizer.encode_arrays([text for _, text in batch])
-        pieces = [
-            piece
-            for (split, text), tokens in zip(batch, arrays, strict=True)
-            for piece in self._fit(split, text, tokens)
+    def _finish(self, batch: list[Piece]) -> list[Segment]:
+        """Tokenize, cut what is too long, leave out what is too short or known."""
+        arrays = self.tokenizer.encode_arrays([piece.text for piece in batch])
+        fitting = [
+            part for piece, tokens in zip(batch, arrays, strict=True) for part in self._fit(piece, tokens)
         ]
-        kept = [piece for piece in pieces if self._long_enough(piece[2])]
-        ids = text_ids([text for _, text, _ in kept])
+        kept = [(piece, tokens) for piece, tokens in fitting if self._long_enough(tokens)]
+        ids = text_ids([piece.text for piece, _ in kept])
         fresh = self.seen.add(ids)
         self.counts["duplicates"] += int((~fresh).sum())
         return [
-            Segment(text, tokens, id, split)
-            for (split, text, tokens), id, is_fresh in zip(kept, ids.tolist(), fresh.tolist(), strict=True)
+            Segment(piece.text, tokens, id, piece.split, latent=piece.latent)
+            for (piece, tokens), id, is_fresh in zip(kept, ids.tolist(), fresh.tolist(), strict=True)
             if is_fresh
         ]
 
-    def _fit(self, split: str, text: str, tokens: np.ndarray) -> list[Piece]:
-        if len(tokens) <= self.options.max_tokens:
-            return [(split, text, tokens)]
-        if self.options.cut != "chunks":
-            self.counts["too_long_cut"] += 1
-        chunks = split_chunks(text, self.tokenizer, self.options.max_tokens)
-        arrays = self.tokenizer.encode_arrays(chunks)
-        return [(split, chunk, chunk_tokens) for chunk, chunk_tokens in zip(chunks, arrays, strict=True)]
+    def _fit(self, piece: Piece, tokens: np.ndarray) -> list[tuple[Piece, np.ndarray]]:
+        """The piece, or the chunks that it is cut into where it is too long."""
+        parts = [(piece, tokens)]
+        if len(tokens) > self.options.max_tokens:
+            if piece.latent is not None:
+                self.counts["too_long_left_out"] += 1
+                return []
+            if self.options.cut != "chunks":
+                self.counts["too_long_cut"] += 1
+            chunks = split_chunks(piece.text, self.tokenizer, self.options.max_tokens)
+            arrays = self.tokenizer.encode_arrays(chunks)
+            parts = [(piece._replace(text=chunk), array) for chunk, array in zip(chunks, arrays, strict=True)]
+        if piece.has_lines and self.options.cut in KEEPS_LINES:
+            self.counts["lines_joined"] += sum(num_lines(part.text) - 1 for part, _ in parts)
+        return parts
 
     def _long_enough(self, tokens: np.ndarray) -> bool:
         if len(tokens) >= self.options.min_tokens:
@@ -179,6 +206,25 @@ class Segmenter:
                 heapq.heappushpop(heap, entry)
                 self.counts["left_by_limit"] += 1
         return [segment for _, _, segment in sorted(heap, key=lambda entry: entry[1])]
+
+
+def num_lines(text: str) -> int:
+    """Lines that are not blank."""
+    return sum(1 for line in text.splitlines() if line.strip())
+
+
+def joined_lines(text: str, pieces: list[str]) -> int:
+    """Lines that do not begin a piece; of the pieces only the whitespace may differ from the text."""
+    starts, position = set(), 0
+    for piece in pieces:
+        starts.add(position)
+        position += sum(map(len, piece.split()))
+    joined, position = 0, 0
+    for line in text.splitlines():
+        if line.strip():
+            joined += position not in starts
+            position += sum(map(len, line.split()))
+    return joined
 
 
 def hash63(text: str) -> int:

