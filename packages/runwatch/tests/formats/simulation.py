@@ -162,6 +162,8 @@ class Trainer:
     """Whose failure messages end in this log; None for files of metrics alone."""
     has_loss: bool = True
     """False where the program prints no loss: nobody can judge such a log."""
+    filters_nan: bool = False
+    """True where a NaN loss is not printed as such: it becomes 0, or is left out."""
     may_warn: tuple[str, ...] = ()
     """Codes that a healthy log of this trainer may raise with good reason."""
 

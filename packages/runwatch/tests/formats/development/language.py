@@ -14,6 +14,7 @@ TRAINERS = Registry()
     "hf-trainer",
     "huggingface/transformers src/transformers/trainer_callback.py ProgressCallback.on_log (version 5)",
     "floats become strings of '.4g', the dict is written beside the bar: {'loss': '2.341', 'grad_norm': '1.2', ...}",
+    filters_nan=True,
 )
 def hf_trainer(run: Run, log: Log) -> None:
     every, points = 10, 150
@@ -54,6 +55,7 @@ def hf_trainer(run: Run, log: Log) -> None:
     'trainer_log.jsonl: {"current_steps": 10, "total_steps": 300, "loss": 1.9, "lr": ..., "percentage": 3.33, ...}',
     file_name="trainer_log.jsonl",
     errors=None,
+    filters_nan=True,
 )
 def llama_factory(run: Run, log: Log) -> None:
     points, every = 120, 5

@@ -182,6 +182,7 @@ def paddleocr(run: Run, log: Log) -> None:
     "sentence-transformers",
     "huggingface/sentence-transformers trainer.py, with the dict lines of transformers 4",
     "{'loss': 0.5123, 'grad_norm': 2.1, 'learning_rate': 1.9e-05, 'epoch': 0.32}; {'eval_loss': ..., 'eval_runtime': ...}",
+    filters_nan=True,
 )
 def sentence_transformers(run: Run, log: Log) -> None:
     total, every = 1500, 10
@@ -209,6 +210,7 @@ def sentence_transformers(run: Run, log: Log) -> None:
     "whisper-finetune",
     "huggingface/transformers examples/pytorch/speech-recognition (Seq2SeqTrainer), trainer_callback.py PrinterCallback",
     "with disable_tqdm the dict is printed alone: {'loss': 0.91, ..., 'epoch': 1.2} and {'eval_loss': ..., 'eval_wer': ...}",
+    filters_nan=True,
 )
 def whisper_finetune(run: Run, log: Log) -> None:
     log.line("***** Running training *****")
@@ -236,3 +238,24 @@ def whisper_finetune(run: Run, log: Log) -> None:
             "{'train_runtime': 10311.2, 'train_samples_per_second': 6.2, 'train_loss': 0.21, 'epoch': 5.7}"
         )
         log.lines("", "", f"Training completed. Do not forget to share your model, total {clock(10311)}")
+
+
+@TRAINERS.add(
+    "lightning-rich",
+    "Lightning-AI/pytorch-lightning src/lightning/pytorch/callbacks/progress/rich_progress.py",
+    '"Epoch 3/11 ━━━━━━━━╸━━━━ 100/250 0:00:05 • 0:00:08 19.02it/s v_num: 3.000 train_loss: 2.310" repainted with cursor codes',
+)
+def lightning_rich(run: Run, log: Log) -> None:
+    epochs, shown, batches = 12, 20, 240
+    for point in run.points(epochs * shown, 4.6, 0.9, 0.02):
+        epoch, inside = divmod(point.idx, shown)
+        done = (inside + 1) * batches // shown
+        filled = done * 30 // batches
+        bar = f"\x1b[38;2;98;6;224m{'━' * filled}\x1b[0m\x1b[38;5;237m{'━' * (30 - filled)}\x1b[0m"
+        text = f"\x1b[37mEpoch {epoch}/{epochs - 1}\x1b[0m {bar} \x1b[37m{done}/{batches}\x1b[0m \x1b[37m{clock(done / 19)} • {clock((batches - done) / 19)}\x1b[0m \x1b[37m{19.0 / point.pace:.2f}it/s\x1b[0m \x1b[37mv_num: 3.000 train_loss: {point.loss:.3f}\x1b[0m"
+        log.parts.append("\r\x1b[2K" + text)
+        log.steps, log.losses = (epoch * batches + done, done), (point.loss,)
+        if inside == shown - 1:
+            log.line()
+    if run.finished:
+        log.line("`Trainer.fit` stopped: `max_epochs=12` reached.")

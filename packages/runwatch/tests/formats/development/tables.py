@@ -201,3 +201,39 @@ def keras_bar(run: Run, log: Log) -> None:
         if inside == shown - 1:
             log.line()
         log.steps, log.losses = (epoch * batches + done, done, epoch + 1), (mean,)
+
+
+@TRAINERS.add(
+    "yolov5-csv",
+    "ultralytics/yolov5 utils/loggers/__init__.py on_fit_epoch_end",
+    'results.csv with padded columns: "%20s," header, "%20.5g," rows: epoch, train/box_loss, train/obj_loss, ..., x/lr0',
+    file_name="results.csv",
+    errors=None,
+)
+def yolov5_csv(run: Run, log: Log) -> None:
+    names = [
+        "epoch",
+        *(f"train/{kind}_loss" for kind in ("box", "obj", "cls")),
+        "metrics/precision",
+        "metrics/recall",
+    ]
+    names += [
+        "metrics/mAP_0.5",
+        "metrics/mAP_0.5:0.95",
+        *(f"val/{kind}_loss" for kind in ("box", "obj", "cls")),
+        "x/lr0",
+        "x/lr1",
+        "x/lr2",
+    ]
+    log.line(",".join(f"{name:>20s}" for name in names))
+    for point in run.points(80, 0.12, 0.025, 0.01):
+        losses = (point.loss, point.loss * 0.4, point.loss * 0.2)
+        row = [
+            point.idx,
+            *losses,
+            *[point.accuracy] * 4,
+            *(value * 1.02 for value in losses),
+            *[0.01 * point.lr_share] * 3,
+        ]
+        log.line(",".join(f"{value:20.5g}" for value in row))
+        log.steps, log.losses = (point.idx, point.idx + 1), (*losses, sum(losses))
