@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Encoder": "mmldlm.preparation.encoders",
+    "Model": "mmldlm.api.model",
     "PairStore": "mmldlm.data.store",
     "Run": "mmldlm.api.runs",
     "UserError": "mmldlm.errors",
     "list_runs": "mmldlm.api.runs",
+    "load": "mmldlm.api.model",
     "prepare": "mmldlm.api.prepare",
     "train": "mmldlm.api.train",
 }

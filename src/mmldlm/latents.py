@@ -7,7 +7,8 @@ Shapes: n documents, S latent slots, C latent channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -28,7 +29,7 @@ def cosine(left: Array, right: Array) -> Array:
     """(n,) mean over the slots of the cosine of each slot, of latents (n, S, C); a slot of zeros counts as 0.
 
     >>> import numpy as np
-    >>> cosine(np.array([[[3.0, 0.0], [0.0, 1.0]]]), np.array([[[1.0, 0.0], [1.0, 0.0]]])).tolist()
+    >>> cosine(np.array([[[3.0, 0.0], [0.0, 1.0]]]), np.array([[[1.0, 0.0], [1.0, 0.0]]])).round(6).tolist()
     [0.5]
     """
     if isinstance(left, np.ndarray):
@@ -44,9 +45,43 @@ def directions(latents: Array) -> Array:
     if isinstance(latents, np.ndarray):
         sizes = np.linalg.norm(latents.astype(np.float64), axis=-1, keepdims=True)
         unit = latents / np.maximum(sizes, np.finfo(np.float64).tiny)
-        return (unit / np.sqrt(latents.shape[1])).reshape(len(latents), -1)
+        return (unit / np.sqrt(latents.shape[1])).reshape(len(latents), math.prod(latents.shape[1:]))
     sizes = latents.norm(dim=-1, keepdim=True)
     return (latents / sizes.clamp(min=_SMALLEST) / latents.shape[1] ** 0.5).flatten(1)
+
+
+def nearest(queries: np.ndarray, parts: Iterable[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places and cosines, both (n, k), of the latents nearest to each query, nearest first; the earlier one of equals.
+
+    The latents that are searched come in parts, each (m, S, C), so that they need not be in memory together.
+    """
+    wanted, start = directions(queries), 0
+    best, index = np.empty((len(queries), 0)), np.empty((len(queries), 0), np.int64)
+    for part in parts:
+        near = wanted @ directions(part).T
+        places = np.broadcast_to(np.arange(start, start + len(part)), near.shape)
+        best, index = np.concatenate([best, near], axis=1), np.concatenate([index, places], axis=1)
+        order = np.argsort(-best, axis=1, kind="stable")[:, :count]
+        best, index = np.take_along_axis(best, order, 1), np.take_along_axis(index, order, 1)
+        start += len(part)
+    return index, best
+
+
+def between(first: np.ndarray, second: np.ndarray, num_points: int) -> np.ndarray:
+    """(num_points, S, C) latents from one (S, C) to the other, both included, on the arc between their directions.
+
+    The length goes evenly from the one to the other. Opposite directions have no arc of their own: then it is a line.
+    """
+    share = np.linspace(0.0, 1.0, num_points)[:, None]
+    a, b = first.reshape(-1).astype(np.float64), second.reshape(-1).astype(np.float64)
+    size_a, size_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    angle = np.arccos(np.clip(a @ b / max(size_a * size_b, _SMALLEST), -1.0, 1.0))
+    if np.sin(angle) < 1e-6:
+        points = (1 - share) * a + share * b
+    else:
+        arc = (np.sin((1 - share) * angle) * a / size_a + np.sin(share * angle) * b / size_b) / np.sin(angle)
+        points = arc * ((1 - share) * size_a + share * size_b)
+    return points.reshape(num_points, *first.shape).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,7 +157,7 @@ def test_a_pack_without_a_masked_token_costs_nothing() -> None:
 
 
 def test_times_are_stratified_within_and_over_documents() -> None:
-    times = text_times(1000, 4, seed=0)
+    times = text_times(np.arange(1000), 4, seed=0)
     assert np.array_equal(np.floor(times * 4).astype(int), np.tile(np.arange(4), (1000, 1)))
     gaps = np.diff(np.sort(times[:, 0]), prepend=0.0, append=0.25)
     assert gaps.max() < 8 * 0.25 / 1000

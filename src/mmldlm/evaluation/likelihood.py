@@ -106,14 +106,18 @@ def text_bound(
     num_draws: int,
     batch_tokens: int,
     seed: int,
+    positions: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> Bound:
-    """The bound with the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise)."""
+    """The bound with the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise).
+
+    `positions` (n,) spread the times of the documents; None: their places, which gives the mean the least noise.
+    """
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
     by_time, answers = Curve.empty(NUM_BUCKETS), Answers()
     corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
-    plan = _Plan(model, documents, latent, num_draws, seed)
+    plan = _Plan(model, documents, latent, num_draws, seed, positions)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
@@ -183,7 +187,13 @@ class _Plan(Draws):
     """Which document gets which time, noise and latent."""
 
     def __init__(
-        self, model: LoadedModel, documents: Documents, latent: str, num_draws: int, seed: int
+        self,
+        model: LoadedModel,
+        documents: Documents,
+        latent: str,
+        num_draws: int,
+        seed: int,
+        positions: np.ndarray | None,
     ) -> None:
         count = len(documents.lengths)
         if latent not in LATENTS:
@@ -199,17 +209,18 @@ class _Plan(Draws):
             keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),
         )
         self.latent_time = np.float32(1.0 if latent == "none" else 0.0)
-        self.text_time = text_times(count, num_draws, seed).reshape(-1)
+        positions = np.arange(count) if positions is None else positions
+        self.text_time = text_times(positions, num_draws, seed).reshape(-1)
 
     def times(self, rows: np.ndarray) -> Times:
         yes = np.ones(len(rows), dtype=bool)
         return Times(self.text_time[rows], np.full(len(rows), self.latent_time), yes, ~yes)
 
 
-def text_times(num_documents: int, num_draws: int, seed: int) -> np.ndarray:
+def text_times(positions: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
     """(n, K) float32: draw k of every document lies in the k-th of K equal parts of [0, 1].
 
-    Inside their part the documents are evenly spread.
+    Inside their part documents at neighbouring positions are evenly spread.
     """
-    shift = randomness.low_discrepancy(np.arange(num_documents), _TEXT_AXIS, seed)
+    shift = randomness.low_discrepancy(positions, _TEXT_AXIS, seed)
     return ((np.arange(num_draws) + shift[:, None]) / num_draws).astype(np.float32)

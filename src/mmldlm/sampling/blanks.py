@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from mmldlm import randomness
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 
@@ -28,12 +29,21 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
         digits = blank["count"] or "1"
         count = int(digits[:9])  # more digits than that are too many tokens, and slow to read
         if not 1 <= count <= MAX_BLANK:
-            raise UserError(f"--infill {text!r}: a blank of {digits} tokens; allowed are 1 to {MAX_BLANK}")
+            raise UserError(f"{text!r}: a blank of {digits} tokens; allowed are 1 to {MAX_BLANK}")
         tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
         end = blank.end()
     if end == 0:
-        raise UserError(f"--infill {text!r}: holds no blank; write ____ for a token, ____{{3}} for three")
+        raise UserError(f"{text!r}: holds no blank; write ____ for a token, ____{{3}} for three")
     return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
+
+
+def some_blanks(tokens: list[np.ndarray], keys: np.ndarray, share: float, mask_id: int) -> list[np.ndarray]:
+    """Texts with about this share of their tokens masked, at least one."""
+    result = []
+    for text, key in zip(tokens, keys, strict=True):
+        chance = randomness.uniform(key, randomness.TEXT_MASK, np.arange(len(text)))
+        result.append(np.where((chance < share) | (chance == chance.min()), mask_id, text))
+    return result
 
 
 def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -85,7 +85,7 @@ def require_conditional(model: LoadedModel) -> None:
     if not sees_latents(model.config.corruption):
         raise UserError(
             "this model never saw a latent in training (corruption.condition_dropout=1), so it cannot decode one; it "
-            "can fill blanks: mmldlm sample RUN --mode l2t --infill 'a ____ here'"
+            "can fill blanks (infill)"
         )
 
 
@@ -105,7 +105,7 @@ def require_guidable(model: LoadedModel, guidance: float) -> None:
     if guidance != 1.0 and not leaves_condition_out(model.config.corruption):
         raise UserError(
             f"guidance={guidance:g}: compares with what the model says without the condition, which it never learnt "
-            "(no joint mode, and corruption.condition_dropout=0); use 1, or --against for text, or train with one"
+            "(no joint mode, and corruption.condition_dropout=0); use 1, or against=... for text, or train with one"
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.errors import UserError
+from mmldlm.sampling.blanks import some_blanks
 from mmldlm.sampling.checks import (
     check_blanks,
     check_latents,
@@ -173,6 +174,35 @@ def vary(
     return result.tokens, result.latents
 
 
+def paraphrase_tokens(
+    model: LoadedModel,
+    tokens: list[np.ndarray],
+    latents: np.ndarray,
+    options: SamplingOptions,
+    *,
+    strength: float,
+    what: str,
+    lengths: np.ndarray | None = None,
+    keys: np.ndarray,
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """Texts near given ones: their normalised latents (n, S, C) are noised, some tokens are masked, or both."""
+    blanks = some_blanks(tokens, keys, strength, model.corruption.text.mask_id)
+    if what == "text":
+        return infill_tokens(model, blanks, options, latents=latents, keys=keys, progress=progress)
+    given = blanks if what == "both" else None
+    return vary(
+        model,
+        latents,
+        options,
+        strength=strength,
+        tokens=given,
+        lengths=lengths,
+        keys=keys,
+        progress=progress,
+    )[0]
+
+
 def _against(model: LoadedModel, latents: np.ndarray | None, count: int) -> Tensor | None:
     if latents is None:
         return None
@@ -226,7 +256,7 @@ class _Sampling:
         if given is not None:
             return check_lengths(given, len(self.keys))
         if not trained_parts(self.model).length:
-            raise UserError("this model does not predict the length of a text; state it with --length")
+            raise UserError("this model does not predict the length of a text; pass lengths")
         logits = self.predictor.length_logits(latents, torch.full((len(latents),), latent_time))
         uniform = randomness.uniform(self.keys, randomness.LENGTH, np.zeros_like(self.keys))
         numbers = torch.from_numpy(uniform).to(logits.device)

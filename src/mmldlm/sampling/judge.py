@@ -44,6 +44,12 @@ class Checked:
     num_accepted: np.ndarray
     """(n,) int64, rounds that made the text better."""
 
+    def rows(self) -> list[tuple[float, float, int, int, int]]:
+        """For each text: cosine, first_cosine, passes, num_encoded, num_accepted."""
+        counts = (self.passes, self.num_encoded, self.num_accepted)
+        values = (self.cosine, self.first_cosine, *counts)
+        return list(zip(*(value.tolist() for value in values), strict=True))
+
     def copy(self) -> Checked:
         """One that may be changed."""
         arrays = (self.cosine, self.first_cosine, self.passes, self.num_encoded, self.num_accepted)

@@ -8,6 +8,16 @@ from typing import Any
 from mmldlm.config import Config, DataConfig, SamplingConfig, find_problems
 from mmldlm.errors import UserError
 
+ARGUMENTS = {
+    "steps": "num_sampling_steps",
+    "latent_steps": "num_latent_steps",
+    "encode_steps": "num_encode_steps",
+    "order": "text_sampler",
+    "solver": "latent_sampler",
+    "turns": "joint_order",
+}
+"""Arguments of the library -> settings, where the names differ."""
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -43,3 +53,25 @@ class SamplingOptions:
     def from_config(cls, config: SamplingConfig, **changes: Any) -> SamplingOptions:
         """The defaults of a run, some of them changed."""
         return cls(**(asdict(config) | changes))
+
+    @classmethod
+    def from_arguments(cls, config: SamplingConfig, *, seed: int = 0, **arguments: Any) -> SamplingOptions:
+        """The defaults of a run, changed by the arguments of the library that are not None.
+
+        `order="block:16"` sets the length of a block too.
+        """
+        changes = {ARGUMENTS.get(name, name): value for name, value in arguments.items() if value is not None}
+        order, _, length = str(changes.get("text_sampler", "")).partition(":")
+        if length:
+            if order != "block" or not length.isdecimal() or int(length) < 1:
+                raise UserError(
+                    f"order={order}:{length}: a length goes with blocks only, as in order=block:16"
+                )
+            changes |= {"text_sampler": order, "block_length": int(length)}
+        try:
+            return cls.from_config(config, **changes, seed=seed)
+        except UserError as error:
+            message = str(error)
+            for name, setting in ARGUMENTS.items():
+                message = message.replace(f"{setting}=", f"{'steps' if name == 'encode_steps' else name}=")
+            raise UserError(message) from error

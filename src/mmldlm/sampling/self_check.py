@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,13 @@ class Stage:
     found: Checked
     seconds: float
     """Of everything that led here, and of nothing else."""
+
+
+def drawn_options(model: LoadedModel, options: SamplingOptions) -> SamplingOptions:
+    """How further candidates and rounds are drawn: at temperature 0 each would be the first one again."""
+    if options.temperature > 0:
+        return options
+    return replace(options, temperature=model.config.evaluation.candidate_temperature)
 
 
 def decode_checked(

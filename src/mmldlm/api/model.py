@@ -1,0 +1,469 @@
+"""A trained model to use: latents to text, text to latents, both from nothing, and texts with blanks.
+
+    model = mmldlm.load("saved/wordnet")
+    model.decode(model.embed(["a coil of rope"]))
+
+Latents go in and come out in the encoder's own space; those that come out are (n, slots, channels). What is sampled
+depends on the seed and on the text or latent itself, never on its place in a batch or on the size of the batch. The
+examples below use a small `model` that knows the words w0 to w19.
+Shapes: n documents, S latent slots, C latent channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmldlm import durable, randomness
+from mmldlm.api.codec import Codec
+from mmldlm.api.scoring import array_neighbours, split_neighbours, text_costs
+from mmldlm.api.values import (
+    Check,
+    Latents,
+    Lengths,
+    Neighbour,
+    Pairs,
+    SampledText,
+    Texts,
+    content_ids,
+    latents_array,
+    lengths_array,
+    like,
+    local_folder,
+    one_latent,
+    require_at_least,
+    require_choice,
+    text_list,
+)
+from mmldlm.checkpoint.export import Export, write_export
+from mmldlm.checkpoint.loaded import LoadedModel, load_model
+from mmldlm.config.recipe import config_to_dict
+from mmldlm.corruption.times import modes_of_run
+from mmldlm.data.store import PairStore, Split
+from mmldlm.errors import UserError
+from mmldlm.latents import between
+from mmldlm.runtime import choose_device
+from mmldlm.sampling.blanks import parse_blanks
+from mmldlm.sampling.checks import require_conditional, require_unconditional, trained_parts
+from mmldlm.sampling.decode import (
+    Progress,
+    decode_latents,
+    document_keys,
+    encode_tokens,
+    generate,
+    infill_tokens,
+    paraphrase_tokens,
+)
+from mmldlm.sampling.judge import Encode
+from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.self_check import decode_checked, drawn_options
+
+logger = logging.getLogger(__name__)
+CHECKS = ("model", "encoder")
+VARIED = ("both", "latent", "text")
+
+
+def load(source: str | os.PathLike[str] | Any, device: str | torch.device = "auto") -> Model:
+    """A model from a run folder (also one that is still training), an export folder, or a name on the Hugging Face Hub.
+
+    `source` may also be the run that `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
+
+    >>> load(folder).num_channels
+    4
+    """
+    path = local_folder(source)
+    try:
+        chosen = device if isinstance(device, torch.device) else choose_device(device)
+    except (UserError, RuntimeError) as error:
+        raise UserError(f"device={device}: not available here; use 'auto' or 'cpu'") from error
+    return Model(load_model(path, chosen), str(path))
+
+
+class Model:
+    """A trained model. `mmldlm.load` makes one."""
+
+    def __init__(self, loaded: LoadedModel, source: str = "") -> None:
+        self.loaded, self.source = loaded, source
+        shape = loaded.denoiser.shape
+        self.num_slots, self.num_channels = shape.num_slots, shape.num_channels
+        self.max_length = shape.max_length
+        self.codec = Codec(loaded)
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder that made the training latents. Assign an object with `encode(texts)` to use your own."""
+        return self.codec.encoder
+
+    @encoder.setter
+    def encoder(self, encoder: Any) -> None:
+        self.codec.encoder = encoder
+
+    def __repr__(self) -> str:
+        latents = f"{self.num_slots} x {self.num_channels}"
+        return f"<Model {self.source} step={self.step} modes={','.join(self.modes)} latents={latents} {self.device}>"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self.loaded.device
+
+    @property
+    def step(self) -> int | None:
+        """The training step that the weights come from."""
+        return self.loaded.step
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that the model was trained in.
+
+        >>> model.modes
+        ('l2t', 't2l', 'joint')
+        """
+        weights = modes_of_run(self.loaded.config.corruption)
+        return tuple(mode for mode in ("l2t", "t2l", "joint") if getattr(weights, mode) > 0)
+
+    def tokenize(self, texts: Texts) -> list[np.ndarray]:
+        """Token ids of each text.
+
+        >>> [tokens.tolist() for tokens in model.tokenize(["w3 w1", "w4"])]
+        [[3, 1], [4]]
+        """
+        return self.codec.tokenize(text_list(texts))
+
+    def embed(self, texts: Texts) -> np.ndarray:
+        """(n, S, C) latents of texts by the encoder that made the training latents.
+
+        >>> model.embed(["w3 w1", "w4"]).shape
+        (2, 1, 4)
+        """
+        return self.codec.embed(text_list(texts))
+
+    def encode(
+        self, texts: Texts, *, steps: int | None = None, guidance: float | None = None,
+        solver: str | None = None, seed: int = 0, progress: Progress | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """(n, S, C) latents of texts by the model itself (t2l), without the encoder.
+
+        One step, the default, gives the mean of what the model predicts; more steps draw one possible latent.
+        `solver`: ddim, dpmpp_2m or heun. `guidance` above 1 follows the text more strongly.
+
+        >>> model.encode(["w3 w1", "w4"]).shape
+        (2, 1, 4)
+        """
+        listed = text_list(texts)
+        options = self._options(seed, encode_steps=steps, guidance=guidance, solver=solver)
+        if not listed:
+            return latents_array([], self._shape)
+        keys = document_keys(seed, content_ids(listed))
+        latents = encode_tokens(self.loaded, self.tokenize(listed), options, keys=keys, progress=progress)
+        return self.loaded.normalizer.denormalize(latents)
+
+    def decode(
+        self, latents: Latents, *, steps: int | None = None, lengths: Lengths | None = None,
+        candidates: int = 1, refine: int = 0, check: str = "model", temperature: float | None = None,
+        top_p: float | None = None, guidance: float | None = None, against: str | Latents | None = None,
+        order: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        progress: Progress | None = None,
+    ) -> list[SampledText]:  # fmt: skip
+        """A text for each latent (l2t). Arguments that are None have the values of the run's settings.
+
+        `lengths`: tokens of each text; None: the model predicts them. `order`: confidence, margin, ancestral,
+        first_hitting, block, or block:16 for blocks of 16 tokens. `candidates`: decode so many texts and keep the one
+        whose own latent, read back by the model (`check="encoder"`: by the encoder), is nearest; `refine`: rounds that
+        then replace tokens to bring it nearer. `guidance` above 1 follows the latent more strongly; with `against`, a
+        text or latents, it leads away from those. `ids`: numbers that make the randomness of each document its own; by
+        default a hash of its latent.
+
+        >>> texts = model.decode(model.encode(["w3 w1"]), lengths=2, temperature=0)
+        >>> len(texts), len(texts[0].split()), len(texts[0].tokens)
+        (1, 2, 2)
+        """
+        array = latents_array(latents, self._shape)
+        require_at_least("candidates", candidates, 1)
+        require_at_least("refine", refine, 0)
+        require_choice("check", check, CHECKS)
+        options = self._options(
+            seed, steps=steps, temperature=temperature, top_p=top_p, guidance=guidance, order=order
+        )
+        counts = lengths_array(lengths, len(array))
+        if not len(array):
+            return []
+        normalised, away = self._normalised(array), self._against(against, options, len(array))
+        keys = document_keys(seed, content_ids(array) if ids is None else ids)
+        if candidates == 1 and refine == 0:
+            tokens = decode_latents(
+                self.loaded, normalised, options, lengths=counts, keys=keys, progress=progress, against=away
+            )
+            return self._sampled(tokens)
+        checked = decode_checked(
+            self.loaded, normalised, options, keys=keys, lengths=counts, num_candidates=candidates,
+            num_rounds=refine, drawn=drawn_options(self.loaded, options), encode=self._reader(check),
+            against=away, progress=progress,
+        )  # fmt: skip
+        return self._sampled(checked.tokens, [Check(*values) for values in checked.rows()])
+
+    def generate(
+        self, n: int = 1, *, steps: int | None = None, latent_steps: int | None = None,
+        lengths: Lengths | None = None, temperature: float | None = None, top_p: float | None = None,
+        guidance: float | None = None, order: str | None = None, solver: str | None = None,
+        turns: str | None = None, seed: int = 0, progress: Progress | None = None,
+    ) -> Pairs:  # fmt: skip
+        """Texts and their latents from nothing (joint). `turns`: interleaved, latent_first or text_first.
+
+        >>> pairs = model.generate(2, steps=4, latent_steps=4)
+        >>> len(pairs.texts), pairs.latents.shape
+        (2, (2, 1, 4))
+        """
+        require_at_least("n", n, 0)
+        options = self._options(
+            seed, steps=steps, latent_steps=latent_steps, temperature=temperature, top_p=top_p,
+            guidance=guidance, order=order, solver=solver, turns=turns,
+        )  # fmt: skip
+        counts = lengths_array(lengths, n)
+        if "joint" not in self.modes:
+            logger.warning("in training, text and latent were never noisy together (mode joint)")
+        if n == 0:
+            return Pairs([], latents_array([], self._shape))
+        keys = document_keys(seed, n)
+        tokens, latents = generate(self.loaded, n, options, lengths=counts, keys=keys, progress=progress)
+        return Pairs(self._sampled(tokens), self.loaded.normalizer.denormalize(latents))
+
+    def infill(
+        self, texts: Texts, latents: Latents | None = None, *, steps: int | None = None,
+        temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
+        against: str | Latents | None = None, order: str | None = None, ids: np.ndarray | None = None,
+        seed: int = 0, progress: Progress | None = None,
+    ) -> Any:  # fmt: skip
+        """Texts whose blanks are filled in, a `SampledText` for a str and a list of them for a list.
+
+        ____ stands for one token, ____{3} for three.
+        With `latents`, one per text or one for all, the texts are filled to suit them; without, from the text around
+        the blanks alone.
+
+        >>> model.infill("w3 ____ w1").split()[::2]
+        ['w3', 'w1']
+        """
+        listed = text_list(texts)
+        array = None if latents is None else latents_array(latents, self._shape)
+        if array is None and guidance not in (None, 1):
+            raise UserError("guidance: has no effect without latents; pass latents, or leave it out")
+        options = self._options(
+            seed, steps=steps, temperature=temperature, top_p=top_p, order=order,
+            guidance=1.0 if array is None else guidance,
+        )  # fmt: skip
+        if array is not None and len(array) != len(listed):
+            listed, array = _matched(listed, array)
+        if not listed:
+            return []
+        mask_id = self.loaded.corruption.text.mask_id
+        blanks = self.codec.note_long([parse_blanks(self.codec.tokenizer, text, mask_id) for text in listed])
+        if ids is None:
+            ids = content_ids(listed)
+            ids = ids if array is None else randomness.make_key(ids, content_ids(array))
+        tokens = infill_tokens(
+            self.loaded, blanks, options, latents=None if array is None else self._normalised(array),
+            keys=document_keys(seed, ids), against=self._against(against, options, len(listed)),
+            progress=progress,
+        )  # fmt: skip
+        sampled = self._sampled(tokens)
+        return sampled[0] if isinstance(texts, str) and len(sampled) == 1 else sampled
+
+    def interpolate(self, a: str | Latents, b: str | Latents, points: int = 5, **options: Any) -> Pairs:
+        """Texts of the latents from `a` to `b`, two texts or two latents, both ends included.
+
+        Further keywords are those of `decode`.
+
+        >>> model.interpolate("w3 w1", "w4", points=3, lengths=2).latents.shape
+        (3, 1, 4)
+        """
+        require_at_least("points", points, 2)
+        first, second = (
+            self.embed(end) if isinstance(end, str) else one_latent(end, self._shape, name)
+            for name, end in (("a", a), ("b", b))
+        )
+        latents = between(first[0], second[0], points)
+        return Pairs(self.decode(latents, **options), like(latents, a))
+
+    def paraphrase(
+        self, texts: Texts, *, strength: float = 0.5, vary: str = "both", latents: Latents | None = None,
+        steps: int | None = None, latent_steps: int | None = None, lengths: Lengths | None = None,
+        temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
+        order: str | None = None, solver: str | None = None, seed: int = 0, progress: Progress | None = None,
+    ) -> Any:  # fmt: skip
+        """Texts near the given ones, a `SampledText` for a str and a list of them for a list.
+
+        The latent is noised to time `strength`, or that share of the tokens is masked, or both, as `vary` says: both,
+        latent or text. `latents` are those of the texts; None: the encoder makes them. `lengths` has an
+        effect with `vary="latent"` only, where no token stays.
+
+        >>> len(model.paraphrase("w3 w1 w7", strength=0.4).split())
+        3
+        """
+        listed = text_list(texts)
+        require_choice("vary", vary, VARIED)
+        if not 0 < strength <= 1:
+            raise UserError(f"strength={strength}: more than 0 and at most 1 is needed")
+        if lengths is not None and vary != "latent":
+            raise UserError(
+                'lengths: a text of which tokens stay keeps its length; leave it out, or vary="latent"'
+            )
+        options = self._options(
+            seed, steps=steps, latent_steps=latent_steps, temperature=temperature, top_p=top_p,
+            guidance=guidance, order=order, solver=solver,
+        )  # fmt: skip
+        array = self.embed(listed) if latents is None else latents_array(latents, self._shape)
+        if len(array) != len(listed):
+            raise UserError(f"latents: {len(array)} for {len(listed)} texts; give one per text")
+        counts = lengths_array(lengths, len(listed))
+        if not listed:
+            return []
+        tokens = paraphrase_tokens(
+            self.loaded, self.tokenize(listed), self._normalised(array), options, strength=strength,
+            what=vary, lengths=counts, keys=document_keys(seed, content_ids(listed)), progress=progress,
+        )  # fmt: skip
+        sampled = self._sampled(tokens)
+        return sampled[0] if isinstance(texts, str) else sampled
+
+    def score(self, texts: Texts, latents: Latents | None = None, *, draws: int = 16, seed: int = 0) -> Any:
+        """(n,) upper bounds, in nats, on what each text costs under the model, given its length and its latent.
+
+        Without latents it is the cost of the text alone. `draws`: noisy versions of each text that are averaged; more
+        draws, less noise in the estimate.
+
+        >>> model.score(["w3 w1", "w4"], model.embed(["w3 w1", "w4"]), draws=2).shape
+        (2,)
+        """
+        listed = text_list(texts)
+        require_at_least("draws", draws, 1)
+        if not trained_parts(self.loaded).text:
+            raise UserError("this model was not trained to produce text, so it cannot score one")
+        (require_unconditional if latents is None else require_conditional)(self.loaded)
+        array = None if latents is None else latents_array(latents, self._shape)
+        if array is not None and len(array) != len(listed):
+            raise UserError(f"latents: {len(array)} for {len(listed)} texts; give one per text")
+        tokens = self.tokenize(listed)
+        return like(text_costs(self.loaded, tokens, array, content_ids(listed), draws, seed), latents)
+
+    def neighbours(
+        self, queries: Texts | Latents, among: PairStore | Split | Texts | Latents, k: int = 5
+    ) -> list[list[Neighbour]]:
+        """The `k` documents nearest to each query by the cosine of their latents, nearest first.
+
+        Texts become latents by the encoder. A pair store is searched in its training split.
+
+        >>> near = model.neighbours(["w3 w1"], among=["w4", "w3 w1", "w7"], k=2)
+        >>> near[0][0].text
+        'w3 w1'
+        """
+        require_at_least("k", k, 1)
+        if isinstance(among, PairStore):
+            among = among.split(self.loaded.config.data.train_split)
+        wanted = self._latents_of(queries, "queries")
+        if isinstance(among, Split):
+            return split_neighbours(wanted, among, k)
+        texts = text_list(among) if _is_texts(among) else None  # type: ignore[arg-type]
+        return array_neighbours(wanted, self._latents_of(among, "among"), texts, k)
+
+    def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
+        """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
+        store = PairStore.open_of_run(self.loaded.config.data.store, None if path is None else Path(path))
+        if store.fingerprint != self.loaded.fingerprint:
+            raise UserError(
+                f"{store.path}: was made with another tokenizer or encoder than the model's data "
+                f"({store.fingerprint[:12]} instead of {self.loaded.fingerprint[:12]}); use one made as the run's was"
+            )
+        return store
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write an export that `load` reads, with weights, settings, tokenizer and normaliser.
+
+        >>> model.save(folder / "copy")
+        >>> load(folder / "copy").step == model.step
+        True
+        """
+        path, loaded = Path(folder), self.loaded
+        durable.require_writable(path)
+        shape = loaded.denoiser.shape
+        data = {
+            "fingerprint": loaded.fingerprint,
+            "vocab_size": shape.vocab_size,
+            "num_slots": shape.num_slots,
+            "num_channels": shape.num_channels,
+            "max_length": shape.max_length,
+            "normalizer": loaded.normalizer.to_json(),
+            "tokenizer": None if loaded.tokenizer_path is None else self.codec.tokenizer.spec(),
+            "encoder": loaded.encoder,
+            "step": loaded.step,
+        }
+        weights = {name: tensor.detach().cpu() for name, tensor in loaded.denoiser.state_dict().items()}
+        write_export(path, Export(weights, config_to_dict(loaded.config), data, loaded.tokenizer_path))
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.num_slots, self.num_channels
+
+    def _normalised(self, latents: np.ndarray) -> np.ndarray:
+        return self.loaded.normalizer.normalize(latents)
+
+    def _options(self, seed: int, **arguments: Any) -> SamplingOptions:
+        """The settings of the run, with the arguments that are not None in their place."""
+        return SamplingOptions.from_arguments(self.loaded.config.sampling, seed=seed, **arguments)
+
+    def _reader(self, check: str) -> Encode | None:
+        """What turns candidates back into latents; None: the model itself."""
+        if check == "encoder":
+            return self.codec.embed_tokens
+        if not trained_parts(self.loaded).latent:
+            raise UserError(
+                "check='model': this model was not trained to produce latents (t2l), so it cannot read a text back; "
+                "use check='encoder'"
+            )
+        return None
+
+    def _against(
+        self, against: str | Latents | None, options: SamplingOptions, count: int
+    ) -> np.ndarray | None:
+        """(n, S, C) normalised latents that guidance leads away from."""
+        if against is None:
+            return None
+        if options.guidance == 1.0:
+            raise UserError("against: has an effect only with a guidance other than 1, such as guidance=2")
+        array = self._latents_of(against, "against")
+        if len(array) not in (1, count):
+            raise UserError(f"against: {len(array)} latents; 1 or {count} are needed")
+        return np.broadcast_to(self._normalised(array), (count, *self._shape))
+
+    def _latents_of(self, values: Texts | Latents, name: str) -> np.ndarray:
+        """(n, S, C) of texts or of latents."""
+        if _is_texts(values):
+            return self.embed(text_list(values, name))  # type: ignore[arg-type]
+        return latents_array(values, self._shape, name)  # type: ignore[arg-type]
+
+    def _sampled(self, tokens: list[np.ndarray], checks: list[Check] | None = None) -> list[SampledText]:
+        known: Sequence[Check | None] = checks or [None] * len(tokens)
+        rows = zip(self.codec.texts_of(tokens), tokens, known, strict=True)
+        return [SampledText(*row) for row in rows]
+
+
+def _is_texts(values: Any) -> bool:
+    return isinstance(values, str) or (
+        isinstance(values, Sequence) and bool(values) and all(isinstance(value, str) for value in values)
+    )
+
+
+def _matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """As many texts as latents: one of either goes with all of the other."""
+    if 1 not in (len(texts), len(latents)):
+        raise UserError(
+            f"latents: {len(latents)} for {len(texts)} texts with blanks; give as many of both, or one of either"
+        )
+    num = max(len(texts), len(latents))
+    return texts * num if len(texts) == 1 else texts, np.repeat(
+        latents, num if len(latents) == 1 else 1, axis=0
+    )

@@ -1,0 +1,180 @@
+"""What goes into a `Model` and what comes out: texts, latents and lengths, checked and brought into one form.
+
+Shapes: n documents, S latent slots, C latent channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmldlm.data.tokenizer import first_line
+from mmldlm.errors import UserError
+
+Texts = str | Sequence[str]
+Latents = np.ndarray | Tensor | Sequence[Any]
+"""(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
+Lengths = int | Sequence[int] | np.ndarray
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Check:
+    """How well a decoded text agrees with its latent, and what finding it cost."""
+
+    cosine: float
+    """Between the latent of the text, read back, and the one that was decoded."""
+    first_cosine: float
+    """That of the first candidate, before any round."""
+    passes: int
+    """Passes of the network for all candidates and rounds."""
+    num_encoded: int
+    """Texts that were turned back into latents."""
+    num_accepted: int
+    """Rounds that improved the text."""
+
+
+class SampledText(str):
+    """A text that a model sampled: a `str` that also knows its token ids and, after a self-check, how good it is."""
+
+    tokens: np.ndarray
+    check: Check | None
+
+    def __new__(cls, text: str, tokens: np.ndarray, check: Check | None = None) -> SampledText:
+        """The text, its token ids, and the result of the self-check where there was one."""
+        sampled = super().__new__(cls, text)
+        sampled.tokens, sampled.check = tokens, check
+        return sampled
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Texts and their latents."""
+
+    texts: list[SampledText]
+    latents: Any
+    """(n, S, C) in the encoder's own space."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A document near a latent."""
+
+    index: int
+    """Its place among those that were searched."""
+    cosine: float
+    text: str | None
+    """None where only latents were searched, or the store keeps no texts."""
+
+
+def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents") -> np.ndarray:
+    """float32 (n, S, C) on the host, or a `UserError` that names the argument."""
+    try:
+        array = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{name}: not an array of numbers ({error})") from error
+    if array.dtype.kind not in "fiu" and array.size:
+        raise UserError(f"{name}: values of type {array.dtype}; numbers are needed")
+    if array.ndim == 2 and shape[0] == 1:
+        array = array[:, None, :]
+    if array.size == 0 and len(array) == 0:
+        return np.empty((0, *shape), np.float32)
+    if array.ndim != 3 or array.shape[1:] != shape:
+        flat = f" or (n, {shape[1]})" if shape[0] == 1 else ""
+        raise UserError(
+            f"{name} of shape {np.shape(values)}: this model needs (n, {shape[0]}, {shape[1]}){flat}, which is "
+            f"{shape[0]} slot(s) of {shape[1]} channels; use the encoder it was trained with"
+        )
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=(1, 2)))
+    if len(bad):
+        raise UserError(
+            f"{name}: {len(bad)} of {len(array)} contain NaN or infinity, the first at index {bad[0]}"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def one_latent(value: Latents, shape: tuple[int, int], name: str) -> np.ndarray:
+    """(1, S, C) from a single latent: (S, C), (1, S, C), or (C,) for a model with one slot."""
+    if not isinstance(value, np.ndarray | Tensor):
+        value = np.asarray(value)
+    if value.ndim == 1 or (value.ndim == 2 and tuple(value.shape) == shape):
+        value = value[None]
+    array = latents_array(value, shape, name)
+    if len(array) != 1:
+        raise UserError(f"{name}: {len(array)} latents; exactly one is needed")
+    return array
+
+
+def like(array: np.ndarray, example: Any) -> Any:
+    """The array as a tensor where the example is one, on its device."""
+    return torch.from_numpy(array).to(example.device) if isinstance(example, Tensor) else array
+
+
+def text_list(texts: Texts, name: str = "texts") -> list[str]:
+    """The texts; a single one becomes a list of one."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UserError(f"{name}[{index}]: is a {type(text).__name__}; a str is needed")
+        if not text.strip():
+            raise UserError(f"{name}[{index}]: is empty; it holds no token")
+    return listed
+
+
+def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
+    """(n,) int64 from one number for all or one per document; None stays None."""
+    if lengths is None:
+        return None
+    array = np.asarray(lengths)
+    if array.dtype.kind not in "iu" or array.ndim > 1 or (array < 1).any():
+        raise UserError(f"lengths={lengths!r}: whole numbers of at least 1 are needed")
+    if array.ndim == 1 and len(array) != count:
+        raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
+    return np.broadcast_to(array, (count,)).astype(np.int64)
+
+
+def content_ids(contents: Sequence[str] | np.ndarray) -> np.ndarray:
+    """(n,) uint64 ids that follow from the content alone, so that order and batches do not matter."""
+    data = [item.encode() if isinstance(item, str) else item.tobytes() for item in contents]
+    digests = [hashlib.blake2b(item, digest_size=8).digest() for item in data]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def require_at_least(name: str, value: int, low: int) -> None:
+    """Reject a count that is too small."""
+    if not isinstance(value, int | np.integer) or value < low:
+        raise UserError(f"{name}={value!r}: a whole number of at least {low} is needed")
+
+
+def require_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Reject a word that is not among the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
+
+
+def local_folder(source: Any) -> Path:
+    """The folder that a source names; one on the Hub is downloaded first."""
+    named = getattr(source, "folder", source)
+    if not isinstance(named, str | os.PathLike):
+        raise UserError(f"source={source!r}: give a folder, a name on the Hugging Face Hub, or a run")
+    path = Path(named).expanduser()
+    if path.exists() or not isinstance(named, str) or not _HUB_NAME.fullmatch(named):
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(named))
+    except Exception as error:  # network, Hub, name: every library below has its own errors
+        raise UserError(
+            f"{named}: there is no such folder here, and the Hugging Face Hub does not provide it "
+            f"({first_line(error)})"
+        ) from error

@@ -1,0 +1,16 @@
+"""The examples in the docstrings of the library run."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ["mmldlm.api.model", "mmldlm.latents"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name, example_model):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs=example_model)
+    assert result.attempted > 0
+    assert result.failed == 0
