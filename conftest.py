@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def example_names(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """`model` is a small model, `folder` the run it comes from."""
+    """`model` is a small model, `run` the folder it comes from, `tmp` a folder to write to."""
     if isinstance(request.node, pytest.DoctestItem):
         doctest_namespace.update(request.getfixturevalue("example_model"))
 
@@ -21,7 +21,7 @@ def example_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from mmldlm.api.model import load
 
     root: Path = tmp_path_factory.mktemp("example")
-    folder = make_run(root / "run", make_store(root / "store"))
-    model = load(folder)
+    run = make_run(root / "run", make_store(root / "store"))
+    model = load(run)
     model.encoder = FakeEncoder()
-    return {"model": model, "folder": folder}
+    return {"model": model, "run": run, "tmp": root}

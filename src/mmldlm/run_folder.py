@@ -96,7 +96,9 @@ class RunFolder:
 
     def is_run(self) -> bool:
         """Whether a run was started here."""
-        known = (self.config, self.training_log, self.train_log, self.checkpoints, self.lock_file)
+        known = (
+            self.config, self.training_log, self.train_log, self.checkpoints, self.export, self.lock_file,
+        )  # fmt: skip
         return any(path.exists() for path in known)
 
     def create(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.api.values import latents_array
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import Encoder

@@ -42,7 +42,7 @@ from mmldlm.api.values import (
     text_list,
 )
 from mmldlm.checkpoint.export import Export, write_export
-from mmldlm.checkpoint.loaded import LoadedModel, load_model
+from mmldlm.checkpoint.load import LoadedModel, load_model
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
@@ -74,7 +74,7 @@ def load(source: str | os.PathLike[str] | Any, device: str | torch.device = "aut
 
     `source` may also be the run that `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
 
-    >>> load(folder).num_channels
+    >>> load(run).num_channels
     4
     """
     path = local_folder(source)
@@ -383,8 +383,8 @@ class Model:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write an export that `load` reads, with weights, settings, tokenizer and normaliser.
 
-        >>> model.save(folder / "copy")
-        >>> load(folder / "copy").step == model.step
+        >>> model.save(tmp / "copy")
+        >>> load(tmp / "copy").step == model.step
         True
         """
         path, loaded = Path(folder), self.loaded

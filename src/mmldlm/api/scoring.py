@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmldlm.api.values import Neighbour
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.store import Documents, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.likelihood import text_bound

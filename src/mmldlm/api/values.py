@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmldlm.checkpoint.load import RUNS
 from mmldlm.data.tokenizer import first_line
 from mmldlm.errors import UserError
 
@@ -163,18 +164,22 @@ def require_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 
 def local_folder(source: Any) -> Path:
     """The folder that a source names; one on the Hub is downloaded first."""
-    named = getattr(source, "folder", source)
-    if not isinstance(named, str | os.PathLike):
+    if not isinstance(source, str | os.PathLike):
         raise UserError(f"source={source!r}: give a folder, a name on the Hugging Face Hub, or a run")
-    path = Path(named).expanduser()
-    if path.exists() or not isinstance(named, str) or not _HUB_NAME.fullmatch(named):
+    path = Path(source).expanduser()
+    if not isinstance(source, str) or not _HUB_NAME.fullmatch(source) or _is_local(path):
         return path
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(named))
+        return Path(snapshot_download(source))
     except Exception as error:  # network, Hub, name: every library below has its own errors
         raise UserError(
-            f"{named}: there is no such folder here, and the Hugging Face Hub does not provide it "
+            f"{source}: there is no such folder here, and the Hugging Face Hub does not provide it "
             f"({first_line(error)})"
         ) from error
+
+
+def _is_local(path: Path) -> bool:
+    """Whether a name is taken as a folder here, or as a run below `saved`."""
+    return path.exists() or (RUNS / path).exists()
