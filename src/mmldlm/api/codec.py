@@ -15,7 +15,7 @@ from mmldlm.api.values import latents_array
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
-from mmldlm.preparation.encoders import Encoder
+from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class Codec:
     """The tokenizer and the encoder of a model; both are loaded when they are first needed."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded, self.shape = loaded, loaded.denoiser.shape
+    def __init__(self, loaded: LoadedModel, own_encoder: AnyEncoder | None = None) -> None:
+        self.loaded, self.shape, self.own_encoder = loaded, loaded.denoiser.shape, own_encoder
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -36,12 +36,7 @@ class Codec:
     @cached_property
     def encoder(self) -> Any:
         """The encoder that made the training latents, or an object with `encode` that was assigned."""
-        if self.loaded.encoder is None:
-            raise UserError(
-                "this model does not know which encoder made its latents; pass latents, use Model.encode, or assign "
-                "Model.encoder"
-            )
-        return Encoder.from_spec(self.loaded.encoder, device=self.loaded.device.type)
+        return open_encoder(self.loaded.encoder, device=self.loaded.device.type, encoder=self.own_encoder)
 
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""

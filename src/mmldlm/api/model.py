@@ -48,6 +48,7 @@ from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.latents import between
+from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.runtime import choose_device
 from mmldlm.sampling.blanks import parse_blanks
 from mmldlm.sampling.checks import require_conditional, require_unconditional, trained_parts
@@ -69,10 +70,14 @@ CHECKS = ("model", "encoder")
 VARIED = ("both", "latent", "text")
 
 
-def load(source: str | os.PathLike[str] | Any, device: str | torch.device = "auto") -> Model:
+def load(
+    source: str | os.PathLike[str], device: str | torch.device = "auto", *, encoder: AnyEncoder | None = None
+) -> Model:
     """A model from a run folder (also one that is still training), an export folder, or a name on the Hugging Face Hub.
 
     `source` may also be the run that `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
+    `encoder` is needed only for `embed`, and only where your own Python code made the training latents: the object, or
+    "module:name".
 
     >>> load(run).num_channels
     4
@@ -82,18 +87,18 @@ def load(source: str | os.PathLike[str] | Any, device: str | torch.device = "aut
         chosen = device if isinstance(device, torch.device) else choose_device(device)
     except (UserError, RuntimeError) as error:
         raise UserError(f"device={device}: not available here; use 'auto' or 'cpu'") from error
-    return Model(load_model(path, chosen), str(path))
+    return Model(load_model(path, chosen), str(path), encoder)
 
 
 class Model:
     """A trained model. `mmldlm.load` makes one."""
 
-    def __init__(self, loaded: LoadedModel, source: str = "") -> None:
+    def __init__(self, loaded: LoadedModel, source: str = "", encoder: AnyEncoder | None = None) -> None:
         self.loaded, self.source = loaded, source
         shape = loaded.denoiser.shape
         self.num_slots, self.num_channels = shape.num_slots, shape.num_channels
         self.max_length = shape.max_length
-        self.codec = Codec(loaded)
+        self.codec = Codec(loaded, encoder)
 
     @property
     def encoder(self) -> Any:
@@ -146,12 +151,13 @@ class Model:
 
     def encode(
         self, texts: Texts, *, steps: int | None = None, guidance: float | None = None,
-        solver: str | None = None, seed: int = 0, progress: Progress | None = None,
+        solver: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        progress: Progress | None = None,
     ) -> np.ndarray:  # fmt: skip
         """(n, S, C) latents of texts by the model itself (t2l), without the encoder.
 
         One step, the default, gives the mean of what the model predicts; more steps draw one possible latent.
-        `solver`: ddim, dpmpp_2m or heun. `guidance` above 1 follows the text more strongly.
+        `solver`: ddim, dpmpp_2m or heun. `guidance` above 1 follows the text more strongly. `ids`: as in `decode`.
 
         >>> model.encode(["w3 w1", "w4"]).shape
         (2, 1, 4)
@@ -160,7 +166,7 @@ class Model:
         options = self._options(seed, encode_steps=steps, guidance=guidance, solver=solver)
         if not listed:
             return latents_array([], self._shape)
-        keys = document_keys(seed, content_ids(listed))
+        keys = document_keys(seed, content_ids(listed) if ids is None else ids)
         latents = encode_tokens(self.loaded, self.tokenize(listed), options, keys=keys, progress=progress)
         return self.loaded.normalizer.denormalize(latents)
 
