@@ -91,7 +91,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["objective.latent_loss=normalized_mse", "corruption.prediction_type=velocity"], "no sampler's formula"),
     (["corruption.text_noise=hybrid"], "corruption.text_noise=hybrid: this setting was removed"),
     (["model.whiten_init=true"], "model.whiten_init=True: this setting was removed"),
-    (["objective.balance=uncertainty"], "objective.balance=uncertainty: allowed are fixed, gradient_norm"),
+    (["objective.balance=uncertainty"], "objective.balance=uncertainty: allowed are gradient_norm, fixed"),
     (["sampling.guidance=2", "corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"],
      "sampling.guidance=2.0: compares with what is made without the condition, which this run never sees"),
     (["name=../x"], "a plain folder name is needed"),
@@ -134,6 +134,19 @@ def test_saved_settings_with_removed_ones_load_where_these_had_no_effect():
         UserError, match=r"^the saved settings: model.self_conditioning=True: this setting was removed"
     ):
         config_from_dict(old)
+
+
+def test_saved_settings_older_than_a_changed_default_mean_what_they_meant():
+    old = config_to_dict(load_recipe("demo"))
+    del old["objective"]["balance"], old["objective"]["text_weighting"]
+    objective = config_from_dict(old).objective
+    assert (objective.balance, objective.text_weighting) == ("fixed", "bound")
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_trains_all_modes_in_one_checkpoint(name):
+    weights = load_recipe(name).corruption.mode_weights
+    assert (weights.l2t, weights.t2l, weights.joint) == (3, 1, 1)
 
 
 def test_whole_numbers_may_be_written_with_an_exponent():

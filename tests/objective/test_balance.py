@@ -132,5 +132,7 @@ def test_norms_are_due_at_multiples_and_a_late_measurement_does_not_shift_the_ne
     assert found == [10, 23, 30, 40]
 
 
-def test_a_fixed_balance_is_none():
-    assert build_balance(ObjectiveConfig()) is None
+def test_there_is_a_balance_only_where_two_losses_are_to_be_balanced():
+    assert build_balance(ObjectiveConfig(), text=True, latent=True) is not None
+    assert build_balance(ObjectiveConfig(), text=True, latent=False) is None
+    assert build_balance(ObjectiveConfig(balance="fixed"), text=True, latent=True) is None

@@ -34,6 +34,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
 """Settings that no longer exist, with the values under which a file that still has them means what it meant."""
 SPENT = ("model.whiten_init",)
 """Of these, what only shaped the first weights: a saved run carries its weights, so any value is ignored there."""
+FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
+"""Defaults that have changed: what saved settings from before these settings existed stand for."""
 SAVED = "the saved settings"
 
 
@@ -70,7 +72,8 @@ def make_config(
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """A config from plain nested values, as checkpoints and exports carry them."""
-    return _build(values, [], source=SAVED)
+    former = {section: keys | values.get(section, {}) for section, keys in FORMER.items()}
+    return _build(values | former, [], source=SAVED)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

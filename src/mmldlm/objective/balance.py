@@ -88,6 +88,6 @@ def norms_of_shared(text: Sequence[Tensor | None], latent: Sequence[Tensor | Non
     return torch.stack([torch.nn.utils.get_total_norm(list(part)) for part in zip(*both, strict=True)])
 
 
-def build_balance(config: ObjectiveConfig) -> GradientNorm | None:
-    """As the settings say; None where the weights stay as they are."""
-    return GradientNorm(config) if config.balance == "gradient_norm" else None
+def build_balance(config: ObjectiveConfig, *, text: bool, latent: bool) -> GradientNorm | None:
+    """The balance of a run that has these losses; None where the weights stay as they are."""
+    return GradientNorm(config) if config.balance == "gradient_norm" and text and latent else None

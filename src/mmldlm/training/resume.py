@@ -47,7 +47,7 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
             f"(this one has {other}); use the old store, or a new run folder"
         )
     # a setting younger than the run had its default, which means what was done before
-    old = _flatten(config_to_dict(Config())) | _flatten(meta["settings"])
+    old = _flatten(config_to_dict(config_from_dict(meta["settings"])))
     new = _flatten(config_to_dict(config))
     for values in (old, new):
         values["batch.schedule"] = [

@@ -113,7 +113,8 @@ class Setup:
         if several and graphs:
             log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
         optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
-        balance = build_balance(config.objective)
+        losses = self.objective.active
+        balance = build_balance(config.objective, text=losses.text, latent=losses.latent)
         stepper = Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
