@@ -43,7 +43,7 @@ def test_exit_codes(project: Path) -> None:
         _run("check", project / "nowhere")
     with pytest.raises(UserError, match="is no rule code"):
         _run("check", project, "--select", "XYZ")
-    with pytest.raises(UserError, match="allowed are text, json, sarif, github"):
+    with pytest.raises(UserError, match="allowed are text, json, sarif, github, gitlab, junit"):
         _run("check", project, "--output-format", "xml")
 
 
@@ -115,7 +115,7 @@ def test_sarif_keeps_to_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert problems(report) == []
         run = report["runs"][0]
         ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-        assert len(ids) == len(set(ids)) > 100
+        assert len(ids) == len(set(ids)) > 90
         for result in run["results"]:
             assert ids[result["ruleIndex"]] == result["ruleId"]
             region = result["locations"][0]["physicalLocation"]["region"]
@@ -177,6 +177,8 @@ def test_rule_explains_itself() -> None:
     assert "OPT001" in _run("rule", "unfused-optimizer")
     with pytest.raises(UserError, match="did you mean"):
         _run("rule", "NCC01")
+    with pytest.raises(UserError, match="gitleaks"):
+        _run("rule", "SEC001")
     assert len(_run("rule").splitlines()) == len(all_rules()) >= 45
 
 
@@ -206,16 +208,6 @@ def test_closed_pipe_is_no_error_of_the_program(project: Path) -> None:
         assert "m0.py" in process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-
-
-def test_no_format_repeats_a_secret(project: Path) -> None:
-    secret = "5f3d2c1b0a9e8d7c6b5a4f3e2d1c0b9a8f7e6d5c"
-    (project / "run.sh").write_text(f"export WANDB_API_KEY={secret}\nwandb login {secret}\n")
-    (project / "Dockerfile").write_text(f"FROM a:1\nARG WANDB_API_KEY={secret}\n")
-    for form in ("text", "json", "sarif", "github"):
-        shown = _run("check", project, "--select", "SEC", "--output-format", form, expect=1)
-        assert shown.count("is written here") == 3
-        assert secret not in shown
 
 
 def _script(*words: object, answer: str = "") -> subprocess.CompletedProcess[str]:

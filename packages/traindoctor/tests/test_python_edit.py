@@ -2,7 +2,7 @@
 
 import pytest
 from traindoctor import python_edit
-from traindoctor.engine import examine
+from traindoctor.examination import examine
 from traindoctor.python_edit import apply_node_edits
 from traindoctor.registry import all_rules
 from traindoctor.types import Kind, NodeEdit, Span

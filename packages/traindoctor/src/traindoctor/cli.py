@@ -10,6 +10,7 @@ import errno
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,7 +34,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-PathArgument = Annotated[Path, typer.Argument(help="File or folder to audit.")]
+PathArgument = Annotated[Path, typer.Argument(help="Folder or file.")]
+PathsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Files and folders to audit; - reads one file from standard input."),
+]
 Select = Annotated[
     list[str] | None, typer.Option("--select", help="Codes, names or prefixes to look for (DDP,OPT001).")
 ]
@@ -43,6 +48,18 @@ MinSeverity = Annotated[str | None, typer.Option("--min-severity", help="error, 
 External = Annotated[
     bool | None,
     typer.Option("--external/--no-external", help="Ask shellcheck and torchfix where they are installed."),
+]
+Gitignore = Annotated[
+    bool | None,
+    typer.Option("--respect-gitignore/--no-respect-gitignore", help="Leave out what git ignores."),
+]
+StdinName = Annotated[
+    Path | None, typer.Option("--stdin-filename", help="The name of the file that comes from standard input.")
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", help="Where results are kept (default: the user's cache folder)."),
 ]
 
 
@@ -61,64 +78,144 @@ def _root(
     """Audit anybody's training code: find faults, fix what is safe, undo it."""
 
 
-def _options(
-    path: Path,
-    select: list[str] | None,
-    ignore: list[str] | None,
-    exclude: list[str] | None,
-    min_severity: str | None,
-    external: bool | None,
-) -> Options:
-    from traindoctor.options import load_options
+@dataclass(frozen=True)
+class _Input:
+    """What is audited: paths, and the content of a file that comes from standard input."""
 
-    return load_options(
-        path,
-        select=select or (),
-        ignore=ignore or (),
-        exclude=exclude or (),
-        min_severity=min_severity,
-        external=external,
-    )
+    paths: list[Path]
+    stdin: bytes | None = None
+
+    @property
+    def root(self) -> Path:
+        """The path that settings are looked up for, and where the journal lies."""
+        from traindoctor.discovery import discover_all
+
+        return self.paths[0] if len(self.paths) == 1 else discover_all(self.paths)[0]
 
 
-def _audit(path: Path, options: Options) -> Report:
+def _input(paths: list[Path] | None, stdin_filename: Path | None) -> _Input:
+    given = paths or [Path(".")]
+    if Path("-") not in given:
+        if stdin_filename is not None and paths:
+            raise UserError(f"--stdin-filename {stdin_filename}: give - as the path, or leave the option out")
+        if stdin_filename is None:
+            return _Input(given)
+    if len(given) > 1 or stdin_filename is None:
+        raise UserError(
+            "-: one file comes from standard input; name it with --stdin-filename, without other paths"
+        )
+    return _Input([stdin_filename], sys.stdin.buffer.read())
+
+
+def _audit(source: _Input, options: Options, no_cache: bool = True, cache_dir: Path | None = None) -> Report:
+    from traindoctor.cache import Cache, default_folder
     from traindoctor.engine import audit
 
-    return audit(path, options)
+    if source.stdin is not None:
+        return audit(source.paths, options, overlay={source.paths[0].name: source.stdin})
+    cache = None if no_cache else Cache(cache_dir or default_folder(), source.root)
+    report = audit(source.paths, options, cache=cache)
+    if cache is not None:
+        cache.save()
+    return report
+
+
+def _uses_colour(choice: str) -> bool:
+    if choice not in ("auto", "always", "never"):
+        raise UserError(f"--color {choice!r}: allowed are auto, always, never")
+    return choice == "always" or (
+        choice == "auto"
+        and sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 @app.command(short_help="Report what costs speed, memory, safety or hours.")
 def check(
-    path: PathArgument = Path("."),
+    paths: PathsArgument = None,
     select: Select = None,
     ignore: Ignore = None,
     exclude: Exclude = None,
     min_severity: MinSeverity = None,
     output_format: Annotated[
-        str, typer.Option("--output-format", help="text, json, sarif or github.")
+        str, typer.Option("--output-format", help="text, json, sarif, github, gitlab or junit.")
     ] = "text",
     external: External = None,
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Count findings per rule instead.")
     ] = False,
+    stdin_filename: StdinName = None,
+    respect_gitignore: Gitignore = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="Leave out the findings that this file knows.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option("--write-baseline", help="Write all findings to this file and exit with 0.")
+    ] = None,
+    add_ignore: Annotated[
+        str | None,
+        typer.Option("--add-ignore", help="Write an ignore comment with this reason at every finding."),
+    ] = None,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit with 0 even if there are findings.")
+    ] = False,
+    color: Annotated[str, typer.Option("--color", help="auto, always or never.")] = "auto",
+    no_cache: NoCache = False,
+    cache_dir: CacheFolder = None,
 ) -> None:
-    """Report what costs speed, memory, safety or hours; changes nothing."""
+    """Report what costs speed, memory, safety or hours; changes nothing unless --add-ignore is given."""
+    from traindoctor import suppression
+    from traindoctor.options import load_options
     from traindoctor.output import FORMATS, render, statistics_table
 
     if output_format not in FORMATS:
         raise UserError(f"--output-format {output_format!r}: allowed are {', '.join(FORMATS)}")
-    report = _audit(path, _options(path, select, ignore, exclude, min_severity, external))
-    rendered = (
-        statistics_table(report) if statistics and output_format == "text" else render(report, output_format)
+    colour, source = _uses_colour(color), _input(paths, stdin_filename)
+    options = load_options(
+        source.root,
+        select=select or (),
+        ignore=ignore or (),
+        exclude=exclude or (),
+        min_severity=min_severity,
+        external=external,
+        respect_gitignore=respect_gitignore,
     )
+    report = _audit(source, options, no_cache, cache_dir)
+    if baseline is not None:
+        report = suppression.without_baseline(report, baseline)
+    if write_baseline is not None:
+        suppression.write_baseline(report, write_baseline)
+        typer.echo(f"{write_baseline}: {len(report.findings)} findings")
+        return
+    if add_ignore is not None:
+        _add_ignores(source, report, options, add_ignore)
+        return
+    by_rule = statistics and output_format == "text"
+    rendered = statistics_table(report) if by_rule else render(report, output_format, colour=colour)
     if rendered:
-        typer.echo(rendered)
-    raise typer.Exit(1 if report.findings else 0)
+        typer.echo(rendered, color=colour or None)
+    raise typer.Exit(1 if report.findings and not exit_zero else 0)
+
+
+def _add_ignores(source: _Input, report: Report, options: Options, reason: str) -> None:
+    from traindoctor import suppression, transactions
+
+    if source.stdin is not None or not reason.strip():
+        raise UserError("--add-ignore needs a reason and files on the disk")
+    changes, left = suppression.ignore_changes(report, options, reason.strip())
+    for finding in left:
+        typer.echo(f"{finding.path}:{finding.where}: {finding.code} has no place for a comment", err=True)
+    if changes:
+        done = transactions.apply(source.root, changes)
+        typer.echo(f"{sum(len(c.fixed) for c in changes)} findings ignored, transaction {done.id}")
+        typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(source.root))}")
+    raise typer.Exit(1 if left else 0)
 
 
 @app.command()
 def fix(
-    path: PathArgument = Path("."),
+    paths: PathsArgument = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="Show the changes, write nothing (the default).")
     ] = False,
@@ -132,22 +229,38 @@ def fix(
     ignore: Ignore = None,
     exclude: Exclude = None,
     min_severity: MinSeverity = None,
+    stdin_filename: StdinName = None,
+    respect_gitignore: Gitignore = None,
 ) -> None:
     """Show or apply fixes. Exit 1 with --diff when something would change."""
     from traindoctor import transactions
     from traindoctor.fixing import plan
+    from traindoctor.options import load_options
     from traindoctor.output import changed_codes
 
     if diff and apply:
         raise UserError("--diff and --apply exclude each other: the first shows, the second writes")
-    options = _options(path, select, ignore, exclude, min_severity, False)
-    for interrupted in transactions.recover(path) if apply else []:
-        typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
-    changes = plan(_audit(path, options), options, unsafe=unsafe)
+    source = _input(paths, stdin_filename)
+    options = load_options(
+        source.root,
+        select=select or (),
+        ignore=ignore or (),
+        exclude=exclude or (),
+        min_severity=min_severity,
+        external=False,
+        respect_gitignore=respect_gitignore,
+    )
+    if apply and source.stdin is None:
+        for interrupted in transactions.recover(source.root):
+            typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
+    changes = plan(_audit(source, options), options, unsafe=unsafe, stdin=source.stdin)
     for change in changes:
         for finding, problem in change.refused:
             typer.echo(f"{change.path}:{finding.where}: {finding.code} not fixed: {problem}", err=True)
     changes = [change for change in changes if change.after != change.before]
+    if source.stdin is not None and not diff:
+        sys.stdout.buffer.write(changes[0].after if changes else source.stdin)
+        return
     if not apply:
         for change in changes:
             typer.echo(change.diff(), nl=False)
@@ -160,11 +273,11 @@ def fix(
     if not changes:
         typer.echo("nothing to fix")
         return
-    done = transactions.apply(path, changes)
+    done = transactions.apply(source.root, changes)
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
     typer.echo(f"{sum(len(c.fixed) for c in changes)} fixes in {len(changes)} files, transaction {done.id}")
-    typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(path))}")
+    typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(source.root))}")
 
 
 @app.command(short_help="Restore the files of the last apply.")

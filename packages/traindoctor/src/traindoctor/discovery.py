@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,8 @@ SKIPPED_FOLDERS = frozenset(
     }
 )
 """Never entered below the root; a root with such a name is read."""
+PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+"""What the top folder of a project holds."""
 _SUFFIXES = {
     ".py": Kind.PYTHON,
     ".ipynb": Kind.NOTEBOOK,
@@ -87,8 +90,12 @@ def kind_of(path: Path) -> Kind | None:
     return Kind.PYTHON if first.startswith(b"#!") and b"python" in first else None
 
 
-def discover(root: Path, exclude: tuple[str, ...] = ()) -> tuple[Path, list[Found]]:
+def discover(
+    root: Path, exclude: tuple[str, ...] = (), *, respect_gitignore: bool = True
+) -> tuple[Path, list[Found]]:
     """The folder that paths are relative to, and the files to read, sorted.
+
+    What git ignores is left out, unless it is the root itself.
 
     Links are not followed below the root, so that no file is read twice, a loop cannot trap the walk and nothing
     outside the root is ever edited. A link that is given as the root itself is read at its target.
@@ -96,14 +103,10 @@ def discover(root: Path, exclude: tuple[str, ...] = ()) -> tuple[Path, list[Foun
     if not root.exists():
         raise UserError(f"{root}: no such file or folder; give a file or folder to audit")
     if root.is_file():
-        kind = kind_of(root)
-        if kind is None:
-            raise UserError(
-                f"{root}: not a Python, notebook, shell, SLURM, YAML, Dockerfile or .env file; nothing to audit"
-            )
-        return root.parent, [Found(root, root.name, kind)]
+        return root.parent, [named_file(root)]
     found = []
-    for path in _walk(root):
+    ignored = _ignored_by_git(root) if respect_gitignore else set()
+    for path in _walk(root, ignored):
         relative = path.relative_to(root).as_posix()
         if any(
             fnmatch.fnmatch(relative, pattern) or relative.startswith(pattern.rstrip("/") + "/")
@@ -116,27 +119,63 @@ def discover(root: Path, exclude: tuple[str, ...] = ()) -> tuple[Path, list[Foun
     return root, sorted(found, key=lambda file: file.relative)
 
 
-def ignored_by_git(root: Path, relative: str) -> bool:
-    """Whether a .gitignore in the file's folder or above, up to the repository's top, names the file."""
-    path = (root / relative).resolve()
-    for folder in path.parents:
-        try:
-            lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
-        except OSError:
-            lines = []
-        patterns = [line.strip().removeprefix("**/").lstrip("/") for line in lines]
-        inside = path.relative_to(folder).as_posix()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (path.name, inside)):
-            return True
-        if (folder / ".git").exists():
-            return False
-    return False
+def named_file(path: Path) -> Found:
+    """A file that is given itself, which need not exist where its content comes from elsewhere."""
+    kind = kind_of(path)
+    if kind is None:
+        raise UserError(
+            f"{path}: not a Python, notebook, shell, SLURM, YAML, Dockerfile or .env file; nothing to audit"
+        )
+    return Found(path, path.name, kind)
 
 
-def _walk(root: Path) -> Iterator[Path]:
+def discover_all(
+    paths: Sequence[Path], exclude: tuple[str, ...] = (), *, respect_gitignore: bool = True
+) -> tuple[Path, list[Found]]:
+    """The files below several paths, relative to the folder that holds all of them."""
+    if len(paths) == 1:
+        return discover(paths[0], exclude, respect_gitignore=respect_gitignore)
+    parts = [discover(path, exclude, respect_gitignore=respect_gitignore) for path in paths]
+    common = os.path.commonpath([folder.resolve() for folder, _ in parts])
+    absolute = any(path.is_absolute() for path in paths)
+    root = Path(common) if absolute else Path(os.path.relpath(common))
+    unique = {found.absolute.resolve(): found.kind for _, files in parts for found in files}
+    found = [
+        Found(root / path.relative_to(common), path.relative_to(common).as_posix(), k)
+        for path, k in unique.items()
+    ]
+    return root, sorted(found, key=lambda file: file.relative)
+
+
+def project_around(root: Path, *, whole: bool) -> Path | None:
+    """The folder of the project that the root is only a part of, or None where the root is a project or in none."""
+    start = root.resolve()
+    for folder in [start, *start.parents]:
+        if any((folder / mark).exists() for mark in PROJECT_MARKS):
+            return None if folder == start and whole else folder
+    return None
+
+
+def _ignored_by_git(root: Path) -> set[str]:
+    """Files and folders below the root that git ignores, as git itself lists them; empty without git."""
+    command = ["git", "-C", str(root), "ls-files", "-o", "-i", "--exclude-standard", "--directory", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    if done.returncode:
+        return set()
+    names = {name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name}
+    return set() if "./" in names else names  # the root itself is ignored, and asked for all the same
+
+
+def _walk(root: Path, ignored: set[str]) -> Iterator[Path]:
     for folder, folders, names in os.walk(root, followlinks=False):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
+        below = "" if (here := os.path.relpath(folder, root).replace(os.sep, "/")) == "." else f"{here}/"
+        folders[:] = sorted(
+            name for name in folders if name not in SKIPPED_FOLDERS and f"{below}{name}/" not in ignored
+        )
         for name in names:
             path = Path(folder, name)
-            if path.is_file() and not path.is_symlink():
+            if f"{below}{name}" not in ignored and path.is_file() and not path.is_symlink():
                 yield path

@@ -1,77 +1,32 @@
-"""Reading a tree: every file is parsed once, all rules look at it, then the project as a whole is judged."""
+"""Reading a tree: every file is examined once, then findings are judged with what is known about their programs."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from traindoctor.discovery import Found, discover, ignored_by_git
-from traindoctor.facts import gather
-from traindoctor.ignores import Ignore, apply_ignores, find_ignores
-from traindoctor.line_files import DockerFile, EnvFile
-from traindoctor.notebook import CellLines, NotebookSource, placed
+from traindoctor.cache import Cache
+from traindoctor.discovery import Found, discover, discover_all, named_file, project_around
+from traindoctor.examination import FileResult, examine_found
+from traindoctor.ignores import Ignore, apply_ignores
+from traindoctor.notebook import placed
 from traindoctor.options import Options
 from traindoctor.programs import Project, build_project
-from traindoctor.python_file import CannotParseError, PythonFile
-from traindoctor.registry import Rule, all_rules, checks_for, project_checks
-from traindoctor.shell_file import ShellError, ShellFile
-from traindoctor.source import MAX_BYTES, Source, UnreadableError, read_source
+from traindoctor.registry import project_checks
 from traindoctor.torch_pin import Version, read_pins, within
-from traindoctor.types import Facts, Finding, Kind, Span
-from traindoctor.yaml_file import YamlFile, YamlSyntaxError
+from traindoctor.types import Facts, Finding, Kind
 
-_PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 PARALLEL_FROM = 96
 """Trees of at least this many files are read by several processes; below, starting them costs more than it saves."""
-
-_PARSERS: dict[Kind, type] = {
-    Kind.PYTHON: PythonFile,
-    Kind.NOTEBOOK: PythonFile,
-    Kind.SHELL: ShellFile,
-    Kind.YAML: YamlFile,
-    Kind.DOCKERFILE: DockerFile,
-    Kind.ENV: EnvFile,
-}
-
-
-TRAINING_FAMILIES = frozenset(
-    ["NCC", "DAT", "DDP", "OPT", "AMP", "CMP", "ATT", "MEM", "SYN", "LOS", "CKP", "PTH", "SEC"]
-)
-"""Silent in tests, which are slow, odd and fixed on purpose."""
-
-
-def is_test(path: str) -> bool:
-    """Whether a relative path lies in a folder of tests or is named like one."""
-    *folders, name = path.split("/")
-    if {"tests", "test", "testing", "test_utils"} & set(folders):
-        return True
-    return name.startswith(("test_", "conftest")) or name.endswith("_test.py")
-
-
-@dataclass
-class FileResult:
-    """Everything one file gave."""
-
-    path: str
-    findings: list[Finding] = field(default_factory=list)
-    ignores: list[Ignore] = field(default_factory=list)
-    facts: Facts = field(default_factory=Facts)
-    digest: str = ""
-    """Of the bytes that were read."""
-    cells: tuple[CellLines, ...] = ()
-    """In a notebook, where its cells are."""
 
 
 @dataclass
@@ -89,78 +44,6 @@ class Report:
     """Path -> digest of the bytes that the findings speak of."""
 
 
-def digest(data: bytes) -> str:
-    """A short name for these bytes."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def parse(source: Source) -> Any:
-    """The parsed file of a source; raises the parser's own error."""
-    return _PARSERS[source.kind](source)
-
-
-def examine(path: str, kind: Kind, data: bytes, codes: frozenset[str]) -> FileResult:
-    """Parse one file once and run every rule over it."""
-    result = FileResult(path, digest=digest(data))
-    if len(data) > MAX_BYTES and kind is not Kind.NOTEBOOK:
-        return result
-    unreadable = all_rules()["DOC001"]
-    try:
-        source = read_source(path, kind, data)
-        if isinstance(source, NotebookSource):
-            result.cells = source.lines
-            result.findings += _unread_cells(source, unreadable)
-        file = parse(source)
-    except UnreadableError as error:
-        result.findings.append(unreadable.at(path, Span(1, 1, 1, 1), f"cannot be read: {error}"))
-        return result
-    except CannotParseError as error:
-        place = Span(error.line, 1, error.line, 1)
-        result.findings.append(
-            unreadable.at(path, place, f"{_PYTHON} cannot parse it ({error}); nothing was checked")
-        )
-        return result
-    except ShellError as error:
-        result.findings.append(unreadable.at(path, Span(1, 1, 1, 1), f"cannot be followed: {error}"))
-        return result
-    except YamlSyntaxError:
-        return result  # templates and multi-megabyte data wear the same suffix
-    result.facts = gather(file)
-    result.ignores = find_ignores(source, file)
-    in_test = is_test(path)
-    for declared, check in checks_for(kind):
-        if declared.code in codes and not (in_test and declared.family in TRAINING_FAMILIES):
-            result.findings += check(file, declared)
-    if isinstance(source, NotebookSource):
-        result.findings = [
-            replace(found, fix=None) if found.fix is not None and not source.allows(found.fix) else found
-            for found in result.findings
-        ]
-    return result
-
-
-def _unread_cells(source: NotebookSource, unreadable: Rule) -> list[Finding]:
-    """One remark about all cells of a notebook that are no Python; the others are read without them."""
-    if not source.problems:
-        return []
-    (line, problem), *others = source.problems
-    message = f"{_PYTHON} cannot parse this cell ({problem}); it was not checked"
-    if others:
-        message += f", nor were {len(others)} more of {len(source.cells)} code cells"
-    return [unreadable.at(source.path, Span(line, 1, line, 1), message)]
-
-
-def _examine_found(found: Found, codes: frozenset[str]) -> FileResult:
-    try:
-        data = found.absolute.read_bytes()
-    except OSError as error:
-        remark = all_rules()["DOC001"].at(
-            found.relative, Span(1, 1, 1, 1), f"cannot be read: {error.strerror}"
-        )
-        return FileResult(found.relative, [remark])
-    return examine(found.relative, found.kind, data, codes)
-
-
 def in_processes(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """The results of a task for many items, in order; from `PARALLEL_FROM` items on, several processes work."""
     workers = min(os.cpu_count() or 1, 8)
@@ -174,29 +57,106 @@ def in_processes(task: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return list(pool.map(task, items, chunksize=max(1, min(32, len(items) // (workers * 4)))))
 
 
-def audit(path: Path, options: Options) -> Report:
-    """Read everything below a path and return what stands after conditions, ignores and options."""
-    root, files = discover(path, options.exclude)
-    results = in_processes(partial(_examine_found, codes=options.codes), files)
-    pins = read_pins(root, below=path.is_dir())
-    environments = [file for file in files if file.kind is Kind.ENV]
-    extra = {f"gitignored:{f.relative}" for f in environments if ignored_by_git(root, f.relative)}
-    kinds = {file.relative: file.kind for file in files}
-    project = build_project({result.path: result.facts for result in results}, kinds, extra)
-    found = [finding for result in results for finding in result.findings]
+def audit(
+    path: Path | Sequence[Path],
+    options: Options,
+    *,
+    overlay: dict[str, bytes] | None = None,
+    cache: Cache | None = None,
+) -> Report:
+    """Read everything below one or several paths and return what stands after conditions, ignores and options.
+
+    `overlay` gives the content of files by their path relative to the root, instead of what is on the disk. The files
+    of the project around the paths are read too, for what they tell about the programs, but nothing is reported there.
+    """
+    paths = [path] if isinstance(path, Path) else list(path)
+    if overlay is None:
+        root, files = discover_all(paths, options.exclude, respect_gitignore=options.respect_gitignore)
+    else:
+        root, files = paths[0].parent, [named_file(paths[0])]
+    around = project_around(root, whole=len(paths) == 1 and paths[0].is_dir())
+    prefix = "" if around is None else root.resolve().relative_to(around.resolve()).as_posix()
+    prefix = "" if prefix in ("", ".") else f"{prefix}/"
+    tasks = [
+        _Task(file, options.codes, f"{prefix}{file.relative}", (overlay or {}).get(file.relative))
+        for file in files
+    ]
+    results = _examine_all(tasks, cache)
+    facts = {task.place: result.facts for task, result in zip(tasks, results, strict=True)}
+    kinds = {task.place: task.found.kind for task in tasks}
+    if around is not None:
+        _add_context(facts, kinds, around, options, cache)
+    pins = read_pins(root, below=all(given.is_dir() for given in paths))
+    project = build_project(facts, kinds, prefix)
+    standing = _standing(results, project, pins, options, root, files)
+    digests = {result.path: result.digest for result in results}
+    return Report(root, files, standing, project, pins, digests)
+
+
+def _standing(
+    results: list[FileResult],
+    project: Project,
+    pins: dict[str, Version],
+    options: Options,
+    root: Path,
+    files: list[Found],
+) -> list[Finding]:
+    """The findings of all files and of the project that stand, with their places in notebooks."""
+    findings = [finding for result in results for finding in result.findings]
+    own = {result.path for result in results}
     for declared, check in project_checks():
         if declared.code in options.codes:
-            found += check(project, declared)
+            findings += [finding for finding in check(project, declared) if finding.path in own]
     ignores = {result.path: result.ignores for result in results if result.ignores}
     if options.external:
         from traindoctor.external import run_external
 
-        found += run_external(root, files, found)
-    standing = judge(found, ignores, project.features_of, pins, options)
+        findings += run_external(root, files, findings)
+    standing = judge(findings, ignores, project.features_of, pins, options)
     cells = {result.path: result.cells for result in results if result.cells}
-    standing = [placed(finding, cells.get(finding.path, ())) for finding in standing]
-    digests = {result.path: result.digest for result in results}
-    return Report(root, files, standing, project, pins, digests)
+    return [placed(finding, cells.get(finding.path, ())) for finding in standing]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One file to examine."""
+
+    found: Found
+    codes: frozenset[str]
+    place: str
+    """Its path relative to the project around."""
+    data: bytes | None = None
+    """Its content, where it is not the one on the disk."""
+
+
+def _examine(task: _Task) -> FileResult:
+    return examine_found(task.found, task.codes, task.place, task.data)
+
+
+def _examine_all(tasks: list[_Task], cache: Cache | None) -> list[FileResult]:
+    if cache is None:
+        return in_processes(_examine, tasks)
+    known = [
+        None if task.data is not None else cache.get(task.found, task.codes, task.place) for task in tasks
+    ]
+    missing = [task for task, result in zip(tasks, known, strict=True) if result is None]
+    fresh = iter(in_processes(_examine, missing))
+    results = [next(fresh) if result is None else result for result in known]
+    for task, result, old in zip(tasks, results, known, strict=True):
+        if old is None and task.data is None:
+            cache.put(task.found, task.codes, task.place, result)
+    return results
+
+
+def _add_context(
+    facts: dict[str, Facts], kinds: dict[str, Kind], around: Path, options: Options, cache: Cache | None
+) -> None:
+    """Facts of the other files of the project, without the settings that only their own audit would report."""
+    _, files = discover(around, respect_gitignore=options.respect_gitignore)
+    tasks = [_Task(file, frozenset(), file.relative) for file in files if file.relative not in facts]
+    for task, result in zip(tasks, _examine_all(tasks, cache), strict=True):
+        facts[task.place] = replace(result.facts, settings=[], options=[], overrides=[])
+        kinds[task.place] = task.found.kind
 
 
 Features = tuple[frozenset[str], ...]

@@ -14,7 +14,7 @@ from traindoctor.types import Finding, Kind, Severity, Span
 
 _SECONDS = 120
 _BATCH = 200
-_SAME = {"SC2164": "SHL010", "TOR102": "CKP001", "TOR003": "MEM001"}
+_SAME = {"TOR102": "CKP001", "TOR003": "MEM001"}
 """Foreign code -> ours for the same fault; ours is kept, because it has a fix."""
 
 

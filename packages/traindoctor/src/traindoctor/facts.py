@@ -41,8 +41,8 @@ _OVERRIDE = re.compile(r"\+{0,2}~?([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _SHELL_READ = re.compile(r"\$\{?([A-Z_][A-Z0-9_]+)")
 
 
-def gather(file: Any) -> Facts:
-    """The facts of one parsed file."""
+def gather(file: Any, place: str) -> Facts:
+    """The facts of one parsed file; `place` is its path in the project, from which its imports are resolved."""
     readers: dict[type, Callable[[Any], Facts]] = {
         PythonFile: _python,
         ShellFile: _shell,
@@ -50,7 +50,10 @@ def gather(file: Any) -> Facts:
         DockerFile: _lines,
         EnvFile: _lines,
     }
-    return readers[type(file)](file)
+    facts = readers[type(file)](file)
+    if isinstance(file, PythonFile):
+        _python_program(file, facts, place)
+    return facts
 
 
 def _python(file: PythonFile) -> Facts:
@@ -86,7 +89,6 @@ def _python(file: PythonFile) -> Facts:
     if file.uses("accelerate") and "accumulate" in words:
         facts.features.add("no_sync")
     _python_features(file, facts)
-    _python_program(file, facts)
     return facts
 
 
@@ -117,9 +119,9 @@ def _python_features(file: PythonFile, facts: Facts) -> None:
     facts.features |= {name for name, holds in present.items() if holds}
 
 
-def _python_program(file: PythonFile, facts: Facts) -> None:
+def _python_program(file: PythonFile, facts: Facts, place: str) -> None:
     """What the file imports, whether it is started itself, and which settings files it names."""
-    folder = file.path.split("/")[:-1]
+    folder = place.split("/")[:-1]
     for node in file.of(ast.Import):
         facts.imports |= {alias.name for alias in node.names}
     for source in file.of(ast.ImportFrom):

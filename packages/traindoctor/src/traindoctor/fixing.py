@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import shutil
-import subprocess
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,8 @@ from functools import partial
 import yaml
 
 from traindoctor.discovery import Found
-from traindoctor.engine import Features, Report, digest, examine, in_processes, judge
+from traindoctor.engine import Features, Report, in_processes, judge
+from traindoctor.examination import digest, examine, shell_problem
 from traindoctor.notebook import NotebookSource, placed
 from traindoctor.options import Options
 from traindoctor.source import Source, UnreadableError, read_source
@@ -80,10 +79,14 @@ class _Job:
     digest: str
     findings: tuple[Finding, ...]
     features: Features
+    data: bytes | None = None
 
 
-def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
-    """The changes that would remove the fixable findings of a report; nothing is written."""
+def plan(report: Report, options: Options, *, unsafe: bool, stdin: bytes | None = None) -> list[FileChange]:
+    """The changes that would remove the fixable findings of a report; nothing is written.
+
+    `stdin` is the content of the one audited file, where it does not come from the disk.
+    """
     by_path: dict[str, list[Finding]] = {}
     for finding in report.findings:
         if finding.fix is not None and (finding.fix.safe or unsafe):
@@ -94,6 +97,7 @@ def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
             report.digests.get(found.relative, ""),
             tuple(by_path[found.relative]),
             report.project.features_of(found.relative),
+            stdin,
         )
         for found in report.files
         if found.relative in by_path
@@ -104,7 +108,7 @@ def plan(report: Report, options: Options, *, unsafe: bool) -> list[FileChange]:
 
 
 def _fix_file(job: _Job, pins: dict[str, Version], options: Options, unsafe: bool) -> FileChange:
-    before = job.found.absolute.read_bytes()
+    before = job.found.absolute.read_bytes() if job.data is None else job.data
     change = FileChange(job.found.relative, job.found.kind, before, before)
     given_up: set[tuple[str, str]] = set()
     for number in range(_MAX_PASSES):
@@ -137,6 +141,11 @@ def _fix_file(job: _Job, pins: dict[str, Version], options: Options, unsafe: boo
         else:
             given_up |= {(f.code, f.message) for f in chosen}
     return change
+
+
+def fixed_text(source: Source, finding: Finding) -> str | None:
+    """The text with this one fix made, or None where it cannot be made."""
+    return _attempt(source, [finding])[0]
 
 
 def _one_by_one(
@@ -220,8 +229,10 @@ def verify(source: Source, text: str) -> str:
             list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         except yaml.YAMLError as error:
             return f"the result would not parse: {str(error).splitlines()[0]}"
-    elif source.kind is Kind.SHELL and _shell_problem(text) and not _shell_problem(source.text):
-        return f"bash -n refuses the result: {_shell_problem(text)}"
+    elif (
+        source.kind is Kind.SHELL and shell_problem(source.text) is None and (problem := shell_problem(text))
+    ):
+        return f"bash -n rejects the result: {problem[1]}"
     return ""
 
 
@@ -239,17 +250,3 @@ def _python_problem(source: Source, text: str) -> str:
         except (SyntaxError, ValueError, RecursionError) as error:
             return f"the result would not parse: {error}"
     return ""
-
-
-def _shell_problem(text: str) -> str:
-    bash = shutil.which("bash")
-    if bash is None:
-        return ""
-    done = subprocess.run(
-        [bash, "-n"],
-        input=text.encode("utf-8", "surrogateescape"),
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    return done.stderr.decode(errors="replace").strip().split("\n")[0] if done.returncode else ""

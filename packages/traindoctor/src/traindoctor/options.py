@@ -14,7 +14,7 @@ from traindoctor.errors import UserError
 from traindoctor.registry import all_rules, resolve_codes
 from traindoctor.types import Finding, Severity
 
-_KEYS = ("select", "ignore", "exclude", "per-file-ignores", "min-severity", "external")
+_KEYS = ("select", "ignore", "exclude", "per-file-ignores", "min-severity", "external", "respect-gitignore")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Options:
     """Whether shellcheck and torchfix are asked where they are installed."""
     selected: frozenset[str] = field(default_factory=frozenset)
     """What `select` named, foreign codes included; empty: everything."""
+    respect_gitignore: bool = True
+    """Whether files that git ignores are left out."""
+    prefix: str = ""
+    """From the folder of pyproject.toml to the audited root: patterns of the settings are relative to the former."""
 
     def wants(self, finding: Finding) -> bool:
         """Whether a finding is to be shown."""
@@ -41,18 +45,20 @@ class Options:
         if finding.origin != "doctor":
             named = not self.selected or any(finding.code.startswith(code) for code in self.selected)
             here = {
-                code
-                for pattern, codes in self.per_file
-                for code in codes
-                if fnmatch.fnmatch(finding.path, pattern)
+                code for pattern, codes in self.per_file for code in codes if self._matches(finding, pattern)
             }
             return named and not any(finding.code.startswith(code) for code in self.ignored | here)
         if finding.code not in self.codes:
             return False
         return not any(
-            finding.code in codes and fnmatch.fnmatch(finding.path, pattern)
-            for pattern, codes in self.per_file
+            finding.code in codes and self._matches(finding, pattern) for pattern, codes in self.per_file
         )
+
+    def _matches(self, finding: Finding, pattern: str) -> bool:
+        """Whether a pattern means the file: its path from pyproject.toml, or its bare name."""
+        path = f"{self.prefix}{finding.path}"
+        name = "/" not in pattern and fnmatch.fnmatch(path.rsplit("/", 1)[-1], pattern)
+        return name or fnmatch.fnmatch(path, pattern) or path.startswith(pattern.rstrip("/") + "/")
 
 
 def load_options(
@@ -63,9 +69,11 @@ def load_options(
     exclude: Sequence[str] = (),
     min_severity: str | None = None,
     external: bool | None = None,
+    respect_gitignore: bool | None = None,
 ) -> Options:
     """Command-line choices first, then the project's section, then every rule."""
     section, origin = _read_section(root)
+    prefix = _prefix(root, Path(origin).parent)
     chosen = list(select) or section.get("select", [])
     selected = resolve_codes(chosen, "--select" if select else f"{origin}: select") if chosen else set()
     off = resolve_codes(section.get("ignore", []), f"{origin}: ignore") if not select else set()
@@ -81,12 +89,28 @@ def load_options(
     return Options(
         frozenset(codes),
         frozenset(off),
-        (*section.get("exclude", []), *exclude),
+        (*(_from_root(pattern, prefix) for pattern in section.get("exclude", [])), *exclude),
         per_file,
         Severity(severity),
         section.get("external", True) if external is None else external,
         frozenset(selected),
+        section.get("respect-gitignore", True) if respect_gitignore is None else respect_gitignore,
+        prefix,
     )
+
+
+def _prefix(root: Path, base: Path) -> str:
+    """`sub/folder/` from the folder of the settings to the audited folder."""
+    folder = root.resolve() if root.is_dir() else root.resolve().parent
+    if not folder.is_relative_to(base.resolve()):
+        return ""
+    inside = folder.relative_to(base.resolve()).as_posix()
+    return "" if inside == "." else f"{inside}/"
+
+
+def _from_root(pattern: str, prefix: str) -> str:
+    """A pattern of the settings as seen from the audited folder; bare names hold everywhere."""
+    return pattern.removeprefix(prefix)
 
 
 def _read_section(root: Path) -> tuple[dict[str, Any], str]:
@@ -130,8 +154,8 @@ def _check_section(section: dict[str, Any], origin: str) -> None:
             raise UserError(
                 f"{origin}: [tool.traindoctor] per-file-ignores: a table of pattern = [codes] is needed"
             )
-        if key == "external" and not isinstance(value, bool):
-            raise UserError(f"{origin}: [tool.traindoctor] external={value!r}: true or false is needed")
+        if key in ("external", "respect-gitignore") and not isinstance(value, bool):
+            raise UserError(f"{origin}: [tool.traindoctor] {key}={value!r}: true or false is needed")
 
 
 def _is_words(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Findings as text, JSON, SARIF 2.1.0 or GitHub annotations."""
+"""Findings for people and as JSON; the formats of other programs are in `interchange`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from traindoctor import __version__
 from traindoctor.engine import Report
 from traindoctor.registry import all_rules
 from traindoctor.types import Finding, Severity
 
-FORMATS = ("text", "json", "sarif", "github")
-_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+FORMATS = ("text", "json", "sarif", "github", "gitlab", "junit")
+_COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.INFO: "36"}
 
 
-def render(report: Report, form: str) -> str:
+def render(report: Report, form: str, *, colour: bool = False) -> str:
     """The report in one of `FORMATS`."""
-    return {"text": _text, "json": _json, "sarif": _sarif, "github": _github}[form](report)
+    if form == "text":
+        return _text(report, colour)
+    if form == "json":
+        return _json(report)
+    from traindoctor import interchange
+
+    return {
+        "sarif": interchange.sarif,
+        "github": interchange.github,
+        "gitlab": interchange.gitlab,
+        "junit": interchange.junit,
+    }[form](report)
 
 
 def shown_path(report: Report, path: str) -> str:
@@ -46,18 +54,18 @@ def summary(report: Report) -> str:
     return f"{len(report.files)} files, {len(report.findings)} findings ({parts}).{fixable}"
 
 
-def _text(report: Report) -> str:
+def _text(report: Report, colour: bool) -> str:
+    def paint(text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
     lines = []
     for finding in report.findings:
-        mark = (
-            "[*] "
-            if finding.fix is not None and finding.fix.safe
-            else "[!] "
-            if finding.fix is not None
-            else ""
+        mark = "" if finding.fix is None else "[*] " if finding.fix.safe else "[!] "
+        place = paint(f"{shown_path(report, finding.path)}:{finding.where}", "1")
+        severity = paint(finding.severity.value, _COLOURS[finding.severity])
+        lines.append(
+            f"{place}: {paint(finding.code, '1;35')} {severity}: {paint(mark, '36')}{finding.message}"
         )
-        place = f"{shown_path(report, finding.path)}:{finding.where}"
-        lines.append(f"{place}: {finding.code} {finding.severity.value}: {mark}{finding.message}")
     return "\n".join([*lines, summary(report)])
 
 
@@ -102,93 +110,6 @@ def _json(report: Report) -> str:
         "findings": [as_dict(report, finding) for finding in report.findings],
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def _github(report: Report) -> str:
-    lines = []
-    for f in report.findings:
-        where = f"file={_property(shown_path(report, f.path))}"
-        names = ("line", "col", "endLine", "endColumn")
-        where += "".join(f",{n}={value}" for n, value in zip(names, _in_file(f), strict=True) if value)
-        text = _data(f"{f.code} {_message(f)}")
-        lines.append(f"::{_GITHUB[f.severity]} {where},title={f.code}::{text}")
-    return "\n".join(lines)
-
-
-def _in_file(finding: Finding) -> tuple[int, int, int, int]:
-    """Line, column, last line, last column in the file itself; 0 for the columns of a notebook, where JSON's quotes
-    and escapes stand between."""
-    if finding.place is None:
-        span = finding.span
-        return span.line, span.column, span.end_line, span.end_column
-    return finding.place.file_line, 0, finding.place.file_end_line, 0
-
-
-def _message(finding: Finding) -> str:
-    """The sentence; in a notebook it begins with the cell, which no line of the file tells."""
-    if finding.place is None:
-        return finding.message
-    return f"cell {finding.place.cell}, line {finding.place.span.line}: {finding.message}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _sarif(report: Report) -> str:
-    used = sorted({finding.code for finding in report.findings})
-    index = {code: number for number, code in enumerate(used)}
-    descriptors = [_descriptor(code) for code in used]
-    driver = {
-        "name": "traindoctor",
-        "version": __version__,
-        "informationUri": "https://pypi.org/project/traindoctor/",
-        "rules": descriptors,
-    }
-    results = [_sarif_result(report, finding, index) for finding in report.findings]
-    run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
-    schema = "https://json.schemastore.org/sarif-2.1.0.json"
-    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False)
-
-
-def _descriptor(code: str) -> dict[str, Any]:
-    rule = all_rules().get(code)
-    if rule is None:
-        return {"id": code}
-    return {
-        "id": code,
-        "name": rule.name,
-        "shortDescription": {"text": rule.summary},
-        "fullDescription": {"text": rule.why},
-        "help": {"text": f"{rule.remedy or rule.good}\nSource: {rule.source}"},
-        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-    }
-
-
-def _uri(path: str) -> str:
-    """A path as a URI reference: relative ones stay relative, so that they are found in any checkout."""
-    if os.path.isabs(path):
-        return Path(path).as_uri()
-    first, slash, rest = path.partition("/")
-    # A colon in the first part of a relative reference would make it a scheme.
-    return f"{quote(first, safe='')}{slash}{quote(rest, safe='/')}"
-
-
-def _sarif_result(report: Report, finding: Finding, index: dict[str, int]) -> dict[str, Any]:
-    names = ("startLine", "startColumn", "endLine", "endColumn")
-    region = {name: value for name, value in zip(names, _in_file(finding), strict=True) if value}
-    location = {"artifactLocation": {"uri": _uri(shown_path(report, finding.path))}, "region": region}
-    return {
-        "ruleId": finding.code,
-        "ruleIndex": index[finding.code],
-        "level": _LEVELS[finding.severity],
-        "message": {"text": _message(finding)},
-        "locations": [{"physicalLocation": location}],
-    }
 
 
 def changed_codes(findings: Sequence[Finding]) -> str:

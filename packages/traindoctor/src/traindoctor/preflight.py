@@ -209,7 +209,7 @@ def _port() -> Iterator[Check]:
 
 def _variables() -> Iterator[Check]:
     """The doctor's own rules, applied to the environment of this process."""
-    from traindoctor.engine import examine
+    from traindoctor.examination import examine
     from traindoctor.registry import all_rules
 
     wanted = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_")

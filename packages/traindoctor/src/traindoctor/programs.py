@@ -49,8 +49,8 @@ class Project:
     facts: Facts
     """Merged over all files."""
     programs: list[Program] = field(default_factory=list)
-    extra: frozenset[str] = frozenset()
-    """Features that hold everywhere, such as what git ignores."""
+    prefix: str = ""
+    """From the project's folder to the audited root: programs know paths of the project, findings those of the root."""
 
     @cached_property
     def whole(self) -> Program:
@@ -67,14 +67,14 @@ class Project:
 
     def programs_of(self, path: str) -> list[Program]:
         """The programs that a file belongs to; the whole tree where it belongs to none."""
-        return self._by_file.get(path) or [self.whole]
+        return self._by_file.get(f"{self.prefix}{path}") or [self.whole]
 
     def features_of(self, path: str) -> tuple[frozenset[str], ...]:
         """The features of each program that a file belongs to."""
-        return tuple(dict.fromkeys(program.features | self.extra for program in self.programs_of(path)))
+        return tuple(dict.fromkeys(program.features for program in self.programs_of(path)))
 
 
-def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], extra: Iterable[str] = ()) -> Project:
+def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str = "") -> Project:
     """Find the programs of a tree from the facts of its files."""
     merged = Facts()
     for part in facts.values():
@@ -99,7 +99,7 @@ def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], extra: Iterab
         below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
         files = frozenset(reached[entry].union(*below)) | attached[entry]
         programs.append(Program(entry, [facts[path] for path in sorted(files)], files))
-    return Project(merged, programs, frozenset(extra))
+    return Project(merged, programs, prefix)
 
 
 class _Modules:

@@ -29,7 +29,6 @@ FAMILIES = {
     "LOS": "loss and stability",
     "CKP": "checkpoints and resume",
     "PTH": "paths",
-    "SEC": "secrets",
     "SHL": "launch scripts",
     "SLM": "SLURM",
     "DKR": "containers",
@@ -37,6 +36,17 @@ FAMILIES = {
     "DOC": "the doctor's own remarks",
 }
 """Prefix of the codes -> what the family is about."""
+
+LEFT = {
+    "SEC001": "gitleaks or trufflehog look for secrets, in the history too",
+    "DKR002": "hadolint reports a base image without version (DL3006, DL3007)",
+    "DKR003": "hadolint reports packages that pip installs without version (DL3013)",
+    "DKR004": "hadolint reports CMD and ENTRYPOINT in shell form (DL3025)",
+    "SHL004": "shellcheck reports fractions in integer arithmetic (SC2079, SC2072)",
+    "SHL008": "shellcheck reports $? behind another command (SC2320)",
+    "SHL010": "shellcheck reports a cd that may fail (SC2164)",
+}
+"""Rules of earlier versions that other tools own -> where to find them now."""
 
 RULE_MODULES = (
     "nccl",
@@ -53,9 +63,7 @@ RULE_MODULES = (
     "checkpoints",
     "resuming",
     "paths",
-    "secrets",
     "launch",
-    "arithmetic",
     "slurm",
     "containers",
     "settings",
@@ -162,6 +170,8 @@ def get_rule(code: str) -> Rule:
     for declared in rules.values():
         if wanted.upper() == declared.code or wanted.lower() == declared.name:
             return declared
+    if wanted.upper() in LEFT:
+        raise UserError(f"{wanted.upper()} left this tool: {LEFT[wanted.upper()]}")
     names = [*rules, *(declared.name for declared in rules.values())]
     near = difflib.get_close_matches(wanted.upper(), names, 1) or difflib.get_close_matches(
         wanted.lower(), names, 1
@@ -182,6 +192,8 @@ def resolve_codes(words: Iterable[str], origin: str) -> set[str]:
             for code, declared in rules.items()
             if word.upper() == "ALL" or code.startswith(word.upper()) or declared.name == word.lower()
         }
+        if word.upper() in LEFT or word.upper() == "SEC":
+            continue  # settings that name a rule of an earlier version stay valid
         if not matched and not word.upper().startswith(("SC", "TOR")):
             raise UserError(
                 f"{origin}: {word!r} is no rule code, name or family prefix; families are {', '.join(FAMILIES)}"

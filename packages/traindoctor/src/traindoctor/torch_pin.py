@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from traindoctor.discovery import SKIPPED_FOLDERS
+from traindoctor.discovery import PROJECT_MARKS, SKIPPED_FOLDERS
 from traindoctor.types import Finding
 
 Version = tuple[int, int]
@@ -36,7 +36,6 @@ _HOLDERS = frozenset(
     {"requirements", "reqs", "docker", "dockerfiles", "env", "envs", "environments", "conda", ".devcontainer"}
 )
 """Folders that hold the requirements of the folder above; every text file in the first two counts."""
-_PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _REQUIREMENT = re.compile(
     r"(?:^|[\s\"':-])(?:py)?torch\s*((?:(?:[<>!~]=?|==?)\s*[\w.*+!]+\s*,?\s*)+)", re.MULTILINE
 )
@@ -80,13 +79,13 @@ def _newest_above(root: Path) -> Version | None:
     """What the folders above say, up to the first that is the top of a project."""
     folder = root.resolve()
     for _ in range(8):
-        if any((folder / mark).exists() for mark in _PROJECT_MARKS) or folder.parent == folder:
+        if any((folder / mark).exists() for mark in PROJECT_MARKS) or folder.parent == folder:
             return None
         folder = folder.parent
         if folder.name in SKIPPED_FOLDERS:
             return None
         bound = _newest(file for pattern in _FILES for file in sorted(folder.glob(pattern)))
-        if bound is not None and any((folder / mark).exists() for mark in _PROJECT_MARKS):
+        if bound is not None and any((folder / mark).exists() for mark in PROJECT_MARKS):
             return bound
     return None
 

@@ -15,7 +15,11 @@ MAX_CHARACTERS = 200_000
 
 
 class YamlSyntaxError(Exception):
-    """Not plain YAML (a template, for example)."""
+    """Not plain YAML (a template, for example); carries the line."""
+
+    def __init__(self, message: str, line: int = 1) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,15 @@ class YamlFile:
         self.source = source
         self.path = source.path
         if len(source.text) > MAX_CHARACTERS:
-            raise YamlSyntaxError("too long to be settings")
+            raise YamlSyntaxError(f"longer than {MAX_CHARACTERS:,} characters, which is data and no settings")
         try:
             self.documents = [
                 node for node in yaml.compose_all(source.text, Loader=yaml.SafeLoader) if node is not None
             ]
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise YamlSyntaxError(str(error).split("\n", 1)[0]) from error
+            mark = getattr(error, "problem_mark", None)
+            text = getattr(error, "problem", None) or str(error).split("\n", 1)[0]
+            raise YamlSyntaxError(text, mark.line + 1 if mark else 1) from error
         self.entries: list[Entry] = []
         self.items: list[tuple[str, yaml.ScalarNode]] = []
         for node in self.documents:

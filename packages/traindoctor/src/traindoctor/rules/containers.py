@@ -13,7 +13,7 @@ from traindoctor.line_files import DockerFile, Instruction
 from traindoctor.registry import Rule, rule
 from traindoctor.shell_file import ShellError, ShellFile
 from traindoctor.source import Source
-from traindoctor.types import Finding, Fix, Kind, Severity, Span, TextEdit
+from traindoctor.types import Finding, Kind, Severity, Span
 from traindoctor.yaml_file import YamlFile
 
 
@@ -72,97 +72,6 @@ def _compose(file: YamlFile, about: Rule) -> Iterator[Finding]:
         ):
             message = f"service {key.value} has a GPU but 64 MB of shared memory; add shm_size or ipc: host"
             yield about.at(file.path, file.span(key), message)
-
-
-@rule(
-    Kind.DOCKERFILE,
-    code="DKR002",
-    name="image-without-a-version",
-    severity=Severity.WARNING,
-    summary="The base image has no version",
-    why="`latest` changes under your feet: the same Dockerfile builds another CUDA and another PyTorch next month.",
-    effect="Qualitative: results cannot be reproduced.",
-    source="Docker docs, building best practices (pin base image versions)",
-    remedy="A tag or digest.",
-    bad="FROM pytorch/pytorch:latest",
-    good="FROM pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
-)
-def unpinned_image(file: DockerFile, about: Rule) -> Iterator[Finding]:
-    stages: set[str] = set()
-    for instruction in file.instructions:
-        if instruction.name != "FROM":
-            continue
-        words = [word for word in file.body(instruction).split() if not word.startswith("--")]
-        image = words[0] if words else ""
-        if len(words) > 2 and words[1].lower() == "as":
-            stages.add(words[2])
-        if "$" in image or image in stages or image == "scratch" or "@" in image:
-            continue
-        name = image.rsplit("/", 1)[-1]
-        if ":" not in name or name.endswith(":latest"):
-            message = f"{image} has no version; the next build may hold another CUDA and PyTorch"
-            yield about.at(file.path, file.span(instruction.start, instruction.end), message)
-
-
-@rule(
-    Kind.DOCKERFILE,
-    code="DKR003",
-    name="torch-without-a-version",
-    severity=Severity.INFO,
-    summary="pip installs torch without a version",
-    why="The next build gets another release, perhaps for another CUDA.",
-    effect="Qualitative: results cannot be reproduced.",
-    source="pip docs, repeatable installs",
-    remedy="torch==2.11.0, or a constraints file.",
-    bad="RUN pip install torch",
-    good="RUN pip install torch==2.11.0",
-)
-def unpinned_torch(file: DockerFile, about: Rule) -> Iterator[Finding]:
-    for instruction in file.instructions:
-        body = file.body(instruction)
-        if (
-            instruction.name == "RUN"
-            and re.search(r"\bpip3?\s+install\b", body)
-            and not re.search(r"\s-c\s|--constraint", body)
-        ):
-            match = re.search(r"\bpip3?\s+install\b[^;&|]*?(?<=\s)(torch)(?=\s|$)", body)
-            if match:
-                start = instruction.body_start + match.start(1)
-                yield about.at(
-                    file.path,
-                    file.span(start, start + 5),
-                    "torch without a version; the next build gets another",
-                )
-
-
-@rule(
-    Kind.DOCKERFILE,
-    code="DKR004",
-    name="signals-do-not-arrive",
-    severity=Severity.WARNING,
-    summary="CMD or ENTRYPOINT in shell form",
-    why="In shell form PID 1 is /bin/sh, which does not pass SIGTERM on: at preemption the trainer is killed "
-    "without saving.",
-    effect="Documented by Docker: 'the executable … will not receive Unix signals'.",
-    source="Dockerfile reference, shell and exec form",
-    fix="safe",
-    remedy='Exec form: CMD ["python", "train.py"], or `exec` in front of the last command, which the fix does.',
-    bad="CMD python train.py",
-    good='CMD ["python", "train.py"]',
-)
-def shell_form(file: DockerFile, about: Rule) -> Iterator[Finding]:
-    for instruction in file.instructions:
-        script = _script_of(file, instruction)
-        if script is None or not script.commands:
-            continue
-        last = script.commands[-1]
-        alone = last.before in ("\n", "&&", ";", "||") and not last.guards and last.after == "\n"
-        if not alone or not last.is_training() or last.name == "exec" or not last.words:
-            continue
-        start = last.words[0].start
-        fix = Fix("put exec in front", True, text_edits=(TextEdit(start, start, "exec "),))
-        message = f"{instruction.name} in shell form: SIGTERM never reaches the program"
-        yield about.at(file.path, file.span(instruction.start, instruction.end), message, fix)
 
 
 def _script_of(file: DockerFile, instruction: Instruction) -> ShellFile | None:

@@ -232,39 +232,6 @@ def deprecated_launcher(file: ShellFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.SHELL,
-    code="SHL008",
-    name="exit-code-of-the-wrong-command",
-    severity=Severity.ERROR,
-    summary="$? is read after an echo, not after the program",
-    why="$? is the exit code of the last command. With an echo in between it is always 0.",
-    effect="Checked with bash 5.2: `false; echo x; echo $?` prints 0.",
-    source=f"{BASH}, Special Parameters",
-    remedy="status=$? on the line right behind the program.",
-    bad="python train.py\necho done\nif [ $? -ne 0 ]; then",
-    good="python train.py\nstatus=$?\necho done\nif [ $status -ne 0 ]; then",
-)
-def wrong_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
-    trained = False
-    for previous, command in zip(file.commands, file.commands[1:], strict=False):
-        trained = trained or previous.is_training()
-        texts = [a.value.raw for a in command.assignments] + (
-            [w.raw for w in command.words] if command.name in ("[", "[[", "test", "exit") else []
-        )
-        reads = any(re.search(r"\$\?|\$\{\?\}", text) for text in texts)
-        if (
-            reads
-            and trained
-            and previous.name in ("echo", "printf", "date", "cd", "set", "sleep")
-            and previous.before == "\n"
-        ):
-            if previous.name == "set" or command.before not in ("\n", ";"):
-                continue
-            message = f"$? is the exit code of `{previous.name}`, not of the program before it"
-            yield about.at(file.path, file.command_span(command), message)
-
-
-@rule(
-    Kind.SHELL,
     code="SHL009",
     name="variable-in-quoted-here-document",
     severity=Severity.ERROR,
@@ -297,38 +264,44 @@ def quoted_here_document(file: ShellFile, about: Rule) -> Iterator[Finding]:
 
 @rule(
     Kind.SHELL,
-    code="SHL010",
-    name="unguarded-cd",
-    severity=Severity.WARNING,
-    summary="A failed cd goes unnoticed and the rest runs elsewhere",
-    why="Without `set -e` or `|| exit`, everything after a failed cd runs in the wrong folder: logs, "
-    "checkpoints and `rm` too.",
-    effect="Qualitative: writes to a folder nobody meant. The same as shellcheck's SC2164; reported only in "
-    "scripts that train.",
-    source="ShellCheck wiki, SC2164",
-    fix="unsafe",
-    bad="cd $PROJECT",
-    good="cd $PROJECT || exit 1",
+    code="SHL005",
+    name="exponent-given-to-bc",
+    severity=Severity.ERROR,
+    summary="bc is given a number such as 5e-5",
+    why="bc does not know exponents: it reads `5e-5` as a name and prints a syntax error, and the variable "
+    "stays empty.",
+    effect="POSIX bc's grammar has no exponents; GNU bc prints '(standard_in) 1: syntax error'.",
+    source="POSIX bc, lexical conventions",
+    remedy='LR=$(python -c "print($BASE_LR * $SCALE)").',
+    bad='LR=$(echo "5e-5 * 2" | bc -l)',
+    good='LR=$(python -c "print(5e-5 * 2)")',
 )
-def unguarded_cd(file: ShellFile, about: Rule) -> Iterator[Finding]:
-    if not any(command.is_training() for command in file.commands):
-        return
+def exponent_for_bc(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    exponent = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d+(?![\w.])")
+    constants = {name: value for name, value in file.constants().items() if exponent.fullmatch(value.strip())}
+    for start, end, command_text in _bc_inputs(file):
+        literal = exponent.search(command_text)
+        used = next((n for n in constants if re.search(rf"\$\{{?{n}\b", command_text)), None)
+        if literal or used:
+            what = literal[0] if literal else f"${used} ({constants[used or '']})"
+            yield about.at(file.path, file.span(start, end), f"bc cannot read {what}: it knows no exponents")
+
+
+def _bc_inputs(file: ShellFile) -> Iterator[tuple[int, int, str]]:
+    """Text that reaches bc: `echo ... | bc` and `bc <<< ...`, at the top or inside `$(...)`."""
+    for pipeline in file.pipelines():
+        last = pipeline[-1]
+        if last.name == "bc":
+            given = " ".join(w.raw for c in pipeline[:-1] for w in c.words[1:])
+            given += " ".join(w.raw for operator, w in last.redirections if operator == "<<<")
+            yield pipeline[0].start, last.end, given
     for command in file.commands:
-        alone = command.before in ("\n", ";") and command.after in ("\n", ";")
-        if command.name != "cd" or len(command.words) < 2 or not alone or "test" in command.guards:
-            continue
-        if "e" in file.option_state(command.start) or command.words[1].raw in ("..", "-", "~", "/", "$HOME"):
-            continue
-        later = any(other.start > command.start and other.is_training() for other in file.commands)
-        if later:
-            fix = Fix(
-                "stop when the folder is missing",
-                False,
-                text_edits=(TextEdit(command.end, command.end, " || exit 1"),),
-            )
-            yield about.at(
-                file.path,
-                file.command_span(command),
-                "if this folder is missing, the rest runs elsewhere",
-                fix,
-            )
+        for word in [*command.words, *(a.value for a in command.assignments)]:
+            for match in re.finditer(
+                r"\$\(\s*(?:echo|printf)\s+((?:[^()|]|\$\(\([^)]*\)\))*)\|\s*bc\b[^)]*\)", word.raw
+            ):
+                if not word.raw.startswith("'"):
+                    yield word.start + match.start(), word.start + match.end(), match[1]
+            for match in re.finditer(r"\$\(\s*bc\b[^)]*<<<\s*([^)]*)\)", word.raw):
+                if not word.raw.startswith("'"):
+                    yield word.start + match.start(), word.start + match.end(), match[1]

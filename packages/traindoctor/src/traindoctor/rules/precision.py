@@ -103,9 +103,10 @@ def _is_plain_use(file: PythonFile, call: ast.Call, name: str) -> bool:
         return False
     held = dotted(parent.targets[0])
     uses = [node for node in file.of(ast.Name, ast.Attribute) if dotted(node) == held]
-    return held is not None and all(
-        not isinstance(node.ctx, ast.Load) or isinstance(file.parents[node], ast.Attribute) for node in uses
-    )
+    loads = [
+        node for node in uses if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    ]
+    return held is not None and all(isinstance(file.parents[node], ast.Attribute) for node in loads)
 
 
 def _import_fix(file: PythonFile, node: ast.ImportFrom, device: str) -> Fix | None:

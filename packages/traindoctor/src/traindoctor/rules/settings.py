@@ -37,7 +37,7 @@ _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""
 
 
-def _is_settings_file(path: str, keys: set[str], words: set[str]) -> bool:
+def _is_settings_file(path: str, keys: set[str], words: frozenset[str]) -> bool:
     if _FOREIGN.search(path):
         return False
     place = PurePosixPath(path)
