@@ -37,8 +37,10 @@ FEW_FILES = 20
 SMALLEST_PART, LARGEST_PART = 256, 8192
 """Characters of a part: a hundredth of all files, within these limits."""
 TEXT_UNITS = ("auto", "file", "part", "line")
-LOOKED_AT_BYTES, FEWEST_LINES = 2**16, 20
+LOOKED_AT_CHARACTERS, FEWEST_LINES = 2**16, 20
 """How much of a text file decides whether it holds one text per line."""
+SMALLEST_MARGIN = 50
+"""Characters of a line below which nobody wraps prose."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ def _lines(text: str | None) -> list[str | None]:
 def _head(path: Path) -> str:
     """The beginning of a text file; what cannot be read is reported when the file is read for good."""
     for row, _ in read_file(path, Fields()):
-        return (row.text or "")[:LOOKED_AT_BYTES]
+        return (row.text or "")[:LOOKED_AT_CHARACTERS]
     return ""
 
 
@@ -345,8 +347,8 @@ def looks_like_lines(text: str) -> bool:
     sizes = np.array([len(line) for line in lines if line.strip()])
     if len(sizes) < FEWEST_LINES or len(sizes) < 0.95 * len(lines):
         return False
-    at_margin = float((sizes >= 0.8 * np.quantile(sizes, 0.95)).mean())
-    return at_margin < 0.5
+    margin = float(np.quantile(sizes, 0.95))
+    return margin < SMALLEST_MARGIN or float((sizes >= 0.8 * margin).mean()) < 0.5
 
 
 def _stream_dataset(name: str, options: SourceOptions, *, shuffled: bool) -> Iterator[Row]:
