@@ -361,3 +361,23 @@ def test_a_mistake_gives_exit_code_2_and_no_traceback(tmp_path: Path) -> None:
     assert result.stderr.startswith("mmldlm: error: --input")
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", '{"text": {"deep": ["x"]}}', "a.jsonl:1: the text field holds dict, not text"),
+        ("a.jsonl", '["x"]', "a.jsonl:1: a row must be an object or a text, not list"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl:1: JSON nested too deeply"),
+        ("a.jsonl", "{}", "a.jsonl:1: which field is the text? It has none"),
+        ("a.jsonl", '{"text": 1e999}', "holds float, not text"),
+        ("a.json", '{"rows": [\n{"text": "x"}\n]}', "holds one JSON object; a list of rows"),
+        ("a.json", "[[[]]]", "a.json, item 1: a row must be"),
+    ],
+)  # fmt: skip
+def test_odd_rows_are_one_clear_line(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as caught:
+        _prepare(tmp_path / name, tmp_path / "s", cut="none")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)

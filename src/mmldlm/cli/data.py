@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from mmldlm.data.store import PairStore
+_JOINERS = "\u200c\u200d"
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b.|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+)
+"""Control sequences of terminals: CSI (colours, cursor), OSC and other strings (titles, links), two-byte ones."""
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -29,8 +34,7 @@ def inspect(
     """Show what a store holds: splits, lengths, encoder, counts, examples."""
     from mmldlm.data.store import PairStore
 
-    opened = PairStore.open(store)
-    summary = _summary(opened, split, examples)
+    summary = PairStore.open(store).summary(split, examples)
     if as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
     else:
@@ -99,47 +103,6 @@ def import_(
     typer.echo(f"pair store: {store.path}")
 
 
-def _summary(store: PairStore, split: str, num_examples: int) -> dict[str, Any]:
-    import numpy as np
-
-    manifest, chosen = store.manifest, store.split(split)
-    lengths = np.asarray(chosen.lengths)
-    width = -(-(int(np.ptp(lengths)) + 1) // 16)  # whole, so that no two bars begin at the same length
-    edges = np.arange(lengths.min(), lengths.max() + width + 1, width)
-    counts, _ = np.histogram(lengths, edges)
-    indices = np.linspace(0, len(chosen) - 1, min(num_examples, len(chosen))).astype(np.int64)
-    return {
-        "store": str(store.path),
-        "fingerprint": store.fingerprint,
-        "splits": {
-            name: {key: entry[key] for key in ("num_documents", "num_tokens", "max_length")}  # type: ignore[literal-required]
-            | {"num_shards": len(entry["shards"])}
-            for name, entry in manifest.splits.items()
-        },
-        "vocab_size": manifest.vocab_size,
-        "tokenizer": manifest.tokenizer,
-        "latents": {
-            "slots": manifest.num_slots,
-            "channels": manifest.num_channels,
-            "dtype": manifest.latent_dtype,
-        },
-        "encoder": manifest.encoder,
-        "normalizer": {
-            "mean_abs": float(np.abs(store.normalizer.mean).mean()),
-            "scale_mean": float(store.normalizer.scale.mean()),
-        },
-        "counts": manifest.counts,
-        "settings": manifest.settings,
-        "lengths": {
-            "split": split,
-            "mean": float(lengths.mean()),
-            "median": float(np.median(lengths)),
-            "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
-        },
-        "examples": chosen.read_texts(indices),
-    }
-
-
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
@@ -161,16 +124,27 @@ def _show(summary: dict[str, Any]) -> None:
         "",
         *_histogram(summary["lengths"]),
         "",
-        *(f"- {str(text)[:200]}" for text in summary["examples"]),
+        *(f"- {printable(str(text))[:200]}" for text in summary["examples"]),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control sequences are removed, other control characters become spaces."""
+    plain = _SEQUENCES.sub("", text)
+    return "".join(
+        " " if unicodedata.category(letter) in ("Cc", "Cf") and letter not in _JOINERS else letter
+        for letter in plain
+    )
 
 
 def _words(values: dict[str, Any] | None) -> str:
     if values is None:
         return "not known"
     return ", ".join(
-        f"{key} {str(value)[:12] if key == 'sha256' else value!r}" for key, value in values.items()
+        f"{key} {str(value)[:12] if key == 'sha256' else printable(repr(value))}"
+        for key, value in values.items()
+        if key != "probe"
     )
 
 

@@ -115,6 +115,40 @@ class PairStore:
         """The folder of the tokenizer inside the store; None if the store was made without one."""
         return self.path / "tokenizer" if self.manifest.tokenizer else None
 
+    def summary(self, split: str = "train", num_examples: int = 5) -> dict[str, Any]:
+        """What the store holds, for people and for JSON: sizes, lengths and texts of one split, what made it."""
+        manifest, chosen = self.manifest, self.split(split)
+        indices = np.linspace(0, len(chosen) - 1, min(num_examples, len(chosen))).astype(np.int64)
+        return {
+            "store": str(self.path),
+            "fingerprint": self.fingerprint,
+            "splits": {
+                name: {
+                    "num_documents": entry["num_documents"],
+                    "num_tokens": entry["num_tokens"],
+                    "max_length": entry["max_length"],
+                    "num_shards": len(entry["shards"]),
+                }
+                for name, entry in manifest.splits.items()
+            },
+            "vocab_size": manifest.vocab_size,
+            "tokenizer": manifest.tokenizer,
+            "latents": {
+                "slots": manifest.num_slots,
+                "channels": manifest.num_channels,
+                "dtype": manifest.latent_dtype,
+            },
+            "encoder": manifest.encoder,
+            "normalizer": {
+                "mean_abs": float(np.abs(self.normalizer.mean).mean()),
+                "scale_mean": float(self.normalizer.scale.mean()),
+            },
+            "counts": manifest.counts,
+            "settings": manifest.settings,
+            "lengths": {"split": split} | _length_summary(np.asarray(chosen.lengths)),
+            "examples": chosen.read_texts(indices),
+        }
+
     def find_damage(self) -> list[str]:
         """Compare every file with its checksum; one line for each that differs."""
         shards = [shard for split in self.manifest.splits.values() for shard in split["shards"]]
@@ -231,6 +265,18 @@ class Split:
                 f"{self.store.path}: split {self.name!r} holds damaged documents; "
                 f"'mmldlm data verify {self.store.path}' names the file, then {REMEDY}"
             )
+
+
+def _length_summary(lengths: np.ndarray) -> dict[str, Any]:
+    """Mean, median and histogram of the lengths of documents."""
+    width = -(-(int(np.ptp(lengths)) + 1) // 16)  # whole, so that no two bars begin at the same length
+    edges = np.arange(lengths.min(), lengths.max() + width + 1, width)
+    counts, _ = np.histogram(lengths, edges)
+    return {
+        "mean": float(lengths.mean()),
+        "median": float(np.median(lengths)),
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
 
 
 def _map_array(path: Path, size: int) -> np.ndarray:
