@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from traindoctor.types import Facts, Kind
+from traindoctor.types import Facts, Kind, Setting
 
 
 @dataclass
@@ -31,23 +31,27 @@ class Program:
             features |= {"inference_only"}
         return features
 
-    @cached_property
-    def words(self) -> frozenset[str]:
-        """Names and short strings that occur in its code."""
-        return frozenset().union(*(part.words for part in self.parts))
+    def mentions(self, word: str) -> bool:
+        """Whether a name or short string occurs in its code."""
+        return any(word in part.words for part in self.parts)
 
     @cached_property
     def spread(self) -> frozenset[str]:
         """Objects that its code passes on as a whole."""
         return frozenset().union(*(part.spread for part in self.parts))
 
+    @cached_property
+    def configs(self) -> frozenset[str]:
+        """Names of settings files, and folders that Hydra reads."""
+        return frozenset().union(*(part.configs for part in self.parts))
+
 
 @dataclass
 class Project:
     """All facts of a tree, and its programs."""
 
-    facts: Facts
-    """Merged over all files."""
+    parts: list[Facts]
+    """Facts of each file."""
     programs: list[Program] = field(default_factory=list)
     prefix: str = ""
     """From the project's folder to the audited root: programs know paths of the project, findings those of the root."""
@@ -55,7 +59,12 @@ class Project:
     @cached_property
     def whole(self) -> Program:
         """The tree as one program, for files that belong to none."""
-        return Program("", [self.facts], frozenset())
+        return Program("", self.parts, frozenset())
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Keys of all YAML settings."""
+        return [setting for part in self.parts for setting in part.settings]
 
     @cached_property
     def _by_file(self) -> dict[str, list[Program]]:
@@ -76,9 +85,6 @@ class Project:
 
 def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str = "") -> Project:
     """Find the programs of a tree from the facts of its files."""
-    merged = Facts()
-    for part in facts.values():
-        merged.merge(part)
     code = {path for path, kind in kinds.items() if kind in (Kind.PYTHON, Kind.NOTEBOOK) and path in facts}
     modules = _Modules(code)
     imports = {path: modules.imported(path, facts[path].imports) for path in code}
@@ -99,7 +105,7 @@ def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str =
         below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
         files = frozenset(reached[entry].union(*below)) | attached[entry]
         programs.append(Program(entry, [facts[path] for path in sorted(files)], files))
-    return Project(merged, programs, prefix)
+    return Project(list(facts.values()), programs, prefix)
 
 
 class _Modules:
@@ -108,10 +114,12 @@ class _Modules:
     def __init__(self, paths: set[str]) -> None:
         self._paths = paths
         self._by_name: dict[str, list[str]] = {}
+        self._words: set[str] = set()
         for path in sorted(paths):
             parts = list(PurePosixPath(path).with_suffix("").parts)
             if parts[-1] == "__init__":
                 parts.pop()
+            self._words.update(parts)
             for start in range(len(parts)):
                 self._by_name.setdefault(".".join(parts[start:]), []).append(path)
 
@@ -120,6 +128,8 @@ class _Modules:
         found: set[str] = set()
         for name in names:
             words = name.lstrip(".").split(".")
+            if words[0] not in self._words:
+                continue  # another distribution
             # `from a.b import c`: a/b/c.py, a/b.py and the packages around them run.
             for count in range(len(words), 0, -1):
                 target = self._find(path, ".".join(words[:count]), exact=name.startswith("."))
@@ -179,28 +189,27 @@ def _attach_settings(
     """Entry point -> the settings files and scripts that belong to it."""
     others = [path for path in facts if kinds[path] not in (Kind.PYTHON, Kind.NOTEBOOK)]
     attached: dict[str, set[str]] = {entry: set(started.get(entry, ())) for entry in reached}
+    named = {
+        entry: set().union(*(facts[path].configs for path in [*files, *started.get(entry, ())]))
+        for entry, files in reached.items()
+    }
+    scripts = set().union(*started.values()) if started else set()
     for path in others:
-        if any(path in scripts for scripts in started.values()):
+        if path in scripts:
             continue
-        owners = [entry for entry in reached if _names_file(path, entry, reached[entry], facts, started)]
+        owners = [entry for entry in reached if _names_file(path, named[entry])]
         for entry in owners or _nearest(path, list(reached)):
             attached[entry].add(path)
     return {entry: frozenset(paths) for entry, paths in attached.items()}
 
 
-def _names_file(
-    path: str, entry: str, files: set[str], facts: dict[str, Facts], started: dict[str, set[str]]
-) -> bool:
+def _names_file(path: str, configs: set[str]) -> bool:
     """Whether a program names a settings file: by its name, by the folder that Hydra reads, or on a command line."""
     name = path.rsplit("/", 1)[-1]
-    for source in [*files, *started.get(entry, ())]:
-        for word in facts[source].configs:
-            if word.endswith((".yaml", ".yml")):
-                if word.rsplit("/", 1)[-1] == name:
-                    return True
-            elif path.startswith(f"{word}/"):
-                return True
-    return False
+    return any(
+        word.rsplit("/", 1)[-1] == name if word.endswith((".yaml", ".yml")) else path.startswith(f"{word}/")
+        for word in configs
+    )
 
 
 def _nearest(path: str, entries: list[str]) -> list[str]:

@@ -137,7 +137,7 @@ class Finding:
 
 @dataclass
 class Facts:
-    """What one file tells about the project; merged over all files."""
+    """What one file tells about the programs it belongs to."""
 
     features: set[str] = field(default_factory=set)
     """Named properties such as `distributed` or `no_sync`."""
@@ -159,17 +159,6 @@ class Facts:
     """Names of settings files, and folders (relative to the root) that Hydra reads."""
     launches: set[str] = field(default_factory=set)
     """Python files that a script starts."""
-
-    def merge(self, other: Facts) -> None:
-        """Add what another file tells."""
-        self.features |= other.features
-        self.words |= other.words
-        self.spread |= other.spread
-        self.settings += other.settings
-        self.options += other.options
-        self.overrides += other.overrides
-        self.imports |= other.imports
-        self.configs |= other.configs
 
 
 @dataclass(frozen=True)

@@ -37,20 +37,19 @@ _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""
 
 
-def _is_settings_file(path: str, keys: set[str], words: frozenset[str]) -> bool:
+def _is_settings_file(path: str, keys: set[str], readers: list[Program]) -> bool:
     if _FOREIGN.search(path):
         return False
     place = PurePosixPath(path)
     in_folder = any(part.lower() in _FOLDERS for part in place.parts[:-1])
-    named = (
-        place.stem in words or place.name in words or place.stem in ("config", "conf", "settings", "params")
-    )
-    return in_folder or named or bool(keys & {"defaults", "hydra"})
+    if in_folder or keys & {"defaults", "hydra"} or place.stem in ("config", "conf", "settings", "params"):
+        return True
+    return any(reader.mentions(place.stem) or reader.mentions(place.name) for reader in readers)
 
 
 def _settings_by_file(project: Project) -> dict[str, list[Setting]]:
     by_file: dict[str, list[Setting]] = {}
-    for setting in project.facts.settings:
+    for setting in project.settings:
         by_file.setdefault(setting.path, []).append(setting)
     return by_file
 
@@ -60,13 +59,18 @@ def _unread(project: Project) -> Iterator[tuple[Setting, list[Program]]]:
 
     A setting that one program reads counts as read by the others, except accumulation, which every trainer must read.
     """
-    interpolated = {word[13:] for word in project.facts.words if word.startswith("interpolated:")}
+    interpolated = {
+        word[13:]
+        for part in project.parts
+        if part.settings
+        for word in part.words
+        if word.startswith("interpolated:")
+    }
     last_parts = {key.rsplit(".", 1)[-1] for key in interpolated}
     for path, settings in _settings_by_file(project).items():
         readers = [p for p in project.programs_of(path) if p.features & {"omegaconf", "yaml"}]
         top = {setting.key.split(".", 1)[0] for setting in settings}
-        words = frozenset().union(*(reader.words for reader in readers)) if readers else frozenset()
-        if not readers or not _is_settings_file(path, top, words):
+        if not readers or not _is_settings_file(path, top, readers):
             continue
         leaves = [
             setting for setting in _leaves(settings) if setting.key.rsplit(".", 1)[-1] not in last_parts
@@ -98,13 +102,13 @@ def _leaves(settings: list[Setting]) -> list[Setting]:
 def _reads(program: Program, key: str) -> bool:
     """Whether the code of a program mentions a setting, or passes on a section around it."""
     parts = key.split(".")
-    return parts[-1] in program.words or any(part in program.spread for part in parts[:-1])
+    return program.mentions(parts[-1]) or any(part in program.spread for part in parts[:-1])
 
 
 def _names(program: Program, path: str) -> bool:
     """Whether a program names this settings file itself, so that it certainly loads it."""
     name = path.rsplit("/", 1)[-1]
-    return any(word.rsplit("/", 1)[-1] == name for part in program.parts for word in part.configs)
+    return any(word.rsplit("/", 1)[-1] == name for word in program.configs)
 
 
 def _is_accumulation(setting: Setting) -> bool:
@@ -203,9 +207,9 @@ _NAMESPACES = {
     good="clip_grad_norm_(params, args.grad_clip)",
 )
 def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
-    for option in project.facts.options:
+    for option in (option for part in project.parts for option in part.options):
         programs = project.programs_of(option.path)
-        if any(program.spread & _NAMESPACES or option.key in program.words for program in programs):
+        if any(program.spread & _NAMESPACES or program.mentions(option.key) for program in programs):
             continue
         if option.key.isidentifier():
             severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
@@ -292,22 +296,19 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
     good="python train.py optimizer.lr=1e-5",
 )
 def unknown_section(project: Project, about: Rule) -> Iterator[Finding]:
-    facts = project.facts
-    if "omegaconf" not in facts.features or not facts.settings:
+    whole = project.whole
+    if "omegaconf" not in whole.features or not project.settings:
         return
-    known = {setting.key.split(".", 1)[0] for setting in facts.settings}
-    known |= {part for setting in facts.settings for part in PurePosixPath(setting.path).parts[:-1]}
+    known = {setting.key.split(".", 1)[0] for setting in project.settings}
+    known |= {part for setting in project.settings for part in PurePosixPath(setting.path).parts[:-1]}
     # Hydra without a ConfigStore knows its YAML files only; elsewhere a name in the code may be a section.
-    only_files = "hydra" in facts.words and "ConfigStore" not in facts.words
-    for override in facts.overrides:
+    only_files = whole.mentions("hydra") and not whole.mentions("ConfigStore")
+    for override in (override for part in project.parts for override in part.overrides):
         section = override.key.split(".", 1)[0]
+        if section in known or section == "hydra" or not (only_files or not whole.mentions(section)):
+            continue
         near = difflib.get_close_matches(section, known, 1, cutoff=0.8) or _shortened(section, known)
-        if (
-            section not in known
-            and section != "hydra"
-            and (only_files or section not in facts.words)
-            and near
-        ):
+        if near:
             message = f"no settings file has a section {section!r}; did you mean {near[0]!r}?"
             yield about.at(override.path, override.span, message)
 
