@@ -225,8 +225,31 @@ def test_a_broken_recipe_is_one_clear_line(tmp_path, text):
 
 
 def test_a_recipe_that_is_not_there_names_those_that_are():
-    with pytest.raises(UserError, match=r"--recipe dmo: no such file.*demo"):
+    with pytest.raises(UserError, match=r"recipe dmo: no such file.*did you mean demo\? recipes are demo"):
         load_recipe("dmo")
+
+
+def test_a_value_that_is_missing_or_refers_to_nothing_is_one_clear_line(tmp_path, monkeypatch):
+    path = tmp_path / "open.yaml"
+    path.write_text(
+        'data: {store: "${oc.env:MMLDLM_NO_STORE}"}\noptim: {lr: "???"}\n'
+        'train: {frozen: ["${oc.env:MMLDLM_PART}"], steps: "${oc.env:MMLDLM_STEPS,12}", seed: "${nowhere}"}\n'
+    )
+    with pytest.raises(UserError) as error:
+        load_recipe(str(path), ["train.log_every=0"])
+    message = str(error.value)
+    assert "\n" not in message
+    for part in (
+        "data.store=${oc.env:MMLDLM_NO_STORE}: the environment variable MMLDLM_NO_STORE is not set",
+        "optim.lr=???: a value is needed",
+        "train.frozen=['${oc.env:MMLDLM_PART}']: the environment variable MMLDLM_PART is not set",
+        "train.seed=${nowhere}: Interpolation key 'nowhere' not found",
+    ):
+        assert part in message
+    monkeypatch.setenv("MMLDLM_NO_STORE", "data/mine")
+    monkeypatch.setenv("MMLDLM_PART", "text")
+    config = load_recipe(str(path), ["optim.lr=1e-3", "train.seed=3"])
+    assert (config.data.store, config.train.frozen, config.train.steps) == ("data/mine", ["text"], 12)
 
 
 def test_defaults_are_valid_but_for_the_store():

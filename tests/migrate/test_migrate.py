@@ -7,6 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from mmldlm.cli.doctor import app
+from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
 from mmldlm.migrate.report import report_text, write_migration
 from mmldlm.migrate.repository import examine_repository
@@ -121,6 +122,8 @@ def test_doctor_config_tells_both_kinds_apart(checkout: Path, tmp_path: Path) ->
     )
     assert result.exit_code == 1
     assert "Ignored by the old code" in result.output
+    with pytest.raises(UserError, match=r"^[^\n]*data\.store=\?\?\?: a value is needed[^\n]*$"):
+        load_recipe(str(recipe))
     recipe.write_text(recipe.read_text().replace("???", "store"))
     again = CliRunner().invoke(app, ["config", str(recipe)])
     assert again.exit_code == 0, again.output

@@ -1,4 +1,4 @@
-"""What is wrong with the values of a run, found all at once."""
+"""What is wrong with the values of a run, all problems together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from mmldlm.config.corruption import (
+from mmldlm.config.settings import (
     MODES,
+    PARTS,
+    BatchConfig,
+    Config,
     CorruptionConfig,
     ModeWeights,
+    OptimConfig,
+    SamplingConfig,
     StageWeights,
     leaves_condition_out,
     weights_in_force,
 )
-from mmldlm.config.data import BatchConfig
-from mmldlm.config.run import Config
-from mmldlm.config.train import PARTS, OptimConfig
-from mmldlm.config.use import SamplingConfig
 
 
 def find_problems(config: Config) -> list[str]:
@@ -26,19 +27,19 @@ def find_problems(config: Config) -> list[str]:
 
 
 def _field_problems(section: Any, prefix: str) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     for item in fields(section):
         key, value = prefix + item.name, getattr(section, item.name)
         if is_dataclass(value):
-            found += _field_problems(value, f"{key}.")
+            problems += _field_problems(value, f"{key}.")
         elif isinstance(value, list):
             for number, entry in enumerate(value):
-                found += _field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
+                problems += _field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
         elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
-            found.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
+            problems.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
         elif value is not None and "low" in item.metadata:
-            found += _range_problem(key, value, **item.metadata)
-    return found
+            problems += _range_problem(key, value, **item.metadata)
+    return problems
 
 
 def _range_problem(
@@ -62,89 +63,91 @@ def _plain(limit: float) -> str:
 
 
 def _joint_problems(config: Config) -> list[str]:
-    """What a single field cannot tell."""
-    found: list[str] = []
+    """Problems between several settings."""
+    problems: list[str] = []
     if not config.name or "/" in config.name or config.name.startswith("."):
-        found.append(f"name={config.name!r}: a plain folder name is needed")
+        problems.append(f"name={config.name!r}: a plain folder name is needed")
     if not config.data.store:
-        found.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
+        problems.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
     if config.model.head_width is not None and config.model.head_width % 2:
-        found.append(
+        problems.append(
             f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"
         )
     if config.model.time_width is not None and config.model.time_width % 4:
-        found.append(f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times")
+        problems.append(
+            f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times"
+        )
     if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
-        found.append("corruption.mode_weights: at least one mode needs a weight above 0")
-    found += _mode_problems(config)
-    found += _text_only_problem(config.corruption)
+        problems.append("corruption.mode_weights: at least one mode needs a weight above 0")
+    problems += _mode_problems(config)
+    problems += _text_only_problem(config.corruption)
     if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen"):
-        found.append(
+        problems.append(
             f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
             f"a padded batch is attended to by rows"
         )
-    found += _batch_problems(config.batch)
-    found += _objective_problems(config)
-    found += _optim_problems(config.optim)
-    found += _plateau_problems(config)
-    found += _guidance_problem(config)
+    problems += _batch_problems(config.batch)
+    problems += _objective_problems(config)
+    problems += _optim_problems(config.optim)
+    problems += _plateau_problems(config)
+    problems += _guidance_problem(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
-        found.append(
+        problems.append(
             f"train.keep_best={config.train.keep_best}: train.valid_every={valid} must be a multiple of "
             f"train.checkpoint_every={every}, so that there is a checkpoint at each validation"
         )
-    found += _decoding_problems(config)
+    problems += _decoding_problems(config)
     if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
-        found.append(
+        problems.append(
             f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
         )
     if config.evaluation.length_groups and min(config.evaluation.length_groups) < 1:
-        found.append(
+        problems.append(
             f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
         )
-    return found
+    return problems
 
 
 def _decoding_problems(config: Config) -> list[str]:
     """What is wrong with the ways to decode that an evaluation compares."""
-    found, evaluation = [], config.evaluation
+    problems, evaluation = [], config.evaluation
     if evaluation.candidates and min(evaluation.candidates) < 1:
-        found.append(
+        problems.append(
             f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
         )
     if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
-        found.append(
+        problems.append(
             f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
         )
     known = next(item for item in fields(SamplingConfig) if item.name == "text_sampler").metadata["allowed"]
-    found += [
+    problems += [
         f"evaluation.text_samplers: {name!r} is no text sampler; allowed are {', '.join(known)}"
         for name in evaluation.text_samplers
         if name not in known
     ]
-    return found
+    return problems
 
 
 def _objective_problems(config: Config) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     loss, kind = config.objective.latent_loss, config.corruption.prediction_type
     if loss in ("cosine", "normalized_mse") and kind != "clean":
-        found.append(
+        problems.append(
             f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
             f"predicted {kind} matters, and without it no sampler's formula would hold"
         )
-    return found
+    return problems
 
 
 def _batch_problems(batch: BatchConfig) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     ends = [stage.until for stage in batch.schedule]
     if ends != sorted(set(ends)):
-        found.append(f"batch.schedule: the stages end at {ends}; each must end after the one before it")
+        problems.append(f"batch.schedule: the stages end at {ends}; each must end after the one before it")
     if batch.tokens_per_step is None and batch.documents_per_step is None:
-        found.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
-    return found
+        problems.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
+    return problems
 
 
 def _optim_problems(optim: OptimConfig) -> list[str]:
@@ -194,9 +197,9 @@ def _guidance_problem(config: Config) -> list[str]:
 def _mode_problems(config: Config) -> list[str]:
     """Stages that cannot be, and stages in which nothing would be trained."""
     corruption, stages = config.corruption, config.corruption.mode_schedule
-    found = _stage_end_problems(corruption)
+    problems = _stage_end_problems(corruption)
     for name, parts in _frozen_lists(config).items():
-        found += [
+        problems += [
             f"{name}: {part!r} is no part; allowed are {', '.join(PARTS)}"
             for part in parts
             if part not in PARTS
@@ -204,21 +207,21 @@ def _mode_problems(config: Config) -> list[str]:
     for number, stage in enumerate(stages):
         name, weights = f"corruption.mode_schedule[{number}]", stage.mode_weights
         if weights.l2t + weights.t2l + weights.joint <= 0:
-            found.append(f"{name}.mode_weights: at least one mode needs a weight above 0")
+            problems.append(f"{name}.mode_weights: at least one mode needs a weight above 0")
         elif not _trains(config, weights, [*stage.frozen, *config.train.frozen]):
-            found.append(
+            problems.append(
                 f"{name}: no loss of its modes reaches a part that is not frozen; nothing would be trained"
             )
     last = corruption.mode_weights
     if (stages and corruption.mode_repeat) or _trains(config, last, config.train.frozen):
-        return found
+        return problems
     if _trains(config, last, []):
         return [
-            *found,
+            *problems,
             f"train.frozen={config.train.frozen}: no loss reaches any other part; nothing would be trained",
         ]
     reason = "no part of the loss has a weight above 0 in the chosen modes; nothing would be trained"
-    return [*found, f"objective: {reason}"]
+    return [*problems, f"objective: {reason}"]
 
 
 def _stage_end_problems(corruption: CorruptionConfig) -> list[str]:

@@ -1,17 +1,23 @@
-"""Recipes: a YAML file plus `section.key=value` words become a checked `Config`."""
+"""Recipes: a YAML file plus `section.key=value` words become a checked `Config`.
+
+Unknown settings are rejected with their nearest match, and all problems are reported together. Values may refer to
+other settings (`${name}`) and to environment variables (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from mmldlm.config import MODES, Config, find_problems
@@ -46,7 +52,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def load_recipe(recipe: str, overrides: list[str] | None = None, *, said_in: str = "command line") -> Config:
-    """A recipe by name or file, with settings changed by `section.key=value`. All problems are told at once.
+    """A recipe by name or file, with settings changed by `section.key=value`. All problems are reported together.
 
     `said_in` is what a message calls the place of the changes.
     """
@@ -94,13 +100,15 @@ def find_recipe(recipe: str) -> Path:
     path = Path(recipe)
     if path.is_file():
         return path
+    near = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(
-        f"--recipe {recipe}: no such file, and no recipe of that name; recipes are {', '.join(known)}"
+        f"recipe {recipe}: no such file, and no recipe of that name; {hint}recipes are {', '.join(known)}"
     )
 
 
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """A YAML file that holds a mapping; `expected` says of what, for the one who gave another."""
+    """A YAML file that holds a mapping; `expected` says of what, for the error message."""
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
@@ -128,11 +136,37 @@ def _build(
             continue
         for name, part in _spread(key, parsed):
             problems += _set(config, name, part, said_in)
-    built = cast(Config, OmegaConf.to_object(config))
-    problems += find_problems(built)
-    if not problems:
-        return built
-    raise UserError("; ".join(dict.fromkeys(problems)))
+    unresolved = [problem for key in setting_names() for problem in _unresolved(config, key)]
+    if not unresolved:
+        built = cast(Config, OmegaConf.to_object(config))
+        problems += find_problems(built)
+        if not problems:
+            return built
+    raise UserError("; ".join(dict.fromkeys([*problems, *unresolved])))
+
+
+def _unresolved(config: DictConfig, key: str) -> list[str]:
+    """The problem with a setting that is `???`, or refers to something that does not exist."""
+    try:
+        value = OmegaConf.select(config, key, throw_on_missing=True)
+        if isinstance(value, DictConfig | ListConfig):
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue:
+        return [f"{key}=???: a value is needed; set it in the recipe, or add {key}=VALUE"]
+    except OmegaConfBaseException as error:
+        written = _as_written(config, key)
+        unset = [name for name in re.findall(r"oc\.env:\s*([^},\s]+)", written) if name not in os.environ]
+        reason = f"the environment variable {unset[0]} is not set" if unset else str(error).splitlines()[0]
+        remedy = f"export {unset[0]}, or " if unset else ""
+        return [f"{key}={written}: {reason}; {remedy}add {key}=VALUE"]
+    return []
+
+
+def _as_written(config: DictConfig, key: str) -> str:
+    """The value of a setting before anything that it refers to is put in."""
+    section, _, name = key.rpartition(".")
+    values = OmegaConf.to_container(OmegaConf.select(config, section) if section else config, resolve=False)
+    return str(cast(dict[str, Any], values)[name])
 
 
 def _complete_modes(values: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +179,11 @@ def _complete_modes(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
-    return found
+        leaves += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+    return leaves
 
 
 def _spread(key: str, value: Any) -> list[tuple[str, Any]]:
@@ -180,7 +214,7 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
         value = int(value)  # 1e3
     try:
         OmegaConf.update(config, key, value)
-    except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         reason = _kind_needed(key) or str(error).splitlines()[0]
         return [f"{source}: {key}={value}: {reason}"]
     return []
