@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mmldlm.data import files
-from mmldlm.data.manifest import Manifest
+from mmldlm.data.format import Manifest
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError

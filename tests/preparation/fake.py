@@ -45,7 +45,7 @@ class FakeEncoder:
         return self.encode(tokenized.texts, progress)
 
     def encode(self, texts: list[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
-        from mmldlm.preparation.segments import hash63
+        from mmldlm.preparation.cutting import hash63
 
         latents = []
         for text in texts:

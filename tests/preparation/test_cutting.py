@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.preparation.cutting import cutter, split_chunks
-from mmldlm.preparation.segments import SeenIds, choose_split, text_id
+from mmldlm.preparation.cutting import SeenIds, choose_split, cutter, split_chunks, text_id
 
 TOKENIZERS = {name: Tokenizer.load(name) for name in ("builtin:minilm", "builtin:gpt2")}
 WORDS = st.sampled_from(

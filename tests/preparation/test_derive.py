@@ -16,10 +16,11 @@ import pyarrow as pa
 import pytest
 
 from mmldlm.data.store import PairStore
-from mmldlm.preparation import derive, pipeline, segments
+from mmldlm.preparation import cutting, derive, pipeline
+from mmldlm.preparation.cutting import Segment, text_id
 from mmldlm.preparation.derive import Survey, boundaries, draw_spans, draw_splices
 from mmldlm.preparation.pipeline import PrepareSettings, run
-from mmldlm.preparation.segments import Segment, SegmentOptions, text_id
+from mmldlm.preparation.settings import SegmentOptions
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +161,7 @@ def test_no_order_and_no_size_of_a_batch_changes_what_is_derived(
     texts = [" ".join(f"{word}{number}{mark}" for word, mark in zip("abcdef", ":.,;  ", strict=True))
              for number in range(40)]  # fmt: skip
     store = _prepare(_write(tmp_path / "x.jsonl", texts), tmp_path / "s")
-    monkeypatch.setattr(segments, "BATCH", 7)
+    monkeypatch.setattr(cutting, "BATCH", 7)
     monkeypatch.setattr(derive, "BATCH", 5)
     mixed = random.Random(1).sample(texts, len(texts))
     other = _prepare(_write(tmp_path / "y.jsonl", mixed), tmp_path / "o", shard_documents=13)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mmldlm
-from mmldlm.preparation.segments import joined_lines
+from mmldlm.preparation.cutting import joined_lines
 from mmldlm.preparation.sources import looks_like_lines
 
 TITLES = [f"Title {number} of a book" + " about the sea" * (number % 4) for number in range(400)]

@@ -18,9 +18,9 @@ from mmldlm.data import files
 from mmldlm.data.store import PairStore
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation import overlap, pipeline
+from mmldlm.preparation.cutting import Segmenter
 from mmldlm.preparation.overlap import Ahead, Behind, StoppedError, many_documents, until
 from mmldlm.preparation.pipeline import PrepareSettings, Report, run
-from mmldlm.preparation.segments import Segmenter
 from tests.preparation.fake import FakeEncoder
 
 SHARD = 20
@@ -166,7 +166,7 @@ def _fail_in_reading(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> N
         return real(self, batch)
 
     monkeypatch.setattr(Segmenter, "_finish", failing)
-    monkeypatch.setattr("mmldlm.preparation.segments.BATCH", SHARD)
+    monkeypatch.setattr("mmldlm.preparation.cutting.BATCH", SHARD)
 
 
 def _fail_in_tokenizing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -17,8 +17,8 @@ import pytest
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.preparation import pipeline
+from mmldlm.preparation.cutting import text_id
 from mmldlm.preparation.pipeline import PrepareSettings, Report, run
-from mmldlm.preparation.segments import text_id
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.data.manifest import checksum
+from mmldlm.data.format import checksum
 from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from mmldlm.data.order import Order, document_keys
 from mmldlm.data.packing import BatchPlan, StepShape, pack
 from mmldlm.data.store import Documents, PairStore, Split
+from mmldlm.data.workers import loader_context
 from mmldlm.errors import UserError
 from mmldlm.layout import Caps, packed_layout, padded_layout
 from mmldlm.types import Batch, Counts, MicroBatch, NoisyBatch, Parcel, When
@@ -187,6 +188,34 @@ def make_loader(
         num_workers=num_workers,
         prefetch_factor=prefetch if num_workers else None,
         timeout=poll_seconds if num_workers else 0,
+        multiprocessing_context=loader_context() if num_workers and poll_seconds else None,
         persistent_workers=num_workers > 0,
         pin_memory=pin_memory,
     )
+
+
+class Feed:
+    """The steps of a loader on the device. A `UserError` that a worker met comes through as it is."""
+
+    def __init__(
+        self, steps: Iterator[StepBatch | UserError], device: torch.device, *, overlap: bool
+    ) -> None:
+        self.steps, self.device = steps, device
+        self.copies = torch.cuda.Stream(device) if overlap and device.type == "cuda" else None
+
+    def __iter__(self) -> Feed:
+        return self
+
+    def __next__(self) -> StepBatch | UserError:
+        step = next(self.steps)
+        if isinstance(step, UserError):
+            return step
+        if self.copies is None:
+            return step.to(self.device)
+        with torch.cuda.stream(self.copies):
+            moved = step.to(self.device)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self.copies)
+        for part in moved.micro_batches:
+            part.buffer.record_stream(current)
+        return moved

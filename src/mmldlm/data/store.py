@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.data.files import file_entry
-from mmldlm.data.manifest import REMEDY, Manifest, SplitEntry
-from mmldlm.data.shard import Shard, ranges
+from mmldlm.data.format import REMEDY, Manifest, Shard, SplitEntry, ranges
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
 

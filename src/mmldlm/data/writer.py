@@ -19,8 +19,17 @@ from typing import Any, Self
 import numpy as np
 
 from mmldlm.data.files import TEMPORARY, file_entry, read_json, write_durably, write_json
-from mmldlm.data.manifest import MANIFEST, SETTINGS, Manifest, ShardEntry, SplitEntry, checksum
-from mmldlm.data.shard import flatten, record_batch, summarise
+from mmldlm.data.format import (
+    MANIFEST,
+    SETTINGS,
+    Manifest,
+    ShardEntry,
+    SplitEntry,
+    checksum,
+    flatten,
+    record_batch,
+    summarise,
+)
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError

@@ -18,7 +18,8 @@ from itertools import compress, islice
 from typing import NamedTuple
 
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.preparation.segments import BATCH, SeenIds, Segment, SegmentOptions, hash63, text_ids
+from mmldlm.preparation.cutting import BATCH, SeenIds, Segment, hash63, text_ids
+from mmldlm.preparation.settings import SegmentOptions
 
 MOST_PARTNERS = 65_536
 PARTNER_TOKENS = 2**23

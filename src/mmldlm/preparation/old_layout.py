@@ -25,7 +25,7 @@ from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
-from mmldlm.preparation.segments import text_id
+from mmldlm.preparation.cutting import text_id
 
 SPLIT_NAMES = {"val": "validation", "valid": "validation", "dev": "validation"}
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)

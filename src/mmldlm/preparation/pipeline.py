@@ -24,13 +24,13 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import Place, StoreWriter, store_state
 from mmldlm.durable import require_writable
 from mmldlm.errors import Interrupted, UserError
+from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.overlap import Ahead, Behind, many_documents, until
 from mmldlm.preparation.readers import Vectors
-from mmldlm.preparation.segments import Segment, Segmenter, SegmentOptions
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
-from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
+from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings, SegmentOptions
 from mmldlm.preparation.sources import Sources
 
 SHARDS_AHEAD = 2

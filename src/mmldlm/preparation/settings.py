@@ -9,7 +9,6 @@ from typing import Any
 from mmldlm.data.writer import LATENT_DTYPES
 from mmldlm.errors import UserError
 from mmldlm.preparation.readers import LATENT_FIELD, Vectors
-from mmldlm.preparation.segments import SegmentOptions
 from mmldlm.preparation.sources import TEXT_UNITS, SourceOptions, Sources, reject_overlap, resolve
 
 HELD_OUT = ("validation", "test")
@@ -18,6 +17,52 @@ VALIDATION_SHARE = 0.05
 DEFAULT_ENCODER = "builtin:minilm"
 _NEW = {"latents": None, "latent_field": LATENT_FIELD}
 """Settings that older stores do not have, with the value that changes nothing."""
+CUTS = ("none", "sentences", "paragraphs", "chunks")
+SHORTEST_MAX = 8
+"""Below this many tokens not even one unusual character is sure to fit."""
+MOST_DERIVED = 16
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """What becomes of a source document."""
+
+    cut: str = "none"
+    max_tokens: int = 128
+    min_tokens: int = 1
+    limit: int | None = None
+    validation: float = 0.05
+    test: float = 0.0
+    seed: int = 0
+    derive: int = 0
+    """So many spans and so many splices of each training document are added, see `derive`."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            (self.cut not in CUTS, f"cut={self.cut}: allowed are {', '.join(CUTS)}"),
+            (
+                self.max_tokens < SHORTEST_MAX,
+                f"max_tokens={self.max_tokens}: at least {SHORTEST_MAX} is needed",
+            ),
+            (
+                not 1 <= self.min_tokens <= self.max_tokens,
+                f"min_tokens={self.min_tokens}: allowed is 1 to max_tokens ({self.max_tokens})",
+            ),
+            (self.limit is not None and self.limit < 1, f"limit={self.limit}: at least 1 is needed"),
+            (
+                not 0 <= self.validation < 1,
+                f"validation={self.validation}: a share from 0 to below 1 is needed",
+            ),
+            (not 0 <= self.test < 1, f"test={self.test}: a share from 0 to below 1 is needed"),
+            (self.validation + self.test >= 1, "validation and test together: less than 1 is needed"),
+            (
+                not 0 <= self.derive <= MOST_DERIVED,
+                f"derive={self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}",
+            ),
+        ]
+        wrong = [text for is_wrong, text in problems if is_wrong]
+        if wrong:
+            raise UserError("; ".join(wrong))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.data.manifest import checksum
+from mmldlm.data.format import checksum
 from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
 from mmldlm.errors import UserError
 from mmldlm.preparation.readers import (

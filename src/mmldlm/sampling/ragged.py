@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mmldlm.data.shard import ranges
+from mmldlm.data.format import ranges
 
 CHUNK_TOKENS = 2**19
 """Tokens of variants that are held in memory at a time; enough to fill the batches of any encoder."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mmldlm import randomness
-from mmldlm.data.shard import ranges
+from mmldlm.data.format import ranges
 from mmldlm.sampling.checks import check_latents
 from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.guidance import guided_logits

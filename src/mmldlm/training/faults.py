@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.data.watched import LoaderError, Restarts
+from mmldlm.data.workers import LoaderError, Restarts
 from mmldlm.errors import UserError
 from mmldlm.training.rollback import BadSteps, Rollbacks, describe_documents, over_budget
 from mmldlm.training.watchdog import HUNG, Watchdog

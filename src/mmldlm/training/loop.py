@@ -21,9 +21,8 @@ from mmldlm.checkpoint.load import load_latest
 from mmldlm.checkpoint.save import Retention, Saver
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.config.recipe import config_to_yaml
-from mmldlm.data.feed import Feed
-from mmldlm.data.loader import StepBatch, make_loader, plan_steps
-from mmldlm.data.watched import POLL_SECONDS, LoaderError, WatchedSteps
+from mmldlm.data.loader import Feed, StepBatch, make_loader, plan_steps
+from mmldlm.data.workers import POLL_SECONDS, LoaderError, WatchedSteps
 from mmldlm.distributed.stop_news import StopNews
 from mmldlm.distributed.unheard import unheard
 from mmldlm.errors import Interrupted, UserError

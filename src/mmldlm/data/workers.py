@@ -1,13 +1,15 @@
-"""The steps of a loader whose processes may die or hang: noticed within seconds, and told in one line.
+"""Loader processes that may die or hang: detected within seconds, and reported in one line.
 
 PyTorch would raise an error in the main thread at the moment a loader process dies, which may be in the middle of an
-update. Here it is noticed where the main thread waits for data, and nowhere else.
+update. Here it is detected where the main thread waits for data, and nowhere else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -25,9 +27,9 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 """How long a loader waits before it looks whether its processes live."""
 _GOOD_STEPS = 100
-"""After so many, earlier trouble is forgotten."""
-_TELL_SECONDS = 1.0
-"""How long it may take to tell loader processes that they are to end."""
+"""After so many, earlier failures no longer count."""
+_SET_SECONDS = 1.0
+"""How long it may take to set the event that ends loader processes."""
 _LAST_SECONDS = 5.0
 """How long killed processes, all together, are waited for."""
 
@@ -55,9 +57,8 @@ class WatchedSteps:
             # another loader of this process may have left PyTorch's handler there
             theirs = getattr(before, "__module__", "").startswith("torch.")
             signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
-        self.workers: list[Any] = list(getattr(self._steps, "_workers", []))
-        if self.workers:
-            _use_ending(self._steps)
+        self.context: Any = loader.multiprocessing_context
+        self.workers: list[Any] = self.context.workers if self.context else []
         self.patience, self._waiting = patience, waiting
         self._waiting_since: float | None = None
         self._hung = ""
@@ -100,7 +101,7 @@ class WatchedSteps:
                     worker.kill()
 
     def kill(self) -> None:
-        """End the processes, also those that listen to nothing any more."""
+        """End the processes, also those that no longer respond."""
         for worker in self.workers:
             with contextlib.suppress(ValueError, OSError):
                 worker.kill()
@@ -109,30 +110,46 @@ class WatchedSteps:
             worker.join(max(0.0, until - time.monotonic()))
 
 
-class _Ending:
-    """PyTorch's note to the loader processes that they are to end, which cannot hang the one who writes it.
+class _EndEvent:
+    """The event that ends loader processes. Setting it cannot hang.
 
-    The note has a lock that all processes share. One that is killed while it looks at the note keeps that lock for
-    ever. Only this process ever writes it, so it need not ask; and it does not wait for the lock.
+    An event has a lock that all processes share. A process that is killed while it reads the event keeps that lock for
+    ever. Only the process that created the event ever sets it, so it need not read it, and it does not wait for it.
     """
 
     def __init__(self, event: Any) -> None:
-        self.event, self._written = event, False
+        self.event, self._owner, self._is_set = event, os.getpid(), False
 
     def is_set(self) -> bool:
-        """Whether the processes were told to end."""
-        return self._written
+        """Whether the processes have to end."""
+        return self._is_set if os.getpid() == self._owner else self.event.is_set()
 
     def set(self) -> None:
-        """Tell them, if the lock can be had; those that are gone need not be told."""
-        self._written = True
-        telling = threading.Thread(target=self.event.set, daemon=True)
-        telling.start()
-        telling.join(_TELL_SECONDS)
+        """End the processes, if the lock is free; those that are gone need no event."""
+        self._is_set = True
+        setting = threading.Thread(target=self.event.set, daemon=True)
+        setting.start()
+        setting.join(_SET_SECONDS)
 
 
-def _use_ending(steps: Any) -> None:
-    steps._workers_done_event = _Ending(steps._workers_done_event)
+def loader_context() -> Any:
+    """How a watched loader starts its processes: as usual, but they are known, and ending them cannot hang."""
+    usual = type(multiprocessing.get_context(multiprocessing.get_start_method()))
+
+    class LoaderContext(usual):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            self.workers: list[Any] = []
+            self.end_event: _EndEvent | None = None
+
+        def Process(self, *args: Any, **options: Any) -> Any:  # noqa: N802
+            self.workers.append(usual.Process(*args, **options))
+            return self.workers[-1]
+
+        def Event(self) -> _EndEvent:  # noqa: N802
+            self.end_event = _EndEvent(super().Event())
+            return self.end_event
+
+    return LoaderContext()
 
 
 def _guard(steps: weakref.ref[WatchedSteps], pause: float) -> None:
@@ -152,7 +169,7 @@ def _how(code: int | None) -> str:
 
 
 class Restarts:
-    """How often a loader may be started anew."""
+    """How often a loader may be restarted."""
 
     def __init__(self, most: int) -> None:
         self.most, self.count, self._good = most, 0, 0
@@ -164,12 +181,12 @@ class Restarts:
             self.count = 0
 
     def failed(self, error: LoaderError, position: int) -> UserError | None:
-        """None if a new start is allowed, else what the run ends with."""
+        """None if a restart is allowed, else what the run ends with."""
         self.count, self._good = self.count + 1, 0
         if self.count > self.most:
             return UserError(
-                f"{error}, after {self.most} new starts (data.worker_restarts={self.most}); 'mmldlm data verify' "
+                f"{error}, after {self.most} restarts (data.worker_restarts={self.most}); 'mmldlm data verify' "
                 f"checks the store, data.num_workers=0 reads it in the main process"
             )
-        log.warning("%s; starting it anew at document %d, nothing is lost", error, position)
+        log.warning("%s; restarting it at document %d, nothing is lost", error, position)
         return None

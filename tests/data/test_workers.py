@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from mmldlm.data import shard
-from mmldlm.data.watched import LoaderError, Restarts
+from mmldlm.data import format as store_format
+from mmldlm.data.workers import LoaderError, Restarts
 from mmldlm.errors import Interrupted, UserError
 from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
@@ -82,7 +82,7 @@ def test_a_worker_that_dies_with_the_lock_of_all_hangs_nobody(store, tmp_path):
     trainer = make_trainer(tmp_path, store, *WORKERS)
     batches = trainer._batches()
     next(batches)
-    event = trainer.watched._steps._workers_done_event.event
+    event = trainer.watched.context.end_event.event
 
     def take_along():
         event._cond.acquire()
@@ -150,9 +150,7 @@ def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(stor
         return made
 
     trainer.setup.reader = deadly_reader
-    with pytest.raises(
-        UserError, match=r"loader process \d+ died .* after 1 new starts .*data.num_workers=0"
-    ):
+    with pytest.raises(UserError, match=r"loader process \d+ died .* after 1 restarts .*data.num_workers=0"):
         trainer.fit()
     assert trainer.saver.last_saved == trainer.step == 6
 
@@ -238,7 +236,7 @@ def cut(path):
 def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
     tmp_path, monkeypatch, damage, told, num_workers
 ):
-    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.prefetch=1")
     run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
@@ -255,7 +253,7 @@ def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
 
 
 def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120).path
     trainer = make_trainer(tmp_path, store)
     run = trainer._one_step
@@ -276,7 +274,7 @@ def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
 
 def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypatch):
     """Cut off between two looks at the file: the process that reads it gets SIGBUS, a new one names the file."""
-    monkeypatch.setattr(shard, "CHECK_SECONDS", 1e9)
+    monkeypatch.setattr(store_format, "CHECK_SECONDS", 1e9)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, "data.num_workers=1", "data.prefetch=1")
     run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
