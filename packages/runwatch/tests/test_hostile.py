@@ -207,6 +207,27 @@ def test_other_encodings(tmp_path, encoding):
     assert judged(tmp_path, bad)[0] == 1
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-03-02T10:15:07.123456789Z ",
+        "[default0]:",
+        "0: ",
+        "(TrainTrainable pid=4123) ",
+        "[1,0]<stdout>:",
+        "[rank0]: ",
+        "| ",
+    ],
+)
+def test_prefixes_of_launchers_and_containers(tmp_path, prefix):
+    """docker logs -t, torchrun, srun -l, Ray, mpirun, torchtitan and boxes put something before each line."""
+    content = "".join(prefix + line + "\n" for line in lines(curve(120)).splitlines())
+    code, answer = judged(tmp_path, content)
+    assert code == 0, codes(answer)
+    assert last(answer)["step"] == 119
+    assert judged(tmp_path, content + prefix + "iter 120: loss nan, time 21.30ms, mfu 17.40%\n")[0] == 1
+
+
 def test_windows_line_ends(tmp_path):
     code, answer = judged(tmp_path, lines(curve(120)).replace("\n", "\r\n"))
     assert code == 0, codes(answer)
