@@ -11,11 +11,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Comparison": "mmldlm.evaluation.compare",
     "Encoder": "mmldlm.preparation.encoders",
+    "Evaluation": "mmldlm.evaluation.results",
     "Model": "mmldlm.api.model",
     "PairStore": "mmldlm.data.store",
     "Run": "mmldlm.api.runs",
     "UserError": "mmldlm.errors",
+    "compare": "mmldlm.api.evaluate",
+    "evaluate": "mmldlm.api.evaluate",
     "list_runs": "mmldlm.api.runs",
     "load": "mmldlm.api.model",
     "prepare": "mmldlm.api.prepare",

@@ -7,8 +7,7 @@ import pytest
 import torch
 import yaml
 
-from mmldlm.ablation.plan import list_plans, load_plan
-from mmldlm.ablation.quantities import default_names
+from mmldlm.ablation.plan import default_names, list_plans, load_plan
 from mmldlm.ablation.report import Report
 from mmldlm.ablation.summary import summarise
 from mmldlm.ablation.work import Work

@@ -16,11 +16,11 @@ import pandas  # noqa: F401 (loaded once, before the forks)
 import pytest
 
 from mmldlm.ablation import rounds
-from mmldlm.ablation.quantities import is_known
+from mmldlm.ablation.plan import is_known
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.cli import main as cli
-from mmldlm.cli.ablate_work import ablate_run
-from mmldlm.evaluation.compare import compare, load_evaluated
+from mmldlm.cli.ablate import ablate_run
+from mmldlm.evaluation.compare import compare_results, load_evaluated
 from tests.kills import die_at, fork
 from tests.runs import write_recipe
 
@@ -136,8 +136,8 @@ def test_another_sampling_changes_what_is_sampled_alone(done):
 
 def test_every_arm_has_the_same_documents_and_every_name_is_known(done):
     reports = [load_evaluated(done.out / "reports" / arm / "1") for arm in ("base", "no-average", "guided")]
-    assert len({str(report.ids("held_out")) for report in reports}) == 1
-    assert compare(reports)["comparisons"][0]["num_shared"] == 12
+    assert len({str(report.held_out) for report in reports}) == 1
+    assert compare_results(reports).pairs[0].num_shared == 12
     assert all(is_known(name, [2]) for name in done.values("base"))
 
 
@@ -162,6 +162,9 @@ def test_the_table_is_the_mean_over_seeds_and_differences_are_paired(done):
     for words in ("no measurable difference", "by chance", "versions:", "## All arms", "chart.png"):
         assert words in table
     assert (done.out / "chart.png").stat().st_size > 10_000
+    page = (done.out / "report.html").read_text()
+    assert "<h2>All arms</h2>" in page
+    assert page.count("<svg") == 1
 
 
 def test_finished_runs_are_kept_and_more_seeds_are_added(done, store, tmp_path, capsys):
@@ -245,7 +248,7 @@ def test_ctrl_c_saves_what_runs_and_still_writes_the_table(store, tmp_path, caps
 
     threading.Thread(target=press, daemon=True).start()
     assert ablation.run("--seeds", "1", "--jobs", "2") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert ablation.result["partial"]
     assert "**Partial" in (ablation.out / "table.md").read_text()
     assert load_latest(run / "checkpoints", report=print).step > 0

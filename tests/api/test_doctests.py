@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ["mmldlm.api.model", "mmldlm.latents"]
+MODULES = ["mmldlm.api.evaluate", "mmldlm.api.model", "mmldlm.latents"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.distances import frechet_distance, main_directions, wasserstein
-from mmldlm.evaluation.diversity import distinct, repeats, self_bleu
-from mmldlm.evaluation.memorisation import find_verbatim
-from mmldlm.evaluation.reference_lm import ReferenceLM
+from mmldlm.evaluation.generated_texts import (
+    ReferenceLM,
+    distinct,
+    find_verbatim,
+    frechet_distance,
+    main_directions,
+    repeats,
+    self_bleu,
+)
 from tests.stores import write_store
 
 CPU = torch.device("cpu")
@@ -67,14 +72,8 @@ def test_frechet_distance_of_known_normals() -> None:
     assert np.abs(main_directions(base * [1.0, 9.0, 1.0], 1)[:, 0]) == pytest.approx([0, 1, 0], abs=0.01)
 
 
-def test_wasserstein_is_how_far_numbers_are_moved() -> None:
-    assert wasserstein(np.array([1, 2, 3]), np.array([3, 1, 2])) == 0.0
-    assert wasserstein(np.array([1, 2, 3]), np.array([4, 5, 6])) == pytest.approx(3.0)
-    assert wasserstein(np.array([0, 0, 0, 4]), np.array([0, 4])) == pytest.approx(1.0)
-
-
 def test_memorised_texts_are_found_whole_and_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmldlm.evaluation.memorisation._DOCUMENTS_AT_ONCE", 7)
+    monkeypatch.setattr("mmldlm.evaluation.generated_texts._DOCUMENTS_AT_ONCE", 7)
     split = write_store(tmp_path / "store", num_train=30, num_valid=2, vocab_size=300).split("train")
     documents = split.read(np.arange(30))
     pieces = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
@@ -128,6 +127,6 @@ def test_the_cost_of_a_text_does_not_depend_on_its_neighbours(tiny_gpt2: Path) -
 
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--reference-lm") as caught:
+    with pytest.raises(UserError, match="reference_lm=") as caught:
         ReferenceLM.load(str(tmp_path), CPU)
     assert "\n" not in str(caught.value)

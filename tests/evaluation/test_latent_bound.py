@@ -12,10 +12,14 @@ import torch
 from mmldlm.config import EvaluationConfig
 from mmldlm.corruption.schedule import LATENT_SCHEDULES
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bounds import measure_latent_bound
-from mmldlm.evaluation.context import Context
-from mmldlm.evaluation.latent_bound import LatentErrors, latent_errors, normal_nats, time_of_snr
-from mmldlm.evaluation.selection import Selection
+from mmldlm.evaluation.context import Context, Selection
+from mmldlm.evaluation.latent_bound import (
+    LatentErrors,
+    latent_errors,
+    measure_latent_bounds,
+    normal_nats,
+    time_of_snr,
+)
 from mmldlm.latents import Normalizer
 from tests.evaluation.toys import draw_gaussian_documents, gaussian_model
 
@@ -120,9 +124,9 @@ def test_nats_of_raw_latents_are_those_of_their_density() -> None:
     raw = replace(documents, latents=model.normalizer.denormalize(documents.latents))
     selection = Selection(cast(Any, None), np.arange(400), raw, 0)
     config = EvaluationConfig(num_draws=64, latent_snr=3000.0)
-    found = measure_latent_bound(Context(model, config, selection, 0, lambda *event: None, None, None))
+    found = measure_latent_bounds(Context(model, config, selection, 0, lambda *event: None, None, None))
     assert found is not None
     kind, deviation = documents.tokens.reshape(-1, 3)[:, 0], DEVIATION * model.normalizer.scale
     centred = raw.latents[:, 0] - (MEANS[kind] * model.normalizer.scale + model.normalizer.mean)
     exact = 0.5 * (centred / deviation) ** 2 + np.log(deviation) + 0.5 * np.log(2 * np.pi)
-    assert found["right"]["nats_per_dimension_raw"] == pytest.approx(float(exact.mean()), abs=0.05)
+    assert found.right.nats_per_dimension_raw == pytest.approx(float(exact.mean()), abs=0.05)

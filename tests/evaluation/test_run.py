@@ -8,7 +8,6 @@ import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +15,23 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mmldlm.api.evaluate import evaluate as measure
 from mmldlm.checkpoint.export import Export, write_export
-from mmldlm.checkpoint.loaded import LoadedModel, load_model
+from mmldlm.checkpoint.load import LoadedModel, load_model
 from mmldlm.cli.evaluate import evaluate
 from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig, ModelConfig, ModeWeights
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
-from mmldlm.evaluation.compare import compare, load_evaluated
-from mmldlm.evaluation.quantities import Quantity
+from mmldlm.evaluation.bound_results import Bounds
+from mmldlm.evaluation.compare import compare_results, load_evaluated
+from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
 from mmldlm.sampling.checks import require_conditional
+from mmldlm.statistics import Estimate
 from tests.batches import small_config
 from tests.stores import write_store
 
@@ -103,45 +105,49 @@ TOOLS = Tools(decode_text=as_words, encode=encode)
 
 
 @pytest.fixture(scope="module")
-def result(model: LoadedModel, store: PairStore) -> dict[str, Any]:
+def result(model: LoadedModel, store: PairStore) -> Evaluation:
     """The whole evaluation, for tests that only look at it."""
     return evaluate_model(model, store, "validation", SMALL, TOOLS)
 
 
 def test_the_same_arguments_give_the_same_numbers(
-    model: LoadedModel, store: PairStore, result: dict[str, Any]
+    model: LoadedModel, store: PairStore, result: Evaluation
 ) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[int, int]] = []
     again = evaluate_model(
         model, store, "validation", SMALL, TOOLS, progress=lambda *event: seen.append(event)
     )
-    assert again | {"seconds": None} == result | {"seconds": None}
-    parts = {part for part, _, _ in seen}
-    # three text bounds, three latent bounds, two ways to decode, text to latent, two round trips, three of generation
-    assert len(parts) == 14
-    assert all((part, total, total) in seen for part, _, total in seen)
+    assert again == result
+    for about, one in result.documents.items():
+        for name, quantity in one.quantities.items():
+            assert np.array_equal(again.documents[about].quantities[name].values, quantity.values)
+    assert seen[-1][0] == seen[-1][1]
+    assert seen == sorted(seen)
+    assert len({done for done, _ in seen}) > 10
 
 
-def test_the_result_is_complete_plain_json(store: PairStore, result: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert result["data"]["num_documents"] == 12
-    assert result["inversion"]["num_documents"] == len(result["examples"]) == 5
-    for points in (result["inversion"]["length_given"], result["inversion"]["length_modelled"]):
-        assert [point["num_sampling_steps"] for point in points] == [1, 2]
-        assert all(point["bleu"] is not None and point["reencoded_cosine"] is not None for point in points)
-    assert all(point["right_length"]["value"] == 1.0 for point in result["inversion"]["length_given"])
-    assert result["retrieval"]["num_candidates"] == 20
-    assert result["retrieval"]["chance_at_10"] == 0.5
-    assert result["notes"] == []
-    held_out = result["documents"]["held_out"]
-    assert len(held_out["id"]) == 12
-    nats = Quantity.from_json(held_out["quantities"]["text_bound/right"])
+def test_the_result_is_complete_plain_json(store: PairStore, result: Evaluation) -> None:
+    plain = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert Evaluation.from_json(plain) == result
+    assert result.data.num_documents == 12
+    assert result.inversion.num_documents == len(result.examples) == 5
+    for points in (result.inversion.length_given, result.inversion.length_modelled):
+        assert [point.num_sampling_steps for point in points] == [1, 2]
+        assert all(point.bleu is not None and point.reencoded_cosine is not None for point in points)
+    assert all(point.right_length.value == 1.0 for point in result.inversion.length_given)
+    assert result.inversion.tokens_right == result.inversion.length_given[-1].token_accuracy
+    assert result.retrieval.num_candidates == 20
+    assert result.retrieval.chance_at_10 == 0.5
+    assert result.notes == []
+    held_out = result.documents["held_out"]
+    assert len(held_out.ids) == 12
+    nats = held_out.quantities["text_bound/right"]
     assert len(nats) == 12
     assert nats.values.sum() / nats.weights.sum() == pytest.approx(
-        result["text_bound"]["right"]["nats_per_token"], rel=1e-4
+        result.bounds.text.right.nats_per_token.value
     )
     sizes = [len(text.encode()) for text in store.split("validation").read_texts(np.arange(20))]
-    bits = Quantity.from_json(held_out["quantities"]["bits_per_byte/right"])
+    bits = held_out.quantities["bits_per_byte/right"]
     assert set(bits.weights.astype(int)) <= set(sizes)
     assert bits.estimate(0).value == pytest.approx(nats.values.sum() / np.log(2) / bits.weights.sum())
 
@@ -151,26 +157,25 @@ def test_special_tokens_are_counted_where_a_store_kept_them(model: LoadedModel, 
     config = replace(SMALL, num_documents=0, num_decoded=2, num_generated=0)
     tools = Tools(special_ids=frozenset({5, 9}))
     result = evaluate_model(model, store, "validation", config, tools)
-    assert result["data"]["num_special_tokens"] == np.isin(documents.tokens, [5, 9]).sum() > 0
-    assert any("special ones" in note for note in result["notes"])
+    assert result.data.num_special_tokens == np.isin(documents.tokens, [5, 9]).sum() > 0
+    assert any("special ones" in note for note in result.notes)
 
 
 def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairStore) -> None:
     result = evaluate_model(model, store, "validation", replace(SMALL, num_decoded=0), TOOLS)
-    inversion = result["inversion"]
-    assert sum(group["num_documents"] for group in inversion["by_length"]) == 12
-    assert len(inversion["by_length"]) == 3
-    lengths = {group["shortest"]: group for group in inversion["by_length"]}
+    inversion = result.inversion
+    assert sum(group.num_documents for group in inversion.by_length) == 12
+    assert len(inversion.by_length) == 3
+    lengths = {group.shortest: group for group in inversion.by_length}
     assert set(lengths) == {1, 9, 17}
     for idx in range(2):
         right = sum(
-            group["num_documents"] * group["length_given"][idx]["exact_match"]["value"]
-            for group in inversion["by_length"]
+            group.num_documents * group.length_given[idx].exact_match.value for group in inversion.by_length
         )
-        assert right / 12 == pytest.approx(inversion["length_given"][idx]["exact_match"]["value"])
-    again = result["round_trips"]["latent_text_latent"]["encoder"]
-    assert again == inversion["length_given"][-1]["reencoded_cosine"]
-    assert result["round_trips"]["text_latent_text"]["right_length"]["value"] == 1.0
+        assert right / 12 == pytest.approx(inversion.length_given[idx].exact_match.value)
+    again = result.round_trip.latent.encoder
+    assert again == inversion.length_given[-1].reencoded_cosine
+    assert result.round_trip.text.right_length.value == 1.0
     table = next(table for table in make_tables(result) if table.title == "Latent to text, by length")
     steps = ["1, true", "2, true", "1, modelled", "2, modelled"]
     assert [
@@ -179,51 +184,51 @@ def test_groups_of_length_add_up_to_the_whole(model: LoadedModel, store: PairSto
 
 
 def test_generated_pairs_are_measured_beside_real_ones(
-    model: LoadedModel, store: PairStore, result: dict[str, Any]
+    model: LoadedModel, store: PairStore, result: Evaluation
 ) -> None:
-    made = result["generation"]
-    assert made["num_documents"] == made["num_real"] == len(made["examples"]) == 6
-    assert made["memorised"]["num_searched"] == 30
-    assert made["distance"]["latent_frechet"]["real_low"] <= made["distance"]["latent_frechet"]["real"]
-    assert -1 <= made["agreement"]["encoder"]["value"] <= 1
+    made = result.generation
+    assert made.num_documents == made.num_real == len(made.examples) == 6
+    assert made.memorised.num_searched == 30
+    assert made.distance.latent_frechet.real_low <= made.distance.latent_frechet.real
+    assert -1 <= made.agreement.encoder.value <= 1
     small = replace(SMALL, num_documents=6, num_decoded=2, num_draws=1, step_counts=[1])
-    on_train = evaluate_model(model, store, "train", small, TOOLS)["generation"]
-    assert on_train["memorised"]["whole"]["real"]["value"] == 1.0  # here the real ones are the training data
+    on_train = evaluate_model(model, store, "train", small, TOOLS).generation
+    assert on_train.memorised.whole.real.value == 1.0  # here the real ones are the training data
     small = replace(small, num_generated=0)
-    assert evaluate_model(model, store, "validation", small, TOOLS)["generation"] is None
+    assert evaluate_model(model, store, "validation", small, TOOLS).generation is None
 
 
 def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
     encoder_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(0, 1, 0)), CPU)
     result = evaluate_model(encoder_only, store, "validation", SMALL, Tools())
-    assert result["text_bound"] is None
-    assert result["inversion"] is None
-    assert result["retrieval"]["num_queries"] == 12
-    assert any("no loss on text" in note for note in result["notes"])
+    assert result.bounds.text is None
+    assert result.inversion is None
+    assert result.retrieval.num_queries == 12
+    assert any("no loss on text" in note for note in result.notes)
 
     decoder_only = load_model(
         write_run(tmp_path / "b", store, mode_weights=ModeWeights(1, 0, 0), length="given"), CPU
     )
     decoder_only.config.corruption.condition_dropout = 0.0
     result = evaluate_model(decoder_only, store, "validation", SMALL, Tools())
-    assert result["retrieval"] is None
-    assert result["inversion"]["length_modelled"] == []
-    assert result["inversion"]["length_given"][0]["bleu"] is None
-    assert result["text_bound"]["right"]["length_nats_per_document"] is None
+    assert result.retrieval is None
+    assert result.inversion.length_modelled == []
+    assert result.inversion.length_given[0].bleu is None
+    assert result.bounds.text.right.length_nats_per_document is None
     for word in ("no loss on latents", "does not model the length", "without a tokenizer", "'no latent'"):
-        assert any(word in note for note in result["notes"]), word
+        assert any(word in note for note in result.notes), word
 
 
 def test_a_model_of_text_alone_has_a_bound_and_decodes_nothing(store: PairStore, tmp_path: Path) -> None:
     text_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(1, 0, 0)), CPU)
     text_only.config.corruption.condition_dropout = 1.0
     result = evaluate_model(text_only, store, "validation", SMALL, Tools())
-    assert result["text_bound"]["none"]["nats_per_token"] > 0
-    assert (result["inversion"], result["retrieval"], result["round_trips"]) == (None, None, None)
-    assert any("never saw a latent" in note for note in result["notes"])
+    assert result.bounds.text.none.nats_per_token.value > 0
+    assert (result.inversion, result.retrieval, result.round_trip) == (None, None, None)
+    assert any("never saw a latent" in note for note in result.notes)
     with pytest.raises(UserError, match="never saw a latent"):
         evaluate_model(text_only, store, "validation", replace(SMALL, guidances=[2.0]), Tools())
-    with pytest.raises(UserError, match="fill blanks: mmldlm sample RUN --mode l2t --infill"):
+    with pytest.raises(UserError, match="fill blanks"):
         require_conditional(text_only)
 
 
@@ -235,9 +240,9 @@ def test_documents_longer_than_the_model_are_left_out_and_counted(
     short.denoiser = load_model_again(model, longest)
     result = evaluate_model(short, store, "validation", replace(SMALL, num_documents=0), Tools())
     left_out = int((store.split("validation").lengths > longest).sum())
-    assert result["data"]["num_too_long"] == left_out > 0
-    assert result["data"]["num_documents"] == 20 - left_out
-    assert any(str(left_out) in note for note in result["notes"])
+    assert result.data.num_too_long == left_out > 0
+    assert result.data.num_documents == 20 - left_out
+    assert any(str(left_out) in note for note in result.notes)
 
 
 def load_model_again(model: LoadedModel, max_length: int) -> Denoiser:
@@ -266,13 +271,15 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
     folder = run / "reports" / "validation"
     assert result["report"] == str(folder / "report.html")
     assert "documents" not in result
-    assert json.loads((folder / "result.json").read_text())["text_bound"] == result["text_bound"]
+    assert json.loads((folder / "result.json").read_text())["bounds"] == result["bounds"]
+    again = measure(run, num_decoded=4, encoder=False)  # the command is a thin way to call this
+    assert again == Evaluation.from_json(result)
     documents = json.loads((folder / "documents.json").read_text())
     assert {"text_bound/right", "latent_bound/none", "t2l/cosine"} <= documents["held_out"][
         "quantities"
     ].keys()
     markdown = (folder / "report.md").read_text()
-    assert f"| nats / token | {result['text_bound']['right']['nats_per_token']:.3f} |" in markdown
+    assert f"| nats / token | {again.bounds.text.right.nats_per_token.value:.3f} |" in markdown
     names = {path.stem for path in folder.glob("*.png")}
     assert {"latent_gain", "accuracy_steps", "latent_similarity", "losses", "time_curve"} <= names
     html = (folder / "report.html").read_text()
@@ -283,38 +290,37 @@ def test_the_command_writes_a_self_contained_report(run: Path) -> None:
 
 
 def test_the_command_prints_tables_and_where_the_report_is(run: Path, tmp_path: Path) -> None:
-    ways = ["--candidates", "1,2", "--refine", 1, "--text-samplers", "confidence,margin"]
-    ways += ["--guidances", "1,2"]
+    ways = ["evaluation.candidates=[1,2]", "evaluation.refine=1", "evaluation.guidances=[1,2]"]
+    ways += ["evaluation.text_samplers=[confidence,margin]"]
     words = ("-n", 6, "--steps", "3", "--no-encoder", "--split", "train", "--num-generated", 0, *ways)
     text = call(run, "--out", tmp_path / "here", *words)
     for word in ("Text bound", "Latent bound", "shuffled", "retrieval@10", "Round trips", "report:"):
         assert word in text
-    result = json.loads((tmp_path / "here" / "result.json").read_text())
-    assert result["data"]["split"] == "train"
-    rows = result["self_check"]["rows"]
-    found = [(row["text_sampler"], row["guidance"], row["num_candidates"], row["num_rounds"]) for row in rows]
+    one = load_evaluated(tmp_path / "here")
+    result = one.result
+    assert result.data.split == "train"
+    rows = result.decoding.rows
     each = [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert found == [
-        (name, scale, *way) for name in ("confidence", "margin") for scale in (1, 2) for way in each
+    assert [row.way for row in rows] == [
+        Way(name, scale, *way) for name in ("confidence", "margin") for scale in (1, 2) for way in each
     ]
-    plain = result["inversion"]["length_given"][-1]
-    assert all(rows[0][key] == plain[key] for key in ("token_accuracy", "exact_match"))
-    same = [value for value in rows[0]["difference"].values() if value is not None]
-    assert {(value["value"], value["low"], value["high"]) for value in same} == {(0.0, 0.0, 0.0)}
+    plain = result.inversion.best
+    assert rows[0].scores.token_accuracy == plain.token_accuracy
+    assert rows[0].scores.exact_match == plain.exact_match
+    assert rows[0].token_accuracy_gain == rows[0].exact_match_gain == Estimate(0.0, 0.0, 0.0, 0.0)
     html, markdown = ((tmp_path / "here" / f"report.{kind}").read_text() for kind in ("html", "md"))
     for page in (text, html, markdown):
         assert "Ways to decode, against the plain one" in page
-    assert f"| margin | 2 | 2 | 1 | {100 * rows[-1]['token_accuracy']['value']:.1f} % |" in markdown
-    assert "What more work in decoding buys" in html
-    one = load_evaluated(tmp_path / "here")
-    names = {row["name"] for row in compare([one, one])["comparisons"][0]["rows"]}
+    assert f"| margin | 2 | 2 | 1 | {100 * rows[-1].scores.token_accuracy.value:.1f} % |" in markdown
+    assert "What more work in decoding gains" in html
+    names = {row.name for row in compare_results([one, one]).pairs[0].rows}
     assert {
         f"checked/3/margin/2/2/1/{score}" for score in ("token_accuracy", "exact_match", "passes")
     } <= names
-    one.result["self_check"]["judge"], other = "encoder", load_evaluated(tmp_path / "here")
-    comparison = compare([one, other])
-    assert not any(row["name"].startswith("checked/") for row in comparison["comparisons"][0]["rows"])
-    assert any("self_check.judge is encoder" in note for note in comparison["notes"])
+    other = replace(one, result=replace(result, decoding=replace(result.decoding, judge="encoder")))
+    comparison = compare_results([other, one])
+    assert not any(row.name.startswith("checked/") for row in comparison.pairs[0].rows)
+    assert any("decoding.judge is encoder" in note for note in comparison.notes)
 
 
 def test_another_store_leaves_the_report_on_the_own_one_alone(store: PairStore, tmp_path: Path) -> None:
@@ -339,24 +345,26 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ((run, "--data", tmp_path / "missing"), "no such pair store"),
         ((run, "--split", "tset"), "no split 'tset'"),
         ((run, "--steps", "1,two"), "--steps 1,two"),
-        ((run, "--steps", "0"), "--steps 0"),
-        ((run, "--candidates", "1,some"), "--candidates 1,some: numbers"),
-        ((run, "--candidates", "0"), r"evaluation.candidates=\[0\]: numbers of texts from 1"),
-        ((run, "--text-samplers", "fast"), "'fast' is no text sampler; allowed are confidence"),
-        ((run, "--guidances", "nan"), "evaluation.guidances"),
+        ((run, "--steps", "0"), r"evaluation.step_counts=\[0\]"),
+        ((run, "evaluation.candidates=[1,some]"), "evaluation.candidates"),
+        ((run, "evaluation.candidates=[0]"), r"evaluation.candidates=\[0\]: numbers of texts from 1"),
+        ((run, "evaluation.text_samplers=[fast]"), "'fast' is no text sampler; allowed are confidence"),
+        ((run, "evaluation.guidances=[nan]"), "evaluation.guidances"),
         (
-            (run, "--candidate-temperature", "0"),
-            "evaluation.candidate_temperature=0.0: allowed is more than 0",
+            (run, "evaluation.candidate_temperature=0"),
+            "evaluation.candidate_temperature=0.0: allowed is more",
         ),
-        ((run, "--check", "me", "--no-encoder"), "evaluation.check=me: allowed are auto, model, encoder"),
-        ((run, "--candidates", "2", "--check", "encoder", "--no-encoder"), "needs the encoder and tokenizer"),
-        ((run, "--device", "tpu"), "allowed are auto, cpu and cuda"),
-        ((run, run), "one run at a time"),
+        ((run, "evaluation.check=me"), "evaluation.check=me: allowed are auto, model, encoder"),
+        (
+            (run, "evaluation.candidates=[2]", "evaluation.check=encoder", "--no-encoder"),
+            "needs the encoder and tokenizer",
+        ),
+        ((run, "optim.lr=1"), "settings of optim belong to the training"),
+        ((run, "evaluation.candidate=[1]"), "did you mean evaluation.candidates"),
+        ((run, "--device", "tpu"), "device=tpu: not available here"),
         ((run, "--sts", tmp_path / "no.tsv"), "no.tsv: cannot be read"),
         ((run, "--reference-lm", tmp_path), "no causal language model"),
-        ((run, "--compare"), "two or more"),
-        ((run, run, "--compare", "--steps", "1"), "--steps: has no effect"),
-        ((tmp_path, run, "--compare"), "there is no report"),
+        ((run, "--out", run / "training_log.jsonl" / "x"), "is a file"),
     ]
     for words, expected in cases:
         with pytest.raises(UserError, match=expected) as caught:
@@ -376,8 +384,9 @@ def test_a_hostile_text_cannot_break_the_page(
         SMALL,
         Tools(decode_text=lambda lists: ["<script>alert(1)</script> & "] * len(lists)),
     )
-    result["text_bound"]["right"]["perplexity"] = float("inf")
-    result |= dict.fromkeys(("latent_bound", "retrieval", "round_trips"))  # pictures without any text
+    text = replace(result.bounds.text, right=replace(result.bounds.text.right, perplexity=float("inf")))
+    # pictures without any text
+    result = replace(result, bounds=Bounds(text, None), retrieval=None, round_trip=None)
     (tmp_path / "mine.png").write_bytes(b"not ours")
     html = write_report(tmp_path, result, training_log=None).read_text()
     assert "<script" not in html
@@ -385,7 +394,7 @@ def test_a_hostile_text_cannot_break_the_page(
     assert (tmp_path / "mine.png").read_bytes() == b"not ours"
     assert not (tmp_path / "losses.png").exists()
     saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["nonfinite"] == ["text_bound.right.perplexity"]
+    assert saved["nonfinite"] == ["bounds.text.right.perplexity"]
 
 
 def test_a_full_disk_leaves_the_report_that_was_there(

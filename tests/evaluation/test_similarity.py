@@ -12,8 +12,9 @@ import pytest
 
 from mmldlm.config import EvaluationConfig
 from mmldlm.errors import UserError
-from mmldlm.evaluation.context import SIMILARITY, Context
-from mmldlm.evaluation.similarity import measure_similarity, read_scored_pairs
+from mmldlm.evaluation.context import Context
+from mmldlm.evaluation.results import SIMILARITY
+from mmldlm.evaluation.retrieval import measure_similarity, read_scored_pairs
 from tests.evaluation.toys import joint_distribution, oracle_model
 
 ROWS = [("a b", "a c", 4.5), ("d, e", "f", 1.0), ('say "x"', "y", 0.0)]
@@ -105,8 +106,8 @@ def test_latents_that_follow_the_scores_correlate_fully_and_the_encoder_is_told_
     )
     result = measure_similarity(context, pairs, lambda texts: [[WORDS.index(text)] * 9 for text in texts])
     assert result is not None
-    assert result["own"]["value"] == pytest.approx(1.0)
-    assert result["encoder"]["value"] == pytest.approx(-1.0)  # a larger angle is a smaller cosine
-    assert result["difference"]["value"] == pytest.approx(2.0)
+    assert result.own.value == pytest.approx(1.0)
+    assert result.encoder.value == pytest.approx(-1.0)  # a larger angle is a smaller cosine
+    assert result.difference.value == pytest.approx(2.0)
     assert len(context.ids[SIMILARITY]) == COUNT
     assert sum("are cut to 5 tokens" in note for note in context.notes) == 2

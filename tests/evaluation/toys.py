@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import Config, CorruptionConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.schedule import FlowLatent

@@ -6,14 +6,15 @@ weights of the last step instead of their average.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mmldlm.ablation.quantities import check_names
 from mmldlm.config import Config, leaves_condition_out
 from mmldlm.config.recipe import config_to_dict, find_recipe, load_recipe, read_mapping
 from mmldlm.corruption.times import sees_latents
@@ -39,7 +40,7 @@ _SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps",
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPlan:
     """How every arm is evaluated: the same documents, the same noise."""
 
     words: tuple[str, ...]
@@ -83,7 +84,7 @@ class Plan:
     path: Path
     recipe: str
     base: tuple[str, ...]
-    evaluation: Evaluation
+    evaluation: EvaluationPlan
     arms: tuple[Arm, ...]
     quantities: tuple[str, ...] | None = None
     """Columns of the table; None: what the arms can do."""
@@ -185,7 +186,7 @@ def _words(where: str, values: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _evaluation(values: Any) -> Evaluation:
+def _evaluation(values: Any) -> EvaluationPlan:
     if not isinstance(values, dict):
         raise UserError(f"eval: a mapping is needed, with keys of {', '.join(_SIZES)}, split, seed, encoder")
     _refuse_unknown(values, (*_SIZES, "split", "seed", "encoder"), "eval: ")
@@ -205,7 +206,7 @@ def _evaluation(values: Any) -> Evaluation:
 
     words = tuple(word(key) for key in _SIZES if key in values and key not in _WAYS)
     ways = tuple(word(key) for key in _WAYS if key in values)
-    return Evaluation(words, ways, tuple(steps), seed, encoder, split)
+    return EvaluationPlan(words, ways, tuple(steps), seed, encoder, split)
 
 
 def _arms(values: Any) -> tuple[Arm, ...]:
@@ -325,3 +326,61 @@ def training_settings(config: Config) -> dict[str, Any]:
     del values["train"]["seed"]
     values["data"]["store"] = str(Path(values["data"]["store"]).absolute())
     return values
+
+
+_SCORES = "(token_accuracy|token_f1|exact_match|bleu|reencoded_cosine|right_length)"
+_NAMES = (
+    r"(text_bound|bits_per_byte|bits_per_character|latent_bound)/(right|shuffled|none)",
+    r"calibration/(right|shuffled|none)/(equal_width|equal_mass)",
+    r"(text_gain|latent_gain)/(shuffled|none)",
+    r"decode/(given|modelled)/(?P<steps>\d+)/" + _SCORES,
+    r"checked/(?P<steps>\d+)/[a-z_]+/-?[\d.e+-]+/\d+/\d+/(" + _SCORES + r"|passes)",
+    r"round_trip/latent/(own|encoder)",
+    r"round_trip/text/" + _SCORES,
+    r"t2l/(cosine|stranger_cosine|retrieval_at_\d+)",
+    r"generated/(agreement/(own|encoder)|memorised_(whole|inside)|repeated_\d+|self_bleu)",
+)
+"""Of everything that an evaluation as a plan may ask for it measures."""
+_EXAMPLES = (
+    "text_bound/right",
+    "text_gain/shuffled",
+    "decode/given/{steps}/token_accuracy",
+    "decode/given/{steps}/exact_match",
+    "latent_bound/right",
+    "t2l/cosine",
+    "t2l/retrieval_at_1",
+    "round_trip/text/token_accuracy",
+    "generated/agreement/own",
+)
+"""The default columns, where some arm has them."""
+
+
+def default_names(measured: Iterable[str], steps: Sequence[int]) -> list[str]:
+    """What text and latent sides are judged by, and the ways to decode that were asked for."""
+    known = list(dict.fromkeys(measured))
+    main = [name.format(steps=max(steps)) for name in _EXAMPLES]
+    ways = [name for name in known if re.fullmatch(r"checked/.*/token_accuracy", name)]
+    return [name for name in [*main, *ways] if name in known]
+
+
+def is_known(name: str, steps: Sequence[int]) -> bool:
+    """Whether an evaluation at these numbers of steps can have a quantity of this name."""
+    for pattern in _NAMES:
+        found = re.fullmatch(pattern, name)
+        if found:
+            return "steps" not in found.groupdict() or int(found["steps"]) in steps
+    return False
+
+
+def check_names(names: Any, steps: Sequence[int]) -> None:
+    """Refuse columns that no evaluation has."""
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UserError("quantities: a list of names is needed, such as [text_bound/right, t2l/cosine]")
+    examples = [name.format(steps=max(steps)) for name in _EXAMPLES]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"quantities: {name} is there twice; leave one out")
+        if not is_known(name, steps):
+            near = difflib.get_close_matches(name, examples, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"names are such as {', '.join(examples[:4])}"
+            raise UserError(f"quantities: {name}: nothing of this name is measured; {hint}")

@@ -1,25 +1,35 @@
-"""What an ablation leaves in its folder: result.json, table.md, chart.png and chart.svg."""
+"""What an ablation leaves in its folder: result.json, table.md, report.html and chart.png."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmldlm.ablation.chart import draw
 from mmldlm.ablation.plan import AVERAGED, Plan
-from mmldlm.ablation.statistics import BETTER, SAME, WORSE, Mean
 from mmldlm.ablation.summary import Cell, Column, Row, Summary, summarise
 from mmldlm.ablation.work import Work
 from mmldlm.benchmark.environment import summary_lines
 from mmldlm.corruption.times import sees_latents
 from mmldlm.durable import replace_file
-from mmldlm.evaluation.quantities import MORE
 from mmldlm.evaluation.report import json_bytes
-from mmldlm.evaluation.tables import INTERVAL, Table, signed, to_markdown
+from mmldlm.evaluation.tables import INTERVAL
+from mmldlm.pages import render_page
+from mmldlm.pictures import BLUE, GREEN, GREY, ORANGE, Picture, make_figure
+from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean
+from mmldlm.tables import Table, signed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMAT = "mmldlm-ablation-1"
-RESULT, TABLE = "result.json", "table.md"
+RESULT, TABLE, PAGE, CHART = "result.json", "table.md", "report.html", "chart.png"
 _MARKS = {BETTER: " ▲", WORSE: " ▼"}
+_COLOURS = {BETTER: GREEN, WORSE: ORANGE, SAME: GREY}
+_ACROSS = 4
+"""Most panels side by side."""
 
 
 @dataclass
@@ -38,8 +48,11 @@ class Report:
         result = self._result(summary, whole)
         replace_file(self.work.folder / RESULT, json_bytes(result))
         replace_file(self.work.folder / TABLE, self._markdown(summary, whole).encode("utf-8", "replace"))
-        if picture and summary.columns:
-            draw(summary, self.work.folder)
+        if picture:
+            drawn = [draw(summary)] if summary.columns else []
+            for one in drawn:
+                replace_file(self.work.folder / CHART, one.png)
+            replace_file(self.work.folder / PAGE, self._page(summary, whole, drawn))
         return summary, result
 
     def notes(self, summary: Summary) -> list[str]:
@@ -84,6 +97,17 @@ class Report:
             "environment": self.environment,
         }
 
+    def _page(self, summary: Summary, whole: bool, pictures: list[Picture]) -> bytes:
+        plan = self.work.plan
+        partial = [] if whole else ["Partial: not all runs are there."]
+        return render_page(
+            f"Ablation {plan.path.stem}",
+            intro=[*partial, *summary_lines(self.environment), *_plan_lines(plan, self.work)],
+            notes=self.notes(summary),
+            pictures=pictures,
+            tables=make_tables(summary, plan),
+        )
+
     def _markdown(self, summary: Summary, whole: bool) -> str:
         plan = self.work.plan
         partial = [] if whole else ["**Partial: not all runs are there.**", ""]
@@ -96,7 +120,7 @@ class Report:
             "",
             *(f"- {note}" for note in self.notes(summary)),
             "",
-            *(to_markdown(table) for table in make_tables(summary, plan)),
+            *(table.to_markdown() for table in make_tables(summary, plan)),
             *(["![Differences from the first arm](chart.png)", ""] if summary.columns else []),
         ]
         return "\n".join(parts)
@@ -205,3 +229,58 @@ def _chance_notes(summary: Summary) -> list[str]:
         f"fall outside by chance if no arm differed; {outside} did, and {surviving} of them still do after Holm's "
         "correction for all comparisons. Believe those; take the others as hints for more seeds"
     ]
+
+
+def draw(summary: Summary) -> Picture:
+    """The table as a picture: mean difference of each arm from the first, a panel for each quantity."""
+    rows = summary.rows[::-1]
+    down = math.ceil(len(summary.columns) / _ACROSS)
+    across = math.ceil(len(summary.columns) / down)
+
+    def draw_panels(figure: Figure) -> None:
+        panels = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
+        for axes, column in zip(panels, summary.columns, strict=False):
+            _panel(axes, column, rows, summary.rows[0].arm.name)
+        for axes in panels[len(summary.columns) :]:
+            axes.set_axis_off()
+        panels[0].set_yticks(range(len(rows)), [row.arm.name for row in rows])
+        panels[0].set_ylim(-0.6, len(rows) - 0.4)
+        _explain_colours(figure)
+
+    size = (2.2 + 2.4 * across, down * (1.3 + 0.24 * len(rows)))
+    caption = "Mean difference from the first arm with its 95 % interval; hollow: no interval."
+    return make_figure("chart", "Differences from the first arm", caption, size, draw_panels)
+
+
+def _panel(axes: Axes, column: Column, rows: list[Row], first: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.axvline(0.0, color=BLUE, linewidth=1)
+    for place, row in enumerate(rows):
+        cell = row.cells.get(column.name)
+        if cell is None:
+            continue
+        apart = cell.difference
+        if apart is None:
+            axes.plot([0.0], [place], marker="o", markersize=4.5, color=BLUE)
+            continue
+        colour = _COLOURS.get(cell.verdict, GREY)
+        if apart.low is not None and apart.high is not None:
+            axes.plot([apart.low, apart.high], [place, place], color=colour, linewidth=1.6)
+        filled = colour if apart.low is not None else "white"
+        axes.plot(
+            [apart.value], [place], marker="o", markersize=4.5, color=colour, markerfacecolor=filled, linestyle=""
+        )  # fmt: skip
+    direction = "right is better" if column.better == MORE else "left is better"
+    axes.set_title("\n".join(textwrap.wrap(column.title, 30)), fontsize=8)
+    axes.set_xlabel(f"minus {first} ({direction})", fontsize=7)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="x")
+
+
+def _explain_colours(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=colour, label=label) for label, colour in _COLOURS.items()]
+    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8)

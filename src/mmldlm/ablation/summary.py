@@ -1,4 +1,4 @@
-"""Records of many runs become rows: means over seeds, and differences from the first arm paired by seed."""
+"""The table of an ablation: means over seeds, and differences from the first arm paired by seed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mmldlm.ablation.plan import Arm, Plan
-from mmldlm.ablation.quantities import default_names
-from mmldlm.ablation.record import Record
-from mmldlm.ablation.statistics import (
-    Difference,
-    Mean,
-    holm,
-    mean_of,
-    paired_difference,
-    verdict,
-)
-from mmldlm.evaluation.quantities import MORE
+from mmldlm.ablation.plan import Arm, Plan, default_names
+from mmldlm.ablation.work import Record
+from mmldlm.statistics import Difference, Mean, holm, mean_over_seeds, paired_difference, verdict
 
 LEVEL = 0.05
 
@@ -122,29 +113,29 @@ def _row(
     seconds = [record.train_seconds for record in mine if record.train_seconds is not None]
     cells = {}
     for column in columns:
-        found, first = values[arm.name, column.name], values[plan.arms[0].name, column.name]
-        if not found:
+        ours, first = values[arm.name, column.name], values[plan.arms[0].name, column.name]
+        if not ours:
             continue
-        difference = None if arm is plan.arms[0] else paired_difference(found, first)
-        told = verdict(difference, column.better == MORE) if difference is not None else ""
-        cells[column.name] = Cell(mean_of([found[seed] for seed in sorted(found)]), difference, told)
+        difference = None if arm is plan.arms[0] else paired_difference(ours, first)
+        judged = verdict(difference, column.better) if difference is not None else ""
+        cells[column.name] = Cell(mean_over_seeds([ours[seed] for seed in sorted(ours)]), difference, judged)
     return Row(
         arm,
         tuple(sorted(record.seed for record in mine)),
         mine[0].num_parameters if mine else None,
-        mean_of(seconds) if seconds and arm.of is None else None,
+        mean_over_seeds(seconds) if seconds and arm.of is None else None,
         cells,
     )
 
 
 def _untouched(row: Row, difference: Difference) -> bool:
-    """Another way to use the same runs leaves what it has no part in as it was: that is no comparison."""
+    """Another way to use the same runs leaves the rest unchanged: that is no comparison."""
     return row.arm.of is not None and (difference.low, difference.high) == (0.0, 0.0)
 
 
 def _corrected(rows: list[Row]) -> list[Row]:
     """Holm's correction over all arms and quantities of the table."""
-    found = [
+    tested = [
         (idx, name, cell.difference.p_value)
         for idx, row in enumerate(rows)
         for name, cell in row.cells.items()
@@ -152,6 +143,6 @@ def _corrected(rows: list[Row]) -> list[Row]:
         and cell.difference.p_value is not None
         and not _untouched(row, cell.difference)
     ]
-    for (idx, name, _), corrected in zip(found, holm([p for _, _, p in found]), strict=True):
+    for (idx, name, _), corrected in zip(tested, holm([p for _, _, p in tested]), strict=True):
         rows[idx].cells[name] = replace(rows[idx].cells[name], p_holm=corrected)
     return rows

@@ -13,7 +13,7 @@ from mmldlm.api.values import Neighbour
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.store import Documents, Split
 from mmldlm.errors import UserError
-from mmldlm.evaluation.likelihood import text_bound
+from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
 from mmldlm.sampling.checks import require_conditional, require_unconditional, trained_parts
 from mmldlm.sampling.options import SamplingOptions
@@ -43,11 +43,11 @@ def text_costs(
         latents=np.zeros(shape, np.float32) if latents is None else latents,
         ids=ids.astype(np.int64),
     )
-    bound = text_bound(
+    costs = bound_costs(
         model, documents, latent="none" if latents is None else "right", num_draws=draws,
         batch_tokens=SamplingOptions.batch_tokens, seed=seed, positions=ids,
     )  # fmt: skip
-    return bound.nats
+    return costs.nats
 
 
 def split_neighbours(queries: np.ndarray, split: Split, k: int) -> list[list[Neighbour]]:

@@ -11,7 +11,7 @@ from mmldlm.benchmark.comparison import Comparison, Row
 from mmldlm.benchmark.search import KEY, Search, Sweep
 from mmldlm.benchmark.statistics import FASTER, SAME, SLOWER
 from mmldlm.durable import replace_file
-from mmldlm.evaluation.figure import BLUE, GREEN, GREY, GRID, INK, ORANGE
+from mmldlm.pictures import BLUE, GREEN, GREY, GRID, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +12,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmldlm.ablation.plan import Plan
-    from mmldlm.ablation.report import Report
     from mmldlm.ablation.rounds import Ended, Rounds
+    from mmldlm.ablation.session import Finished
     from mmldlm.ablation.work import Job, Work
 
 _LINE_EVERY = 30.0
@@ -32,7 +28,7 @@ def ablate(
         list[str] | None, typer.Argument(help="section.key=value for every arm, after the plan's base.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of runs and results; ablations/<plan> unless told otherwise.")
+        Path | None, typer.Option(help="Folder of runs and results; by default ablations/<plan>.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each arm.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the device.")] = 1,
@@ -46,125 +42,56 @@ def ablate(
 ) -> None:
     """Train the arms of a plan with several seeds, evaluate all, and write a table with error bars.
 
-    The same command again goes on where it was.
+    The same command again continues where it stopped.
     """
-    from mmldlm.ablation.plan import load_plan
-    from mmldlm.ablation.work import open_work
-    from mmldlm.cli.device import device_of
-
-    loaded = load_plan(plan, settings, device_of(device).type)
-    work = open_work(loaded, out or Path("ablations") / loaded.path.stem, seeds)
-    if dry_run:
-        _show_plan(loaded, work)
-        return
-    _check_machine(loaded)
-    with _folder_held(work):
-        _check_encoder(work)
-        _run(work, jobs, as_json)
-
-
-def _check_machine(plan: Plan) -> None:
-    """Refuse settings that only a GPU has before the first run begins; a GPU itself is left to the runs."""
-    from mmldlm.cli.device import device_of
-    from mmldlm.errors import UserError
-    from mmldlm.runtime import settle_runtime
-
-    device = device_of(plan.device)
-    if device.type == "cuda":
-        return
-    for arm in plan.trained:
-        try:
-            settle_runtime(plan.config(arm, 0), device)
-        except UserError as error:
-            raise UserError(f"{plan.path}: arm {arm.name!r}: {error}") from error
-
-
-def _check_encoder(work: Work) -> None:
-    """Load the encoder once, where it will be used: a mistake must not wait until the first run is trained."""
-    from mmldlm.data.store import PairStore
-    from mmldlm.errors import UserError
-    from mmldlm.preparation.encoders import open_encoder
-
-    plan = work.plan
-    if not plan.evaluation.encoder:
-        return
-    store = PairStore.open(plan.configs[plan.arms[0].name].data.store)
-    if store.manifest.encoder is None or store.tokenizer_path() is None:
-        raise UserError(
-            f"{plan.path}: eval: encoder: true: {store.path} was made without a known encoder or tokenizer"
-        )
-    try:
-        open_encoder(store.manifest.encoder, device="cpu")
-    except UserError as error:
-        raise UserError(f"{plan.path}: eval: encoder: true: {error}") from error
-
-
-@contextlib.contextmanager
-def _folder_held(work: Work) -> Iterator[None]:
-    """A second ablation in the same folder is refused."""
-    from mmldlm.ablation.work import write_plan
-    from mmldlm.errors import UserError
-    from mmldlm.run_folder import RunFolder, lock_run
-
-    work.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock_run(RunFolder(work.folder), patience=0.5))
-        except UserError as error:
-            raise UserError(
-                f"--out {work.folder}: another ablation is writing here; wait for it, or choose another folder"
-            ) from error
-        write_plan(work)
-        yield
-
-
-def _run(work: Work, jobs: int, as_json: bool) -> None:
-    from mmldlm.ablation.report import Report
-    from mmldlm.ablation.rounds import Rounds
-    from mmldlm.benchmark.environment import describe_environment
+    from mmldlm.ablation.session import plan_ablation, run_ablation
     from mmldlm.cli.benchmark import terminated_as_interrupted
 
-    report = Report(work, describe_environment(["mmldlm", *sys.argv[1:]]), jobs)
-    with Progress() as progress, terminated_as_interrupted():
-
-        def ended(one: Ended) -> None:
-            if one.failure is not None:
-                report.failures[one.job.title] = one.failure
-            progress.ended(one)
-            report.write(whole=False, picture=False)
-
-        rounds = Rounds(work, jobs, progress.update, ended)
-        rounds.run()
-    _finish(report, rounds, as_json)
+    work = plan_ablation(plan, settings, out, seeds, device)
+    if dry_run:
+        _show_plan(work)
+        return
+    with _Progress() as progress, terminated_as_interrupted():
+        finished = run_ablation(work, jobs, progress)
+    _finish(finished, as_json)
 
 
-def _finish(report: Report, rounds: Rounds, as_json: bool) -> None:
-    from mmldlm.ablation.report import TABLE, make_tables
-    from mmldlm.cli.evaluate import show
+def ablate_run(
+    job: Annotated[Path, typer.Argument(help="The job, as 'mmldlm ablate' writes it.")],
+    parent: Annotated[int, typer.Argument(help="Process of the ablation; when it ends, so does this one.")],
+) -> None:
+    """Hidden: train one run of an ablation and evaluate it."""
+    from mmldlm.ablation.worker import run_job
+
+    run_job(job, parent)
+
+
+def _finish(finished: Finished, as_json: bool) -> None:
+    from mmldlm.ablation.report import PAGE, TABLE, make_tables
     from mmldlm.errors import Interrupted
     from mmldlm.evaluation.report import json_bytes
+    from mmldlm.tables import show_tables
 
-    folder = report.work.folder
-    summary, result = report.write(whole=not rounds.stopped and not rounds.failed)
+    folder, summary, plan = finished.folder, finished.summary, finished.report.work.plan
     if as_json:
-        typer.echo(json_bytes(result, indent=None).decode().rstrip("\n"))
+        typer.echo(json_bytes(finished.values, indent=None).decode().rstrip("\n"))
     else:
-        plan = report.work.plan
         about = f"{len(plan.arms)} arms, {summary.num_seeds} seeds, plan {plan.path}"
-        show(about, make_tables(summary, plan)[1:], report.notes(summary), folder / TABLE)
-    if rounds.stopped:
+        notes = [f"note: {note}" for note in finished.report.notes(summary)]
+        show_tables(make_tables(summary, plan)[1:], [about], [*notes, f"report: {folder / PAGE}"])
+    if finished.rounds.stopped:
         raise Interrupted(
-            f"stopped; what is there is in {folder / TABLE}, and the same command goes on from here"
+            f"stopped; what is there is in {folder / TABLE}, and the same command continues from here"
         )
-    if rounds.failed:
-        for one in rounds.failed:
-            log = report.work.log_path(one.job)
+    if finished.rounds.failed:
+        for one in finished.rounds.failed:
+            log = finished.report.work.log_path(one.job)
             typer.echo(f"mmldlm: {one.job.title} failed: {one.failure} (log: {log})", err=True)
         raise typer.Exit(1)
 
 
-class Progress:
-    """A live line in a terminal; elsewhere a line now and then. Runs that end are told above it."""
+class _Progress:
+    """A live line in a terminal; elsewhere a line now and then. Runs that end are reported above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -180,7 +107,7 @@ class Progress:
         self._quiet_until = time.monotonic() + _LINE_EVERY
         self._seen: dict[str, tuple[float, str]] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> _Progress:
         self._bar.start()
         return self
 
@@ -193,63 +120,53 @@ class Progress:
         total = len(rounds.ended) + len(rounds.running) + len(rounds.waiting)
         names = "; ".join(self._where(one.job) for one in rounds.running)
         state = "stopping" if rounds.stopped else "running"
-        told = f"{len(rounds.running)} {state}, {failed} failed: {names}"
-        self._bar.update(self._task, completed=done, total=total, description=told)
+        line = f"{len(rounds.running)} {state}, {failed} failed: {names}"
+        self._bar.update(self._task, completed=done, total=total, description=line)
         if not self.console.is_terminal and time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + _LINE_EVERY
-            self._say(f"ablate: {done} of {total} runs done, {told}")
+            self._say(f"ablate: {done} of {total} runs done, {line}")
 
     def _where(self, job: Job) -> str:
-        """A run and its step, as its heartbeat says once a second."""
+        """A run and its step, from its heartbeat, at most once a second."""
         from mmldlm.run_folder import RunFolder
 
-        looked_at, told = self._seen.get(job.run, (-_LOOK_EVERY, job.title))
+        looked_at, shown = self._seen.get(job.run, (-_LOOK_EVERY, job.title))
         if time.monotonic() - looked_at < _LOOK_EVERY:
-            return told
+            return shown
         try:
             beat = json.loads(RunFolder(Path(job.run)).heartbeat.read_bytes())
-            told = f"{job.title}, step {int(beat['step']):,}"
+            shown = f"{job.title}, step {int(beat['step']):,}"
         except (OSError, ValueError, KeyError, TypeError):
-            told = job.title
-        self._seen[job.run] = (time.monotonic(), told)
-        return told
+            shown = job.title
+        self._seen[job.run] = (time.monotonic(), shown)
+        return shown
 
     def ended(self, one: Ended) -> None:
         """A run is over."""
-        told = "done" if one.failure is None else f"failed: {one.failure}"
-        self._say(f"ablate: {one.job.title}: {told} ({one.seconds:.0f} s)")
+        outcome = "done" if one.failure is None else f"failed: {one.failure}"
+        self._say(f"ablate: {one.job.title}: {outcome} ({one.seconds:.0f} s)")
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_plan(plan: Plan, work: Work) -> None:
+def _show_plan(work: Work) -> None:
     """Every arm, really set up: what it changes, its size, how far it gets."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from mmldlm.cli.folding import folding_table
     from mmldlm.runtime import start_runtime
+    from mmldlm.tables import Table, show_tables
     from mmldlm.training.plan import describe
     from mmldlm.training.setup import set_up
 
-    head = ("arm", "parameters", "steps", "epochs", "what it changes")
-    table = folding_table(*head, title=f"plan {plan.path}")
+    plan, rows = work.plan, []
     for arm in plan.arms:
         config = plan.config(arm, 0)
         sizes = ["as " + arm.of, "", ""] if arm.of is not None else []
         if not sizes:
-            found = describe(set_up(config, start_runtime(config)))
-            sizes = [
-                f"{sum(found['parameters'].values()):,}",
-                f"{config.train.steps:,}",
-                str(found["epochs"]),
-            ]
-        table.add_row(*map(Text, [arm.name, *sizes, arm.change]))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
-    todo = len(work.jobs())
+            described = describe(set_up(config, start_runtime(config)))
+            parameters = sum(described["parameters"].values())
+            sizes = [f"{parameters:,}", f"{config.train.steps:,}", str(described["epochs"])]
+        rows.append([arm.name, *sizes, arm.change])
+    head = ["arm", "parameters", "steps", "epochs", "what it changes"]
     total = len(plan.trained) * len(work.seeds)
-    typer.echo(f"{total} runs ({len(work.seeds)} seeds), {total - todo} of them done; folder {work.folder}")
+    done = f"{total} runs ({len(work.seeds)} seeds), {total - len(work.jobs())} of them done"
+    show_tables([Table(f"plan {plan.path}", "", head, rows)], after=[f"{done}; folder {work.folder}"])

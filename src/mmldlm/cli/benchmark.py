@@ -106,7 +106,7 @@ def benchmark(
         memory_limit=parse_bytes(memory_limit, "--memory-limit") if memory_limit else None,
     )  # fmt: skip
     folder = out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    with _Screen() as screen, _terminated_as_interrupted():
+    with _Screen() as screen, terminated_as_interrupted():
         session: Session = Session(options, folder, synthetic, screen.say, screen.update)
         if find_batch:
             finished = session.find_batch(arm or [], unit, gpu)
@@ -156,7 +156,7 @@ def _figures(table: Table, column: int) -> bool:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM keeps what was measured, as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:

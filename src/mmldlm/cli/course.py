@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.config import OptimConfig
-from mmldlm.evaluation.figure import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
+from mmldlm.pictures import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
 from mmldlm.training.plan import Course
 
 if TYPE_CHECKING:

@@ -106,7 +106,7 @@ def import_(
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from mmldlm.cli.folding import folding_table
+    from mmldlm.tables import folding_table
 
     console = Console()
     table = folding_table("split", "documents", "tokens", "longest", "shards", title=summary["store"])

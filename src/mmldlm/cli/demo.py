@@ -36,7 +36,7 @@ def demo(
     announce(2, "train a small model in mixed modes (recipe demo)")
     train_shown(load_recipe("demo"), run)
     announce(3, "evaluate it on held-out text")
-    evaluate(run=[run])
+    evaluate(run=run)
     announce(4, "decode held-out latents into text")
     sample(run=run, mode="l2t", from_split="validation", num=5, length="original")
     report = run / "reports" / "validation" / "report.html"

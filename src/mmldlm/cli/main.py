@@ -24,8 +24,8 @@ try:
 
     from mmldlm.cli import (
         ablate,
-        ablate_work,
         benchmark,
+        compare,
         data,
         demo,
         doctor,
@@ -68,10 +68,11 @@ _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("sample", sample.sample, _USE, "Decode, encode, fill in or generate.", SectionedCommand)
 _add("export", export.export, _USE, "Write the weights of a run for use.")
-_add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model, or compare results.")
+_add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
+_add("compare", compare.compare, _JUDGE, "Compare the evaluations of two runs or more.")
 _add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
 _add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
-app.command("ablate-run", hidden=True)(ablate_work.ablate_run)
+app.command("ablate-run", hidden=True)(ablate.ablate_run)
 _add(
     "monitor",
     monitor.monitor,

@@ -18,7 +18,7 @@ def runs(
     from rich.console import Console
 
     from mmldlm.api.runs import list_runs
-    from mmldlm.cli.folding import folding_table
+    from mmldlm.tables import folding_table
 
     listed = list_runs(folder)
     if as_json:

@@ -142,9 +142,9 @@ def show_plan(config: Config, plot: Path | None = None) -> None:
     """Print settings and sizes of a run without training; draw its course if asked to."""
     from rich.console import Console
 
-    from mmldlm.cli.folding import folding_table
     from mmldlm.config.recipe import config_to_yaml
     from mmldlm.runtime import start_runtime
+    from mmldlm.tables import folding_table
     from mmldlm.training.plan import describe
     from mmldlm.training.setup import set_up
 

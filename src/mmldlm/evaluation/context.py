@@ -1,30 +1,161 @@
-"""What the parts of an evaluation share: the model, the documents, what outside tools there are, what was found."""
+"""What the parts of an evaluation share: the model, the chosen documents, the outside tools, notes and quantities.
+
+Which documents are chosen is a function of the seed and the split, not of the model. Shapes: n documents, K draws per
+document, S latent slots, C latent channels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm import randomness
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import EvaluationConfig
 from mmldlm.corruption.times import sees_latents
+from mmldlm.data.store import Documents, PairStore, Split
+from mmldlm.errors import UserError
 from mmldlm.evaluation.quantities import Quantity
-from mmldlm.evaluation.selection import Selection
-from mmldlm.evaluation.statistics import ENCODE, Progress
-from mmldlm.randomness import make_key
+from mmldlm.evaluation.results import HELD_OUT, DocumentSet
+from mmldlm.layout import packed_layout
 from mmldlm.sampling.checks import trained_parts
 from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import document_keys, encode_tokens
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.statistics import Estimate
+from mmldlm.types import Batch
 
 DecodeText = Callable[[Sequence[Any]], list[str]]
 EncodeText = Callable[[list[str]], np.ndarray]
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
-HELD_OUT, GENERATED, SIMILARITY = "held_out", "generated", "similarity"
-"""Sets of documents that quantities are about; quantities of one set can be compared between runs."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a part, how much of it is done, and how much there is."""
+
+# First word after the seed in every key of the evaluation, so that no two of its parts share numbers.
+CHOICE, STRANGERS, BOUND, DECODE, ENCODE, LATENT_BOUND, GENERATE, SPLITS = (
+    101,
+    102,
+    104,
+    105,
+    106,
+    107,
+    108,
+    110,
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen documents of a split, in random order, so that the first few are a fair sample too."""
+
+    split: Split
+    positions: np.ndarray
+    """(n,) where they are in the split."""
+    documents: Documents
+    num_too_long: int
+    """Documents of the split with more tokens than the model was trained for; none of them is chosen."""
+
+    @cached_property
+    def texts(self) -> list[str | None]:
+        """(n,) the texts as they were before the tokenizer; None where the store holds none."""
+        return self.split.read_texts(self.positions)
+
+
+def select_documents(model: LoadedModel, store: PairStore, split: str, count: int, seed: int) -> Selection:
+    """`count` documents of a split (0: all) that the model can take."""
+    require_same_fingerprint(model, store)
+    held_out = store.split(split)
+    fitting = np.flatnonzero(held_out.lengths <= model.denoiser.shape.max_length)
+    if len(fitting) < 2:
+        raise UserError(
+            f"{store.path}: split {split!r} has {len(fitting)} documents that this model can take; an evaluation "
+            "needs at least 2; prepare more text, or choose another split"
+        )
+    positions = fitting[choose(max(count, 2) if count else 0, len(fitting), seed)]
+    return Selection(held_out, positions, held_out.read(positions), len(held_out) - len(fitting))
+
+
+def require_same_fingerprint(model: LoadedModel, store: PairStore) -> None:
+    """Reject a store whose tokenizer, encoder or shape is not that of the model."""
+    if model.fingerprint != store.fingerprint:
+        raise UserError(
+            f"{store.path}: this pair store has the fingerprint {store.fingerprint[:12]}, but the model was trained on "
+            f"{model.fingerprint[:12]} (another tokenizer or encoder); use the store it was trained on, or one "
+            "prepared in the same way"
+        )
+
+
+def choose(count: int, size: int, seed: int) -> np.ndarray:
+    """`count` different positions of `size`, in random order; 0 means all."""
+    count = min(count, size) or size
+    return randomness.permute(np.arange(count), size, randomness.make_key(seed, CHOICE))
+
+
+def strangers(count: int, seed: int) -> np.ndarray:
+    """For each document another one: (count,) a permutation without a fixed point, from 2 documents on.
+
+    The documents are put on a circle in random order, and each one gets its neighbour.
+    """
+    assert count >= 2, "one document has no stranger"
+    circle = randomness.permute(np.arange(count), count, randomness.make_key(seed, STRANGERS))
+    partner = np.empty(count, dtype=np.int64)
+    partner[circle] = np.roll(circle, -1)
+    return partner
+
+
+def split_tokens(documents: Documents) -> list[np.ndarray]:
+    """The tokens of each document."""
+    return np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+
+
+def take_first(documents: Documents, count: int) -> Documents:
+    """The first `count` documents (0: all)."""
+    count = min(count, len(documents.lengths)) or len(documents.lengths)
+    lengths = documents.lengths[:count]
+    tokens = documents.tokens[: int(lengths.sum())]
+    return Documents(tokens, lengths, documents.latents[:count], documents.ids[:count])
+
+
+class Draws:
+    """K noisy draws of each of n documents, cut into packs; a subclass says which time each draw has."""
+
+    def __init__(
+        self, tokens: list[np.ndarray], lengths: np.ndarray, latents: np.ndarray, keys: np.ndarray
+    ) -> None:
+        """tokens and lengths of the n documents, latents (n, S, C) normalised, keys (n, K)."""
+        self.tokens, self.lengths, self.latents = tokens, lengths, latents
+        self.owner = np.repeat(np.arange(len(lengths)), keys.shape[1])
+        self.keys = keys.reshape(-1)
+
+    def packs(self, batch_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Draws of each pack, with how many are done after it."""
+        yield from pack_rows(self.lengths[self.owner], batch_tokens)
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The documents of these draws, clean."""
+        owner = self.owner[rows]
+        return Batch(
+            tokens=torch.from_numpy(np.concatenate([self.tokens[document] for document in owner])),
+            latents=torch.from_numpy(self.latents[owner]),
+            layout=packed_layout(self.lengths[owner], self.latents.shape[1]),
+            positions=owner,
+            keys=self.keys[rows],
+        )
+
+
+def pack_rows(lengths: np.ndarray, batch_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Cut consecutive documents into packs of at most `batch_tokens` tokens (at least one document each)."""
+    start, ends = 0, np.cumsum(lengths)
+    while start < len(lengths):
+        used = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, used + batch_tokens, side="right")), start + 1)
+        yield stop, np.arange(start, stop)
+        start = stop
 
 
 @dataclass
@@ -51,19 +182,25 @@ class Context:
         self.decodes = self.active.text and sees_latents(self.model.config.corruption)
         self.ids[HELD_OUT] = self.selection.documents.ids.tolist()
 
-    def record(self, name: str, quantity: Quantity, about: str = HELD_OUT) -> dict[str, float]:
-        """Keep a quantity for comparisons and return its estimate as plain values.
+    def record(self, name: str, quantity: Quantity, about: str = HELD_OUT) -> Estimate:
+        """Keep a quantity for comparisons and return its estimate.
 
         It is about the first documents of its set, as many as it has values.
         """
         self.quantities.setdefault(about, {})[name] = quantity
-        return quantity.estimate(self.seed).to_json()
+        return quantity.estimate(self.seed)
+
+    def documents(self) -> dict[str, DocumentSet]:
+        """Values of single documents, for comparisons."""
+        return {
+            about: DocumentSet(self.ids[about], quantities) for about, quantities in self.quantities.items()
+        }
 
     def own_latents(
         self, tokens: list[np.ndarray], ids: np.ndarray, progress: SamplingProgress | None = None
     ) -> np.ndarray:
         """Raw latents (n, S, C) that the model itself makes of texts."""
-        keys = document_keys(int(make_key(self.seed, ENCODE) >> np.uint64(2)), ids)
+        keys = document_keys(int(randomness.make_key(self.seed, ENCODE) >> np.uint64(2)), ids)
         options = SamplingOptions.from_config(
             self.model.config.sampling, batch_tokens=self.config.batch_tokens
         )
@@ -73,13 +210,3 @@ class Context:
     def watch(self, part: str) -> SamplingProgress:
         """The progress of one part."""
         return lambda done, total: self.progress(part, done, total)
-
-    def documents_json(self) -> dict[str, Any]:
-        """Values of single documents, for comparisons."""
-        return {
-            about: {
-                "id": self.ids[about],
-                "quantities": {name: quantity.to_json() for name, quantity in found.items()},
-            }
-            for about, found in self.quantities.items()
-        }

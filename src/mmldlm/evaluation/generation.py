@@ -1,36 +1,42 @@
-"""Joint generation: pairs from nothing, and what they are worth beside as many real ones.
+"""Joint generation: pairs from nothing, compared with as many held-out ones.
 
 Shapes: n generated documents, S latent slots, C latent channels, d = S * C.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from mmldlm import randomness
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import Split
-from mmldlm.evaluation import diversity
-from mmldlm.evaluation.context import GENERATED, Context
-from mmldlm.evaluation.distances import frechet_distance, main_directions, wasserstein
-from mmldlm.evaluation.memorisation import find_verbatim
-from mmldlm.evaluation.quantities import LESS, MORE, Quantity
-from mmldlm.evaluation.reference_lm import ReferenceLM
-from mmldlm.evaluation.statistics import GENERATE, SPLITS, strangers
-from mmldlm.evaluation.text_scores import bleu_signature
+from mmldlm.evaluation import generated_texts
+from mmldlm.evaluation.context import GENERATE, SPLITS, Context, split_tokens, strangers
+from mmldlm.evaluation.generated_texts import ReferenceLM, find_verbatim, frechet_distance, main_directions
+from mmldlm.evaluation.quantities import Quantity, bleu_signature
+from mmldlm.evaluation.results import (
+    GENERATED,
+    Agreement,
+    Beside,
+    Distance,
+    Distances,
+    Diversity,
+    Generation,
+    Memorised,
+    ReferenceScore,
+)
+from mmldlm.evaluation.text_bound import perplexity
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import document_keys, generate
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.statistics import LESS, MORE, Estimate
 
 NUM_EXAMPLES = 8
 NUM_SPLITS = 20
 """How often real latents are compared with other real ones, to know what chance alone gives."""
-_ORDERS, _REPEAT_ORDERS = (1, 2, 3), (1, 2, 4)
 _SETTINGS = ("text_sampler", "num_sampling_steps", "num_latent_steps", "temperature", "top_p", "guidance")
 
 
@@ -48,10 +54,19 @@ class Pairs:
         """(n,)"""
         return np.array([len(tokens) for tokens in self.tokens])
 
+    def first(self, count: int) -> Pairs:
+        """The first few."""
+        texts = None if self.texts is None else self.texts[:count]
+        return Pairs(self.tokens[:count], self.latents[:count], texts)
+
+
+Values = Callable[[Pairs], tuple[np.ndarray, np.ndarray | None]]
+"""Values per document, and what their sum is divided by (None: the number of documents)."""
+
 
 def measure_generation(
     context: Context, train: Split | None, reference: ReferenceLM | None
-) -> dict[str, Any] | None:
+) -> Generation | None:
     """Everything about generated pairs; None where nothing is to be generated."""
     count = context.config.num_generated
     if not count or not (context.active.text and context.active.latent):
@@ -62,28 +77,26 @@ def measure_generation(
     options = SamplingOptions.from_config(
         context.model.config.sampling, batch_tokens=context.config.batch_tokens
     )
-    made, real = _generate(context, count, options), _real(context, count)
+    generated, real = _generate(context, count, options), _real(context, count)
     context.ids[GENERATED] = list(range(count))
-    return {
-        "num_documents": count,
-        "num_real": len(real.tokens),
-        "sampling": {key: value for key, value in asdict(options).items() if key in _SETTINGS},
-        "length": "modelled" if context.active.length else "drawn from held-out texts",
-        "diversity": _diversity(context, made, real),
-        "reference_lm": None if reference is None else _reference(context, reference, made, real),
-        "agreement": _agreement(context, made),
-        "distance": _distance(context, made),
-        "memorised": None if train is None else _memorised(context, made, real, train),
-        "bleu_signature": bleu_signature() if made.texts else None,
-        "examples": _examples(made),
-    }
+    return Generation(
+        num_documents=count,
+        num_real=len(real.tokens),
+        sampling={key: value for key, value in asdict(options).items() if key in _SETTINGS},
+        length="modelled" if context.active.length else "drawn from held-out texts",
+        diversity=_diversity(context, generated, real),
+        reference_lm=None if reference is None else _reference(context, reference, generated, real),
+        agreement=measure_agreement(context, generated),
+        distance=_distances(context, generated),
+        memorised=None if train is None else _memorised(context, generated, real, train),
+        bleu_signature=bleu_signature() if generated.texts else None,
+        examples=_examples(generated),
+    )
 
 
 def _generate(context: Context, count: int, options: SamplingOptions) -> Pairs:
     keys = document_keys(int(randomness.make_key(context.seed, GENERATE) >> np.uint64(2)), count)
-    lengths = None
-    if not context.active.length:
-        lengths = np.resize(context.selection.documents.lengths, count)
+    lengths = None if context.active.length else np.resize(context.selection.documents.lengths, count)
     watch = context.watch("joint generation")
     tokens, latents = generate(context.model, count, options, lengths=lengths, keys=keys, progress=watch)
     texts = context.decode_text(tokens) if context.decode_text else None
@@ -93,177 +106,160 @@ def _generate(context: Context, count: int, options: SamplingOptions) -> Pairs:
 def _real(context: Context, count: int) -> Pairs:
     """As many held-out documents, or as many as were chosen."""
     documents = context.selection.documents
-    tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])[:count]
+    tokens = split_tokens(documents)[:count]
     texts = context.decode_text(tokens) if context.decode_text else None
     return Pairs(tokens, documents.latents[:count], texts)
 
 
-def _both(
-    context: Context, name: str, title: str, better: str, of: Callable[[Pairs], Any], made: Pairs, real: Pairs
-) -> dict[str, Any]:
-    """The same quantity of generated and of real documents; `of` gives values, or values and weights."""
+@dataclass(frozen=True)
+class _Measure:
+    """One quantity of generated and of real documents."""
 
-    def quantity(pairs: Pairs) -> Quantity:
-        found = of(pairs)
-        values, weights = found if isinstance(found, tuple) else (found, None)
-        return Quantity(title, better, values, weights)
+    name: str
+    title: str
+    values: Values
+    better: str = LESS
 
-    return {
-        "generated": context.record(f"generated/{name}", quantity(made), GENERATED),
-        "real": quantity(real).estimate(context.seed).to_json(),
-    }
+    def __call__(self, context: Context, generated: Pairs, real: Pairs) -> Beside:
+        mine, theirs = (Quantity(self.title, self.better, *self.values(pairs)) for pairs in (generated, real))
+        return Beside(
+            context.record(f"generated/{self.name}", mine, GENERATED), theirs.estimate(context.seed)
+        )
 
 
-def _diversity(context: Context, made: Pairs, real: Pairs) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    size = min(len(made.tokens), len(real.tokens))  # different n-grams become rarer the more texts there are
-    for order in _ORDERS:
-        found[f"distinct_{order}"] = {
-            "generated": diversity.distinct(made.tokens[:size], order).to_json(),
-            "real": diversity.distinct(real.tokens[:size], order).to_json(),
-        }
-    for order in _REPEAT_ORDERS:
-        found[f"repeated_{order}"] = _both(
-            context,
+def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
+    # different n-grams become rarer the more texts there are, so both sides have as many
+    size = min(len(generated.tokens), len(real.tokens))
+    few, few_real = generated.first(size), real.first(size)
+
+    def distinct(order: int) -> Beside:
+        return Beside(*(generated_texts.distinct(pairs.tokens, order) for pairs in (few, few_real)))
+
+    def repeated(order: int) -> Beside:
+        measure = _Measure(
             f"repeated_{order}",
             f"share of {order}-grams that repeat one of the same text",
-            LESS,
-            lambda pairs, order=order: diversity.repeats(pairs.tokens, order),  # type: ignore[misc]
-            made,
-            real,
+            lambda pairs: generated_texts.repeats(pairs.tokens, order),
         )
-    found["self_bleu"] = None
-    if made.texts is not None and real.texts is not None:
-        cut = [Pairs(p.tokens[:size], p.latents[:size], (p.texts or [])[:size]) for p in (made, real)]
-        found["self_bleu"] = _both(
-            context,
+        return measure(context, generated, real)
+
+    self_bleu = None
+    if few.texts is not None and few_real.texts is not None:
+        measure = _Measure(
             "self_bleu",
             "self-BLEU of generated texts",
-            LESS,
-            lambda pairs: diversity.self_bleu(pairs.texts or []),
-            *cut,
+            lambda pairs: (generated_texts.self_bleu(pairs.texts or []), None),
         )
-    return found
+        self_bleu = measure(context, few, few_real)
+    return Diversity(distinct(1), distinct(2), distinct(3), repeated(1), repeated(2), repeated(4), self_bleu)
 
 
-def _reference(context: Context, reference: ReferenceLM, made: Pairs, real: Pairs) -> dict[str, Any] | None:
-    if made.texts is None or real.texts is None:
-        context.notes.append("--reference-lm is not used: the pair store was made without a tokenizer")
+def _reference(
+    context: Context, reference: ReferenceLM, generated: Pairs, real: Pairs
+) -> ReferenceScore | None:
+    if generated.texts is None or real.texts is None:
+        context.notes.append("the reference model is not used: the pair store was made without a tokenizer")
         return None
     num_cut = 0
 
     def costs(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         nonlocal num_cut
-        found = reference.score(pairs.texts or [])
-        num_cut += found.num_cut
-        return found.nats, found.num_tokens
+        scored = reference.score(pairs.texts or [])
+        num_cut += scored.num_cut
+        return scored.nats, scored.num_tokens
 
     title = f"nats / token of generated texts under {reference.name}"
-    nats = _both(context, "reference_nats", title, LESS, costs, made, real)
+    nats = _Measure("reference_nats", title, costs)(context, generated, real)
     if num_cut:
         context.notes.append(f"{num_cut} texts are cut to the {reference.longest} tokens of {reference.name}")
-    return {
-        "name": reference.name,
-        "first_token_scored": reference.start is not None,
-        "nats_per_token": nats,
-        "perplexity": {
-            whose: {key: _exp(value[key]) for key in ("value", "low", "high")}
-            for whose, value in nats.items()
-        },
-    }
+    perplexities = Beside(_perplexity(nats.generated), _perplexity(nats.real))
+    return ReferenceScore(reference.name, reference.start is not None, nats, perplexities)
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700.0 else math.inf
+def _perplexity(nats: Estimate) -> Estimate:
+    value, low, high = (perplexity(number) for number in (nats.value, nats.low, nats.high))
+    return Estimate(value, value * nats.standard_error, low, high)
 
 
-def _agreement(context: Context, made: Pairs) -> dict[str, Any]:
-    """Cosine between a generated latent and what becomes of the text that was generated with it."""
-    other = (
-        made.latents[strangers(len(made.latents), context.seed)] if len(made.latents) > 1 else made.latents
-    )
-    ids = np.arange(len(made.tokens))
-    own = context.own_latents(made.tokens, ids, context.watch("generated texts to latents"))
-    sources = {"own": own}
-    if context.encode is not None and made.texts is not None:
-        sources["encoder"] = context.encode(made.texts)
-    found: dict[str, Any] = {"own": None, "encoder": None}
-    for who, latents in sources.items():
-        by = "the model itself" if who == "own" else "the encoder"
+def measure_agreement(context: Context, generated: Pairs) -> Agreement:
+    """Cosine between a generated latent and the latent of the text that was generated with it."""
+    latents = generated.latents
+    other = latents[strangers(len(latents), context.seed)] if len(latents) > 1 else latents
+
+    def agreement(who: str, by: str, of_text: np.ndarray) -> tuple[Estimate, float]:
         title = f"generated latent and its text by {by}, cosine"
-        quantity = Quantity(title, MORE, cosine(latents, made.latents))
-        found[who] = context.record(f"generated/agreement/{who}", quantity, GENERATED)
-        found[f"{who}_strangers"] = float(cosine(latents, other).mean())
-    return found
+        quantity = Quantity(title, MORE, cosine(of_text, latents))
+        estimate = context.record(f"generated/agreement/{who}", quantity, GENERATED)
+        return estimate, float(cosine(of_text, other).mean())
+
+    ids = np.arange(len(generated.tokens))
+    own = context.own_latents(generated.tokens, ids, context.watch("generated texts to latents"))
+    result = agreement("own", "the model itself", own)
+    if context.encode is None or generated.texts is None:
+        return Agreement(*result)
+    return Agreement(*result, *agreement("encoder", "the encoder", context.encode(generated.texts)))
 
 
-def _distance(context: Context, made: Pairs) -> dict[str, Any] | None:
+def _distances(context: Context, generated: Pairs) -> Distances | None:
     """Distances of latents and of lengths from those of real documents, beside those of real from real ones.
 
-    A Fréchet distance in more directions than documents measures their number; so latents, normalised, are compared in
+    A Fréchet distance in more directions than documents measures their number. So normalised latents are compared in
     the directions in which held-out ones vary most, one for every four documents.
     """
     lengths = context.selection.documents.lengths
-    size = min(len(made.tokens), len(lengths) // 2)
+    size = min(len(generated.tokens), len(lengths) // 2)
     if size < 4:
         return None
-    real = context.model.normalizer.normalize(context.selection.documents.latents).reshape(len(lengths), -1)
-    directions = main_directions(real, size // 4)
-    real, found = (
-        real @ directions,
-        context.model.normalizer.normalize(made.latents[:size]).reshape(size, -1) @ directions,
-    )
+    normalize = context.model.normalizer.normalize
+    real = normalize(context.selection.documents.latents).reshape(len(lengths), -1)
+    axes = main_directions(real, size // 4)
+    real, ours = real @ axes, normalize(generated.latents[:size]).reshape(size, -1) @ axes
     chance = []
     for split in range(NUM_SPLITS):
         key = randomness.make_key(context.seed, SPLITS, split)
         chosen = randomness.permute(np.arange(2 * size), len(real), key)
         left, right = chosen[:size], chosen[size:]
-        chance.append(_distances(real[left], real[right], lengths[left], lengths[right]))
-    values = _distances(found, real[:size], made.lengths[:size], lengths[:size])
-    return {
-        name: {
-            "generated": values[name],
-            "real": float(np.mean([one[name] for one in chance])),
-            "real_low": min(one[name] for one in chance),
-            "real_high": max(one[name] for one in chance),
-        }
-        for name in values
-    } | {
-        "num_documents": size,
-        "num_directions": directions.shape[1],
-        "num_splits": NUM_SPLITS,
-        "mean_length": {"generated": float(made.lengths.mean()), "real": float(lengths.mean())},
-    }
+        chance.append(_apart(real[left], real[right], lengths[left], lengths[right]))
+    values = _apart(ours, real[:size], generated.lengths[:size], lengths[:size])
+
+    def distance(name: str) -> Distance:
+        by_chance = [one[name] for one in chance]
+        return Distance(values[name], float(np.mean(by_chance)), min(by_chance), max(by_chance))
+
+    return Distances(**{name: distance(name) for name in values}, num_documents=size,
+                     num_directions=axes.shape[1], num_splits=NUM_SPLITS)  # fmt: skip
 
 
-def _distances(
+def _apart(
     left: np.ndarray, right: np.ndarray, left_lengths: np.ndarray, right_lengths: np.ndarray
 ) -> dict[str, float]:
+    from scipy.stats import wasserstein_distance
+
     return {
         "latent_frechet": frechet_distance(left, right),
         "length_frechet": frechet_distance(left_lengths[:, None], right_lengths[:, None]),
-        "length_wasserstein": wasserstein(left_lengths, right_lengths),
+        "length_wasserstein": float(wasserstein_distance(left_lengths, right_lengths)),
     }
 
 
-def _memorised(context: Context, made: Pairs, real: Pairs, train: Split) -> dict[str, Any]:
-    """Share of texts that are a training document, or stand inside one; beside it that of held-out texts."""
-    count = len(made.tokens)
-    whole, inside = find_verbatim([*made.tokens, *real.tokens], train, context.watch("memorisation"))
-    found: dict[str, Any] = {"num_searched": len(train)}
-    for name, title, hits in (
-        ("whole", "generated texts that are a training document", whole),
-        ("inside", "generated texts that stand inside a training document", inside),
-    ):
-        quantity = Quantity(title, LESS, hits[:count])
-        found[name] = {
-            "generated": context.record(f"generated/memorised_{name}", quantity, GENERATED),
-            "real": Quantity(title, LESS, hits[count:]).estimate(context.seed).to_json(),
-        }
-    return found
+def _memorised(context: Context, generated: Pairs, real: Pairs, train: Split) -> Memorised:
+    """Share of texts that are a training document, or part of one; beside it that of held-out texts."""
+    count = len(generated.tokens)
+    whole, inside = find_verbatim([*generated.tokens, *real.tokens], train, context.watch("memorisation"))
+
+    def share(name: str, title: str, hits: np.ndarray) -> Beside:
+        mine, theirs = (Quantity(title, LESS, part) for part in (hits[:count], hits[count:]))
+        recorded = context.record(f"generated/memorised_{name}", mine, GENERATED)
+        return Beside(recorded, theirs.estimate(context.seed))
+
+    return Memorised(
+        len(train),
+        whole=share("whole", "generated texts that are a training document", whole),
+        inside=share("inside", "generated texts that are part of a training document", inside),
+    )
 
 
-def _examples(made: Pairs) -> list[str]:
-    if made.texts is not None:
-        return made.texts[:NUM_EXAMPLES]
-    return [" ".join(str(int(token)) for token in tokens) for tokens in made.tokens[:NUM_EXAMPLES]]
+def _examples(generated: Pairs) -> list[str]:
+    if generated.texts is not None:
+        return generated.texts[:NUM_EXAMPLES]
+    return [" ".join(str(int(token)) for token in tokens) for tokens in generated.tokens[:NUM_EXAMPLES]]

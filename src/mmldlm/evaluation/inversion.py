@@ -1,6 +1,6 @@
 """l2t: decode held-out latents into text, always from fully masked text, and compare with the true text.
 
-Shapes: n documents, S latent slots, C latent channels.
+Also round trips: latent to text to latent, and text to latent to text. Shapes: n documents, S latent slots, C channels.
 """
 
 from __future__ import annotations
@@ -11,25 +11,41 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.store import Documents
-from mmldlm.evaluation.context import Context, DecodeText, EncodeText
-from mmldlm.evaluation.quantities import MORE, Quantity
-from mmldlm.evaluation.statistics import DECODE, strangers
-from mmldlm.evaluation.text_scores import bleu_counts, bleu_signature, exact_match, token_accuracy, token_f1
+from mmldlm.evaluation.context import DECODE, Context, DecodeText, EncodeText, split_tokens, strangers
+from mmldlm.evaluation.quantities import (
+    Quantity,
+    bleu_counts,
+    bleu_signature,
+    exact_match,
+    token_accuracy,
+    token_f1,
+)
+from mmldlm.evaluation.results import (
+    CosineReference,
+    DecodedExample,
+    Example,
+    Inversion,
+    LatentTrip,
+    LengthGroup,
+    RoundTrip,
+    TextScores,
+)
 from mmldlm.latents import cosine
 from mmldlm.randomness import make_key
 from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.statistics import MORE, Estimate
 
-SCORES = ("token_accuracy", "token_f1", "exact_match", "bleu", "reencoded_cosine", "right_length")
+NUM_EXAMPLES = 12
 _DECODE_SETTINGS = ("text_sampler", "temperature", "top_p", "guidance")
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What decoding should give back."""
+    """What decoding should reproduce."""
 
     tokens: list[np.ndarray]
     latents: np.ndarray
@@ -41,8 +57,13 @@ class Truth:
     @classmethod
     def of(cls, documents: Documents, decode_text: DecodeText | None) -> Truth:
         """The documents of a store."""
-        tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+        tokens = split_tokens(documents)
         return cls(tokens, documents.latents, documents.ids, decode_text(tokens) if decode_text else None)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) numbers of tokens."""
+        return np.array([len(tokens) for tokens in self.tokens])
 
 
 @dataclass(frozen=True)
@@ -61,68 +82,63 @@ class Decoded:
     """(n, 10) what BLEU adds up."""
 
     def quantities(self, truth: Truth) -> dict[str, Quantity]:
-        """Every score that there is; token accuracy counts every token once."""
+        """Every score that could be computed; token accuracy counts every token once."""
         lengths = np.array([[len(a), len(b)] for a, b in zip(truth.tokens, self.tokens, strict=True)])
         sizes = lengths.max(1)
-        found = {
+        scores = {
             "token_accuracy": Quantity("tokens right", MORE, self.accuracy * sizes, sizes),
             "token_f1": Quantity("token F1", MORE, self.f1),
             "exact_match": Quantity("exact", MORE, self.exact),
             "right_length": Quantity("length right", MORE, (lengths[:, 0] == lengths[:, 1]).astype(float)),
         }
         if self.bleu is not None:
-            found["bleu"] = Quantity("BLEU", MORE, self.bleu, kind="bleu")
+            scores["bleu"] = Quantity("BLEU", MORE, self.bleu, kind="bleu")
         if self.cosine is not None:
-            found["reencoded_cosine"] = Quantity("re-encoded cosine", MORE, self.cosine)
-        return found
+            scores["reencoded_cosine"] = Quantity("re-encoded cosine", MORE, self.cosine)
+        return scores
+
+
+@dataclass(frozen=True)
+class AllDecoded:
+    """Everything decoded, for each number of sampling steps from few to many."""
+
+    truth: Truth
+    given: list[Decoded]
+    """With the true length."""
+    modelled: list[Decoded]
+    """With the model's own length; empty where it has none."""
+
+
+def text_scores(num_sampling_steps: int, estimates: dict[str, Estimate]) -> TextScores:
+    """The scores of one way to decode; what could not be measured is None."""
+    missing: dict[str, Any] = {"bleu": None, "reencoded_cosine": None}
+    return TextScores(num_sampling_steps=num_sampling_steps, **(missing | estimates))
 
 
 def invert(
-    model: LoadedModel,
+    context: Context,
     truth: Truth,
     latents: np.ndarray,
-    options: SamplingOptions,
+    num_sampling_steps: int,
     *,
-    length_given: bool,
-    decode_text: DecodeText | None,
-    encode: EncodeText | None,
-    seed: int,
+    length_given: bool = True,
     progress: SamplingProgress | None = None,
 ) -> Decoded:
-    """Decode raw latents (n, S, C) of these documents; the length is given, or the likeliest by the length head."""
-    keys = decode_keys(seed, truth.ids)
-    lengths = np.array([len(tokens) for tokens in truth.tokens]) if length_given else None
-    found = decode_latents(
-        model, model.normalizer.normalize(latents), options, lengths=lengths, keys=keys, progress=progress
+    """Decode raw latents (n, S, C) of these documents; the length is given, or the most probable one."""
+    tokens = decode_latents(
+        context.model,
+        context.model.normalizer.normalize(latents),
+        inversion_options(context.model, num_sampling_steps, context.config.batch_tokens),
+        lengths=truth.lengths if length_given else None,
+        keys=decode_keys(context.seed, truth.ids),
+        progress=progress,
     )
-    return score_texts(truth, found, options.num_sampling_steps, decode_text, encode)
+    return score_texts(truth, tokens, num_sampling_steps, context.decode_text, context.encode)
 
 
 def decode_keys(seed: int, ids: np.ndarray) -> np.ndarray:
     """(n,) the documents' sources of randomness in decoding."""
     return document_keys(int(make_key(seed, DECODE) >> np.uint64(2)), ids)
-
-
-def score_texts(
-    truth: Truth,
-    found: list[np.ndarray],
-    num_sampling_steps: int,
-    decode_text: DecodeText | None,
-    encode: EncodeText | None,
-) -> Decoded:
-    """What was decoded, compared with the truth."""
-    texts = decode_text(found) if decode_text else None
-    pairs = list(zip(truth.tokens, found, strict=True))
-    return Decoded(
-        num_sampling_steps=num_sampling_steps,
-        tokens=found,
-        texts=texts,
-        accuracy=np.array([token_accuracy(*pair) for pair in pairs]),
-        f1=np.array([token_f1(*pair) for pair in pairs]),
-        exact=np.array([exact_match(*pair) for pair in pairs]),
-        cosine=cosine(encode(texts), truth.latents) if encode and texts else None,
-        bleu=bleu_counts(truth.texts, texts) if texts and truth.texts else None,
-    )
 
 
 def inversion_options(model: LoadedModel, num_sampling_steps: int, batch_tokens: int) -> SamplingOptions:
@@ -135,92 +151,47 @@ def inversion_options(model: LoadedModel, num_sampling_steps: int, batch_tokens:
     )
 
 
-def reference_cosines(truth: Truth, encode: EncodeText, seed: int) -> dict[str, float]:
-    """What re-encoding can reach at best (the true tokens as text), and what two unrelated documents have."""
-    assert truth.texts is not None
-    ceiling = cosine(encode(truth.texts), truth.latents)
-    other = truth.latents[strangers(len(truth.latents), seed)]
-    return {"true_text": float(ceiling.mean()), "strangers": float(cosine(other, truth.latents).mean())}
+def score_texts(
+    truth: Truth,
+    tokens: list[np.ndarray],
+    num_sampling_steps: int,
+    decode_text: DecodeText | None,
+    encode: EncodeText | None,
+) -> Decoded:
+    """Decoded texts compared with the truth."""
+    texts = decode_text(tokens) if decode_text else None
+    pairs = list(zip(truth.tokens, tokens, strict=True))
+    return Decoded(
+        num_sampling_steps=num_sampling_steps,
+        tokens=tokens,
+        texts=texts,
+        accuracy=np.array([token_accuracy(*pair) for pair in pairs]),
+        f1=np.array([token_f1(*pair) for pair in pairs]),
+        exact=np.array([exact_match(*pair) for pair in pairs]),
+        cosine=cosine(encode(texts), truth.latents) if encode and texts else None,
+        bleu=bleu_counts(truth.texts, texts) if texts and truth.texts else None,
+    )
 
 
-@dataclass(frozen=True)
-class Inversion:
-    """Everything decoded, for each number of sampling steps from few to many."""
-
-    truth: Truth
-    given: list[Decoded]
-    """With the true length."""
-    modelled: list[Decoded]
-    """With the model's own length; empty where it has none."""
-
-
-def measure_inversion(context: Context, truth: Truth) -> tuple[dict[str, Any], Inversion]:
-    """Decode at every number of steps, with the length given and modelled; whole and by length of the text."""
+def measure_inversion(context: Context, truth: Truth) -> tuple[Inversion, AllDecoded]:
+    """Decode at every number of steps, with the length given and modelled; overall and by length of the text."""
     _note_what_is_missing(context)
     given = _decode_all(context, truth, length_given=True)
     modelled = _decode_all(context, truth, length_given=False) if context.active.length else []
-    found = Inversion(truth, given, modelled)
+    decoded = AllDecoded(truth, given, modelled)
     options = inversion_options(context.model, max(context.config.step_counts), context.config.batch_tokens)
-    encode = context.encode
-    reference = reference_cosines(truth, encode, context.seed) if encode and truth.texts else None
-    lengths = np.array([len(tokens) for tokens in truth.tokens])
-    result = {
-        "num_documents": len(truth.tokens),
-        "num_tokens": int(lengths.sum()),
-        "length_given": _points(context, found.truth, given, "given"),
-        "length_modelled": _points(context, found.truth, modelled, "modelled"),
-        "by_length": [
-            _length_group(context, found, low, high, np.flatnonzero((lengths >= low) & (lengths <= high)))
-            for low, high in length_groups(context.config.length_groups, int(lengths.max()))
-        ],
-        "cosine_reference": reference,
-        "sampling": {key: value for key, value in asdict(options).items() if key in _DECODE_SETTINGS},
-        "bleu_signature": bleu_signature() if context.decode_text else None,
-    }
-    return result, found
-
-
-def length_groups(limits: Sequence[int], longest: int) -> list[tuple[int, int]]:
-    """(fewest, most) tokens of each group: up to the first limit, then up to the next, then all longer ones."""
-    ends = sorted({limit for limit in limits if limit < longest})
-    if not limits:
-        return []
-    ends.append(min([limit for limit in limits if limit >= longest], default=longest))
-    return list(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
-
-
-def _length_group(
-    context: Context, found: Inversion, low: int, high: int, rows: np.ndarray
-) -> dict[str, Any]:
-    def points(all_decoded: list[Decoded]) -> list[dict[str, Any]]:
-        if not len(rows):
-            return []
-        taken = [(d, {k: q.take(rows) for k, q in d.quantities(found.truth).items()}) for d in all_decoded]
-        return [
-            {"num_sampling_steps": decoded.num_sampling_steps}
-            | {k: q[k].estimate(context.seed).to_json() if k in q else None for k in SCORES}
-            for decoded, q in taken
-        ]
-
-    return {
-        "shortest": low,
-        "longest": high,
-        "num_documents": len(rows),
-        "length_given": points(found.given),
-        "length_modelled": points(found.modelled),
-    }
-
-
-def _points(context: Context, truth: Truth, decoded: list[Decoded], length: str) -> list[dict[str, Any]]:
-    """One entry for each number of steps; what could not be measured is null."""
-    points = []
-    for one in decoded:
-        steps, point = one.num_sampling_steps, dict.fromkeys(SCORES)
-        for name, quantity in one.quantities(truth).items():
-            title = f"{quantity.title}, {steps} {'step' if steps == 1 else 'steps'}, length {length}"
-            point[name] = context.record(f"decode/{length}/{steps}/{name}", replace(quantity, title=title))  # type: ignore[assignment]
-        points.append({"num_sampling_steps": steps} | point)
-    return points
+    groups = length_groups(context.config.length_groups, int(truth.lengths.max()))
+    result = Inversion(
+        num_documents=len(truth.tokens),
+        num_tokens=int(truth.lengths.sum()),
+        length_given=_scores(context, truth, given, "given"),
+        length_modelled=_scores(context, truth, modelled, "modelled"),
+        by_length=[_length_group(context, decoded, low, high) for low, high in groups],
+        cosine_reference=_cosine_reference(context, truth),
+        sampling={key: value for key, value in asdict(options).items() if key in _DECODE_SETTINGS},
+        bleu_signature=bleu_signature() if context.decode_text else None,
+    )
+    return result, decoded
 
 
 def _note_what_is_missing(context: Context) -> None:
@@ -234,21 +205,120 @@ def _note_what_is_missing(context: Context) -> None:
 
 def _decode_all(context: Context, truth: Truth, *, length_given: bool) -> list[Decoded]:
     counts = sorted(set(context.config.step_counts))
-    whole = sum(counts) * len(truth.tokens)
+    total = sum(counts) * len(truth.tokens)
     name = f"decoding, length {'given' if length_given else 'modelled'}"
 
     def decode(steps: int) -> Decoded:
         before = sum(count for count in counts if count < steps) * len(truth.tokens)
-        return invert(
-            context.model,
-            truth,
-            truth.latents,
-            inversion_options(context.model, steps, context.config.batch_tokens),
-            length_given=length_given,
-            decode_text=context.decode_text,
-            encode=context.encode,
-            seed=context.seed,
-            progress=lambda done, _: context.progress(name, before + done, whole),
-        )
+
+        def progress(done: int, _: int) -> None:
+            context.progress(name, before + done, total)
+
+        return invert(context, truth, truth.latents, steps, length_given=length_given, progress=progress)
 
     return [decode(steps) for steps in counts]
+
+
+def _scores(context: Context, truth: Truth, all_decoded: list[Decoded], length: str) -> list[TextScores]:
+    """One entry for each number of steps."""
+
+    def scores(decoded: Decoded) -> TextScores:
+        steps = decoded.num_sampling_steps
+        shown = f"{steps} {'step' if steps == 1 else 'steps'}, length {length}"
+        estimates = {
+            name: context.record(
+                f"decode/{length}/{steps}/{name}", replace(quantity, title=f"{quantity.title}, {shown}")
+            )
+            for name, quantity in decoded.quantities(truth).items()
+        }
+        return text_scores(steps, estimates)
+
+    return [scores(decoded) for decoded in all_decoded]
+
+
+def length_groups(limits: Sequence[int], longest: int) -> list[tuple[int, int]]:
+    """(fewest, most) tokens of each group: up to the first limit, then up to the next, then all longer ones."""
+    ends = sorted({limit for limit in limits if limit < longest})
+    if not limits:
+        return []
+    ends.append(min([limit for limit in limits if limit >= longest], default=longest))
+    return list(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
+
+
+def _length_group(context: Context, decoded: AllDecoded, low: int, high: int) -> LengthGroup:
+    lengths = decoded.truth.lengths
+    rows = np.flatnonzero((lengths >= low) & (lengths <= high))
+
+    def scores(one: Decoded) -> TextScores:
+        quantities = one.quantities(decoded.truth).items()
+        estimates = {name: quantity.take(rows).estimate(context.seed) for name, quantity in quantities}
+        return text_scores(one.num_sampling_steps, estimates)
+
+    given, modelled = (
+        [scores(one) for one in both] if len(rows) else [] for both in (decoded.given, decoded.modelled)
+    )
+    return LengthGroup(low, high, len(rows), given, modelled)
+
+
+def _cosine_reference(context: Context, truth: Truth) -> CosineReference | None:
+    if context.encode is None or truth.texts is None:
+        return None
+    best = cosine(context.encode(truth.texts), truth.latents)
+    other = truth.latents[strangers(len(truth.latents), context.seed)]
+    return CosineReference(float(best.mean()), float(cosine(other, truth.latents).mean()))
+
+
+def measure_round_trip(context: Context, decoded: AllDecoded) -> RoundTrip:
+    """Both ways, at the largest number of steps, with the true length; the documents are those decoded."""
+    truth, there = decoded.truth, decoded.given[-1]
+    own_of_decoded = context.own_latents(there.tokens, truth.ids, context.watch("round trip, to latents"))
+    own_of_true = context.own_latents(truth.tokens, truth.ids)
+    back = invert(
+        context, truth, own_of_true, there.num_sampling_steps, progress=context.watch("round trip, to texts")
+    )
+
+    def trip(who: str, by: str, values: np.ndarray) -> Estimate:
+        quantity = Quantity(f"latent to text to latent by {by}, cosine", MORE, values)
+        return context.record(f"round_trip/latent/{who}", quantity)
+
+    latent = LatentTrip(
+        own=trip("own", "the model itself", cosine(own_of_decoded, truth.latents)),
+        encoder=None if there.cosine is None else trip("encoder", "the encoder", there.cosine),
+        own_of_true_text=Quantity("", MORE, cosine(own_of_true, truth.latents)).estimate(context.seed),
+    )
+    estimates = {
+        name: context.record(
+            f"round_trip/text/{name}",
+            replace(quantity, title=f"text to own latent to text, {quantity.title}"),
+        )
+        for name, quantity in back.quantities(truth).items()
+    }
+    return RoundTrip(len(truth.tokens), latent, text_scores(there.num_sampling_steps, estimates))
+
+
+def collect_examples(decoded: AllDecoded) -> list[Example]:
+    """The first documents, not the best: decoded in fewest and most steps, and with the model's length."""
+    given, modelled, truth = decoded.given, decoded.modelled, decoded.truth
+    chosen = {_example_name(one, "given"): one for one in (given[0], given[-1])}
+    chosen |= {_example_name(one, "modelled"): one for one in modelled[-1:]}
+    return [
+        Example(
+            _text(truth.texts, truth.tokens, idx), {name: _example(one, idx) for name, one in chosen.items()}
+        )
+        for idx in range(min(NUM_EXAMPLES, len(truth.tokens)))
+    ]
+
+
+def _example_name(decoded: Decoded, length: str) -> str:
+    count = decoded.num_sampling_steps
+    return f"{count} {'step' if count == 1 else 'steps'}, length {length}"
+
+
+def _example(decoded: Decoded, idx: int) -> DecodedExample:
+    text = _text(decoded.texts, decoded.tokens, idx)
+    similarity = None if decoded.cosine is None else float(decoded.cosine[idx])
+    return DecodedExample(text, float(decoded.accuracy[idx]), similarity)
+
+
+def _text(texts: list[str] | None, tokens: Sequence[Any], idx: int) -> str:
+    return texts[idx] if texts is not None else " ".join(str(int(token)) for token in tokens[idx])

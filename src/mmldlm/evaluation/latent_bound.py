@@ -7,7 +7,7 @@ through where it visits the signal-to-noise ratio, snr = signal^2 / sigma^2. The
 nothing of the latent is left at time 1. The reconstruction is a Gaussian of variance 1/G around noisy / signal, so its
 term is d/2 log(2 pi e / G).
 
-The bound holds for every G. Beyond some G a network tells less about the latent than the noisy latent itself; so
+The bound holds for every G. Beyond some G a network says less about the latent than the noisy latent itself; so
 G is the one of a grid up to `evaluation.latent_snr` that gives the smallest bound with the right text on a few
 documents, and the same for all texts. Draws are uniform in log(1 + snr), where the integrand of a standard normal is
 constant.
@@ -24,18 +24,28 @@ import numpy as np
 import torch
 
 from mmldlm import randomness
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.schedule import LatentSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.draws import Draws
-from mmldlm.evaluation.statistics import LATENT_BOUND, Progress, strangers
+from mmldlm.evaluation.bound_results import TEXT_NAMES, Gain, LatentBound, LatentBounds, NoiseBucket
+from mmldlm.evaluation.context import (
+    LATENT_BOUND,
+    Context,
+    Draws,
+    Progress,
+    split_tokens,
+    strangers,
+    take_first,
+)
+from mmldlm.evaluation.quantities import Quantity
 from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.statistics import LESS, MORE
 from mmldlm.types import Times
 
-TEXTS = ("right", "shuffled", "none")
 NUM_PARTS = 16
 _LATENT_AXIS = 2
+_PILOT_DOCUMENTS, _PILOT_DRAWS = 64, 8
 
 
 @dataclass(frozen=True)
@@ -60,10 +70,63 @@ class LatentErrors:
         """How many parts give the smallest bound over all documents."""
         return int(np.argmin([self.nats(count).mean() for count in range(1, NUM_PARTS + 1)])) + 1
 
-    def curve(self) -> list[dict[str, float]]:
-        """The squared error over the noise, as plain values."""
+    def curve(self) -> list[NoiseBucket]:
+        """The squared error over the noise."""
         ends = zip(self.edges[:-1], self.edges[1:], self.squared_error, strict=True)
-        return [{"low": float(a), "high": float(b), "squared_error": float(error)} for a, b, error in ends]
+        return [NoiseBucket(float(a), float(b), float(error)) for a, b, error in ends]
+
+
+def measure_latent_bounds(context: Context) -> LatentBounds | None:
+    """Nats per dimension of the latent; what the text saves."""
+    if not context.active.latent:
+        return None
+    model, config, documents = context.model, context.config, context.selection.documents
+    snr = _choose_snr(context)
+    errors = {
+        text: latent_errors(
+            model, documents, text=text, largest_snr=snr, num_draws=config.num_draws,
+            batch_tokens=config.batch_tokens, seed=context.seed, progress=context.progress,
+        )
+        for text in TEXT_NAMES
+    }  # fmt: skip
+    dimensions = errors["right"].num_dimensions
+    nats = {text: one.nats() / dimensions for text, one in errors.items()}
+
+    def gain(text: str) -> Quantity:
+        title = f"nats / dimension saved by the right text, against {TEXT_NAMES[text]}"
+        return Quantity(title, MORE, nats[text] - nats["right"])
+
+    normal = normal_nats(model.normalizer.normalize(documents.latents), snr)
+    return LatentBounds(
+        **{text: _latent_bound(context, errors[text], nats[text]) for text in TEXT_NAMES},
+        gain=Gain(
+            **{text: context.record(f"latent_gain/{text}", gain(text)) for text in ("shuffled", "none")}
+        ),
+        normal_nats_per_dimension=float(normal.mean() / dimensions),
+        reconstruction_nats_per_dimension=reconstruction_nats(1, snr),
+        snr=snr,
+        num_documents=len(normal),
+        num_dimensions=dimensions,
+        num_draws=config.num_draws,
+    )
+
+
+def _choose_snr(context: Context) -> float:
+    """Where the bound ends, from a few documents with the right text."""
+    pilot = latent_errors(
+        context.model, take_first(context.selection.documents, _PILOT_DOCUMENTS), text="right",
+        largest_snr=context.config.latent_snr, num_draws=_PILOT_DRAWS, batch_tokens=context.config.batch_tokens,
+        seed=context.seed,
+    )  # fmt: skip
+    return float(pilot.edges[pilot.best_parts()])
+
+
+def _latent_bound(context: Context, errors: LatentErrors, nats: np.ndarray) -> LatentBound:
+    title = f"latent bound, {TEXT_NAMES[errors.text]}, nats / dimension"
+    bound = context.record(f"latent_bound/{errors.text}", Quantity(title, LESS, nats))
+    # raw coordinates differ by the normaliser's scale, one number or one per channel
+    log_scale = float(np.log(context.model.normalizer.scale).mean())
+    return LatentBound(bound, bound.value / math.log(2.0), bound.value + log_scale, errors.curve())
 
 
 def latent_errors(
@@ -78,14 +141,14 @@ def latent_errors(
     progress: Progress | None = None,
 ) -> LatentErrors:
     """With the `right` text, a `shuffled` one (a stranger's) or `none` (every token masked)."""
-    plan = _Plan(model, documents, text, largest_snr, num_draws, seed)
+    plan = _LatentDraws(model, documents, text, largest_snr, num_draws, seed)
     corruption, predictor = replace(model.corruption, row_multiple=1), ModelPredictor(model)
     errors, no_rows = np.empty(len(plan.owner)), torch.empty(0, dtype=torch.int64)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
-        found = predictor.predict(*inputs, rows=no_rows)
-        errors[rows] = (found.clean_latents.double() - noisy.latents).square().sum((1, 2)).numpy()
+        prediction = predictor.predict(*inputs, rows=no_rows)
+        errors[rows] = (prediction.clean_latents.double() - noisy.latents).square().sum((1, 2)).numpy()
         if progress is not None:
             progress(f"latent bound, {text} text", done, len(plan.owner))
     count, dimensions = len(documents.lengths), int(np.prod(documents.latents.shape[1:]))
@@ -129,7 +192,7 @@ def time_of_snr(schedule: LatentSchedule, snr: np.ndarray) -> np.ndarray:
     return (0.5 * (low + high)).numpy()
 
 
-class _Plan(Draws):
+class _LatentDraws(Draws):
     """Which document gets which time, noise and text: K entries for each of n documents."""
 
     def __init__(
@@ -141,11 +204,11 @@ class _Plan(Draws):
         num_draws: int,
         seed: int,
     ) -> None:
-        if text not in TEXTS:
-            raise UserError(f"text={text}: allowed are {', '.join(TEXTS)}")
+        if text not in TEXT_NAMES:
+            raise UserError(f"text={text}: allowed are {', '.join(TEXT_NAMES)}")
         count = len(documents.lengths)
         partner = strangers(count, seed) if text == "shuffled" else np.arange(count)
-        pieces = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+        pieces = split_tokens(documents)
         super().__init__(
             tokens=[pieces[document] for document in partner],
             lengths=documents.lengths[partner],

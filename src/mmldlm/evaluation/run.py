@@ -1,33 +1,39 @@
-"""A whole evaluation: choose held-out documents, measure what was trained, return one plain result."""
+"""A whole evaluation: choose held-out documents, measure what was trained, return one result."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import MODES, EvaluationConfig
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
-from mmldlm.evaluation.bounds import measure_latent_bound, measure_text_bound
-from mmldlm.evaluation.checked import measure_self_check, require_possible
-from mmldlm.evaluation.context import Context, DecodeText, EncodeText, Tokenize
-from mmldlm.evaluation.examples import collect_examples
+from mmldlm.evaluation.bound_results import Bounds
+from mmldlm.evaluation.context import (
+    Context,
+    DecodeText,
+    EncodeText,
+    Selection,
+    Tokenize,
+    select_documents,
+    take_first,
+)
+from mmldlm.evaluation.decoding import choose_judge, has_ways, measure_ways, require_possible
+from mmldlm.evaluation.generated_texts import ReferenceLM
 from mmldlm.evaluation.generation import measure_generation
-from mmldlm.evaluation.inversion import Truth, measure_inversion
-from mmldlm.evaluation.reference_lm import ReferenceLM
-from mmldlm.evaluation.retrieval import measure_retrieval
-from mmldlm.evaluation.round_trip import measure_round_trips
-from mmldlm.evaluation.selection import select_documents, take_first
-from mmldlm.evaluation.similarity import ScoredPairs, measure_similarity
-from mmldlm.evaluation.statistics import NUM_RESAMPLES, Progress
+from mmldlm.evaluation.inversion import Truth, collect_examples, measure_inversion, measure_round_trip
+from mmldlm.evaluation.latent_bound import measure_latent_bounds
+from mmldlm.evaluation.results import DataInfo, Evaluation, ModelInfo, Similarity
+from mmldlm.evaluation.retrieval import ScoredPairs, measure_retrieval, measure_similarity
+from mmldlm.evaluation.text_bound import measure_text_bounds
 from mmldlm.runtime import versions
+from mmldlm.statistics import NUM_RESAMPLES
 
-RESULT_FORMAT = "mmldlm-evaluation-2"
 T = TypeVar("T")
 
 
@@ -42,11 +48,11 @@ class Tools:
     encode: EncodeText | None = None
     """The encoder that made the latents."""
     reference_lm: ReferenceLM | None = None
-    """A causal language model that reads generated texts."""
+    """A causal language model that scores generated texts."""
     special_ids: frozenset[int] = frozenset()
-    """Tokens that frame or fill a text; documents should hold none."""
+    """Tokens that frame or pad a text; documents should hold none."""
     scored_pairs: ScoredPairs | None = None
-    """Pairs of texts with the likeness that people see."""
+    """Pairs of texts with the similarity that people gave them."""
 
 
 def evaluate_model(
@@ -57,88 +63,73 @@ def evaluate_model(
     tools: Tools,
     *,
     seed: int = 0,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Everything about a model on one split, as plain values; the same arguments give the same numbers.
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Everything about a model on one split; the same arguments give the same numbers.
 
     `config.num_decoded` of the chosen documents (0: all) are decoded at each number of sampling steps, which costs
     most of the time.
     """
     selection = select_documents(model, store, split, config.num_documents, seed)
-    context = Context(model, config, selection, seed, progress or _silent, tools.decode_text, tools.encode)
+    context = Context(model, config, selection, seed, _silent, tools.decode_text, tools.encode)
     require_possible(context)
-    if selection.num_too_long:
-        context.notes.append(
-            f"{selection.num_too_long} documents of the split are left out: they have more tokens "
-            f"than the model was trained for ({model.denoiser.shape.max_length})"
-        )
-    num_special = int(np.isin(selection.documents.tokens, list(tools.special_ids)).sum())
-    if num_special:
-        context.notes.append(
-            f"{num_special:,} tokens are special ones ([CLS] and the like), which this store was made to keep; they "
-            "are counted like all others, so numbers differ from those without them"
-        )
-    clock = _Clock({})
-    measured = _measure(context, tools, _train_split(model, store), clock)
-    return {
-        "format": RESULT_FORMAT,
-        "model": _describe_model(model),
-        "data": selection.describe() | {"num_special_tokens": num_special},
-        "settings": {**asdict(config), "seed": seed, "num_resamples": NUM_RESAMPLES},
-        **measured,
-        "notes": context.notes,
-        "seconds": clock.seconds,
-        "versions": versions(),
-        "documents": context.documents_json(),
-    }
-
-
-def _measure(context: Context, tools: Tools, train: Split | None, clock: _Clock) -> dict[str, Any]:
-    """Part by part; a part that cannot be measured is null."""
-    found: dict[str, Any] = {
-        "text_bound": clock.timed("text_bound", lambda: measure_text_bound(context)),
-        "latent_bound": clock.timed("latent_bound", lambda: measure_latent_bound(context)),
-        "inversion": None,
-        "self_check": None,
-        "round_trips": None,
-        "examples": [],
-    }
+    if progress is not None:
+        context.progress = _Overall(progress, planned_work(context)).update
+    data = _describe_data(context, selection, tools.special_ids)
+    clock = _Clock()
+    text, calibration = clock.timed("text_bound", lambda: measure_text_bounds(context))
+    latent = clock.timed("latent_bound", lambda: measure_latent_bounds(context))
+    inversion = decoding = round_trip = None
+    examples = []
     if context.decodes:
-        chosen = take_first(context.selection.documents, context.config.num_decoded)
-        truth = Truth.of(chosen, context.decode_text)
-        found["inversion"], decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
-        found["self_check"] = clock.timed(
-            "self_check", lambda: measure_self_check(context, truth, decoded.given[-1])
-        )
-        found["examples"] = collect_examples(truth, decoded.given, decoded.modelled)
+        truth = Truth.of(take_first(selection.documents, config.num_decoded), context.decode_text)
+        inversion, decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
+        decoding = clock.timed("decoding", lambda: measure_ways(context, truth, decoded.given[-1]))
+        examples = collect_examples(decoded)
         if context.active.latent:
-            found["round_trips"] = clock.timed("round_trips", lambda: measure_round_trips(context, decoded))
-    found["retrieval"] = clock.timed("retrieval", lambda: measure_retrieval(context))
-    found["similarity"] = clock.timed("similarity", lambda: _similarity(context, tools))
-    found["generation"] = clock.timed(
-        "generation", lambda: measure_generation(context, train, tools.reference_lm)
+            round_trip = clock.timed("round_trip", lambda: measure_round_trip(context, decoded))
+    retrieval = clock.timed("retrieval", lambda: measure_retrieval(context))
+    similarity = clock.timed("similarity", lambda: _similarity(context, tools))
+    train = _train_split(model, store)
+    generation = clock.timed("generation", lambda: measure_generation(context, train, tools.reference_lm))
+    return Evaluation(
+        model=_describe_model(model),
+        data=data,
+        settings={**asdict(config), "seed": seed, "num_resamples": NUM_RESAMPLES},
+        bounds=Bounds(text, latent),
+        calibration=calibration,
+        inversion=inversion,
+        decoding=decoding,
+        round_trip=round_trip,
+        retrieval=retrieval,
+        similarity=similarity,
+        generation=generation,
+        examples=examples,
+        notes=context.notes,
+        versions=versions(),
+        seconds=clock.seconds,
+        documents=context.documents(),
     )
-    return found
 
 
-def _similarity(context: Context, tools: Tools) -> dict[str, Any] | None:
+def _similarity(context: Context, tools: Tools) -> Similarity | None:
     if tools.scored_pairs is None:
         return None
     if tools.tokenize is None:
-        context.notes.append("--sts is not used: the pair store was made without a tokenizer")
+        context.notes.append("the scored pairs are not used: the pair store was made without a tokenizer")
         return None
     return measure_similarity(context, tools.scored_pairs, tools.tokenize)
 
 
 def _train_split(model: LoadedModel, store: PairStore) -> Split | None:
-    """The training data, where this store has it: what may have been learnt by heart."""
+    """The training data, where this store has it: what may have been memorised."""
     name = model.config.data.train_split
     return store.split(name) if name in store.manifest.splits else None
 
 
 @dataclass(frozen=True)
 class _Clock:
-    seconds: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def timed(self, part: str, measure: Callable[[], T]) -> T:
         start = time.perf_counter()
@@ -148,23 +139,98 @@ class _Clock:
 
 
 def _silent(part: str, done: int, total: int) -> None:
-    """No one watches."""
+    """Progress is not shown."""
 
 
-def _describe_model(model: LoadedModel) -> dict[str, Any]:
-    config, weights = model.config, modes_of_run(model.config.corruption)
-    return {
-        "name": config.name,
-        "step": model.step,
-        "fingerprint": model.fingerprint,
-        "num_parameters": sum(parameter.numel() for parameter in model.denoiser.parameters()),
-        "preset": config.model.preset,
-        "shape": asdict(model.denoiser.shape),
-        "mode_weights": {mode: getattr(weights, mode) for mode in MODES},
-        "condition_dropout": config.corruption.condition_dropout,
-        "prediction_type": config.corruption.prediction_type,
-        "text_schedule": config.corruption.text_schedule,
-        "latent_schedule": config.corruption.latent_schedule,
-        "length": config.model.length,
-        "device": str(model.device),
+def planned_work(context: Context) -> dict[str, tuple[int, float]]:
+    """For each kind of part: how many parts there will be, and about how many passes of documents they take."""
+    config, sampling = context.config, context.model.config.sampling
+    count = len(context.selection.positions)
+    decoded = min(config.num_decoded, count) or count
+    most, encode = max(config.step_counts), sampling.num_encode_steps or sampling.num_latent_steps
+    ways = max(len(config.text_samplers), 1) * max(len(config.guidances), 1) if has_ways(context) else 0
+    checks = ways if choose_judge(context) else 0
+    work = {
+        "text bound": (3, 3.0 * count * config.num_draws),
+        "latent bound": (3, 3.0 * count * config.num_draws),
+        "decoding": (1 + context.active.length, 2.0 * decoded * sum(config.step_counts)),
+        "plain": (ways, float(ways * decoded * most)),
+        "self-check": (checks, float(checks * decoded * (most + encode) * max([*config.candidates, 1]))),
+        "round trip": (2, float(decoded * (most + encode))),
+        "text to latent": (1, float(count * encode)),
+        "joint generation": (1, float(config.num_generated * sampling.num_sampling_steps)),
     }
+    skipped = [] if context.active.text else ["text bound"]
+    skipped += [] if context.decodes else ["decoding", "plain", "self-check", "round trip"]
+    skipped += [] if context.active.latent else ["latent bound", "round trip", "text to latent"]
+    if not (context.active.text and context.active.latent and config.num_generated):
+        skipped.append("joint generation")
+    return {kind: size for kind, size in work.items() if kind not in skipped and size[0]}
+
+
+class _Overall:
+    """The progress of named parts as one number out of `TOTAL`, which never falls."""
+
+    TOTAL = 1000
+
+    def __init__(self, progress: Callable[[int, int], None], work: dict[str, tuple[int, float]]) -> None:
+        self.progress, self.work = progress, work
+        self.shares: dict[str, float] = {}
+        self.last = 0
+
+    def update(self, part: str, done: int, total: int) -> None:
+        """How far a part is."""
+        self.shares[part] = done / max(total, 1)
+        done_work = 0.0
+        for kind, (num_parts, passes) in self.work.items():
+            share = sum(share for name, share in self.shares.items() if name.split(",")[0] == kind)
+            done_work += passes * min(share / num_parts, 1.0)
+        whole = sum(passes for _, passes in self.work.values())
+        self.last = max(self.last, int(self.TOTAL * done_work / whole))
+        self.progress(self.last, self.TOTAL)
+
+
+def _describe_data(context: Context, selection: Selection, special_ids: frozenset[int]) -> DataInfo:
+    store, documents = selection.split.store, selection.documents
+    num_special = int(np.isin(documents.tokens, list(special_ids)).sum())
+    if selection.num_too_long:
+        context.notes.append(
+            f"{selection.num_too_long} documents of the split are left out: they have more tokens "
+            f"than the model was trained for ({context.model.denoiser.shape.max_length})"
+        )
+    if num_special:
+        context.notes.append(
+            f"{num_special:,} tokens are special ones ([CLS] and the like), which this store was made to keep; they "
+            "are counted like all others, so numbers differ from those without them"
+        )
+    return DataInfo(
+        store=str(store.path),
+        split=selection.split.name,
+        fingerprint=store.fingerprint,
+        num_documents=len(selection.positions),
+        num_tokens=int(documents.lengths.sum()),
+        num_held_out=len(selection.split),
+        num_too_long=selection.num_too_long,
+        num_special_tokens=num_special,
+        encoder=store.manifest.encoder,
+        tokenizer=store.manifest.tokenizer,
+    )
+
+
+def _describe_model(model: LoadedModel) -> ModelInfo:
+    config, weights = model.config, modes_of_run(model.config.corruption)
+    return ModelInfo(
+        name=config.name,
+        step=model.step,
+        fingerprint=model.fingerprint,
+        num_parameters=sum(parameter.numel() for parameter in model.denoiser.parameters()),
+        preset=config.model.preset,
+        shape=asdict(model.denoiser.shape),
+        mode_weights={mode: getattr(weights, mode) for mode in MODES},
+        condition_dropout=config.corruption.condition_dropout,
+        prediction_type=config.corruption.prediction_type,
+        text_schedule=config.corruption.text_schedule,
+        latent_schedule=config.corruption.latent_schedule,
+        length=config.model.length,
+        device=str(model.device),
+    )

@@ -1,359 +1,366 @@
-"""The tables of an evaluation, made once for the terminal, Markdown and the page. Cells are plain text."""
+"""The tables of an evaluation, for the terminal, Markdown and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
-TEXT_NAMES = {"right": "right text", "shuffled": "shuffled text", "none": "no text"}
+from mmldlm.evaluation.bound_results import LATENT_NAMES, TEXT_NAMES, Calibration, LatentBounds, TextBounds
+from mmldlm.evaluation.results import (
+    Diversity,
+    Evaluation,
+    Generation,
+    Inversion,
+    Retrieval,
+    RoundTrip,
+    Similarity,
+    TextScores,
+    Way,
+    WaysToDecode,
+)
+from mmldlm.statistics import Estimate
+from mmldlm.tables import Table, number, percent, signed
+
 INTERVAL = "95 % interval"
+Show = Callable[[float], str]
+Part = TypeVar("Part")
+Shown = TypeVar("Shown")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows under a head; the first column says what a row is."""
-
-    title: str
-    about: str
-    head: list[str]
-    rows: list[list[str]]
-
-
-def make_tables(result: dict[str, Any]) -> list[Table]:
+def make_tables(result: Evaluation) -> list[Table]:
     """Every table that the result has something for."""
-    makers = (
-        ("text_bound", _text_bound),
-        ("text_bound", _calibration),
-        ("latent_bound", _latent_bound),
-        ("inversion", _inversion),
-        ("inversion", _inversion_by_length),
-        ("self_check", _self_check),
-        ("self_check", _self_check_gain),
-        ("retrieval", _retrieval),
-        ("similarity", _similarity),
-        ("round_trips", _round_trips),
-        ("generation", _generation),
-    )
-    made = [make(result[part], result) for part, make in makers if result.get(part)]
-    return [table for table in made if table.rows]
+    text, latent = result.bounds.text, result.bounds.latent
+    tokenizer = (result.data.tokenizer or {}).get("name", "an unknown tokenizer")
+    tables = [
+        made(text, lambda bounds: _text_bounds(bounds, tokenizer)),
+        made(result.calibration, _calibration),
+        made(latent, _latent_bounds),
+        made(result.inversion, _inversion),
+        made(result.inversion, _inversion_by_length),
+        made(result.decoding, _ways),
+        made(result.decoding, _way_gains),
+        made(result.retrieval, _retrieval),
+        made(result.similarity, _similarity),
+        made(result.round_trip, _round_trip),
+        made(result.generation, _generation),
+    ]
+    return [table for table in tables if table is not None and table.rows]
 
 
-def _text_bound(bound: dict[str, Any], result: dict[str, Any]) -> Table:
-    kinds = {kind: bound[kind] for kind in LATENT_NAMES}
-    gains = {kind: bound["gain"].get(kind) for kind in kinds}
-    lengths = [row["length_nats_per_document"] for row in kinds.values()]
+def made(part: Part | None, make: Callable[[Part], Shown | None]) -> Shown | None:
+    """A table or picture of a part of the result; None where that was not measured."""
+    return None if part is None else make(part)
+
+
+def three(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3f}"
+
+
+def four(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4f}"
+
+
+def one(value: float) -> str:
+    """One digit."""
+    return f"{value:.1f}"
+
+
+def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
+    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    gains = (None, bounds.gain.shuffled, bounds.gain.none)
+    lengths = [kind.length_nats_per_document for kind in kinds]
     rows = [
-        ["nats / token", *(f"{row['nats_per_token']:.3f}" for row in kinds.values())],
-        [INTERVAL, *("{:.3f} to {:.3f}".format(*row["interval"]) for row in kinds.values())],
-        ["bits / token", *(f"{row['bits_per_token']:.3f}" for row in kinds.values())],
-        ["perplexity", *(number(row["perplexity"]) for row in kinds.values())],
-        ["bits / byte", *(_value(row["bits_per_byte"]) for row in kinds.values())],
-        ["bits / character", *(_value(row["bits_per_character"]) for row in kinds.values())],
-        ["nats / token more than right", *(_value(gain, signed) for gain in gains.values())],
-        [INTERVAL, *("" if gain is None else _span(gain, signed) for gain in gains.values())],
+        ["nats / token", *(_value(kind.nats_per_token) for kind in kinds)],
+        [INTERVAL, *(_span(kind.nats_per_token) for kind in kinds)],
+        ["bits / token", *(three(kind.bits_per_token) for kind in kinds)],
+        ["perplexity", *(number(kind.perplexity) for kind in kinds)],
+        ["bits / byte", *(_value(kind.bits_per_byte) for kind in kinds)],
+        ["bits / character", *(_value(kind.bits_per_character) for kind in kinds)],
+        ["nats / token more than right", *(_value(gain, signed) for gain in gains)],
+        [INTERVAL, *(_span(gain, signed) for gain in gains)],
         ["length, nats / document", *("given" if nats is None else f"{nats:.2f}" for nats in lengths)],
     ]
-    tokenizer = (result["data"]["tokenizer"] or {}).get("name", "an unknown tokenizer")
     about = (
         "Continuous-time bound of masked diffusion, as MDLM defines it, on the negative log-likelihood of a text given "
-        f"its latent and its length. Tokens of {tokenizer}, no special ones; {bound['right']['num_documents']:,} "
-        f"documents, {bound['right']['num_tokens']:,} tokens, {bound['right']['num_draws']} draws each."
+        f"its latent and its length. Tokens of {tokenizer}, no special ones; {bounds.num_documents:,} documents, "
+        f"{bounds.num_tokens:,} tokens, {bounds.num_draws} draws each."
     )
-    return Table("Text bound: what the latent buys", about, ["", *LATENT_NAMES.values()], _filled(rows))
+    shown = [row for row in rows if any(row[1:])]
+    return Table("Text bound: what the latent saves", about, ["", *LATENT_NAMES.values()], shown)
 
 
-def _calibration(bound: dict[str, Any], result: dict[str, Any]) -> Table:
-    rows = []
-    for kind, name in LATENT_NAMES.items():
-        error = bound[kind]["calibration_error"]
-        rows.append([name, *_cells(error["equal_width"]), *_cells(error["equal_mass"])])
+def _calibration(calibration: Calibration) -> Table:
+    kinds = (calibration.right, calibration.shuffled, calibration.none)
+    rows = [
+        [name, *_cells(kind.equal_width.error), *_cells(kind.equal_mass.error)]
+        for name, kind in zip(LATENT_NAMES.values(), kinds, strict=True)
+    ]
     about = "Expected calibration error: mean distance between confidence and share right, over ten buckets."
     return Table("Calibration", about, ["", "equal width", INTERVAL, "equal mass", INTERVAL], rows)
 
 
-def _latent_bound(bound: dict[str, Any], result: dict[str, Any]) -> Table:
+def _latent_bounds(bounds: LatentBounds) -> Table:
     def show(value: float) -> str:
         return signed(value, 4)
 
-    kinds = {kind: bound[kind] for kind in TEXT_NAMES}
-    gains = [bound["gain"].get(kind) for kind in kinds]
+    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    gains = (None, bounds.gain.shuffled, bounds.gain.none)
     rows = [
-        ["nats / dimension", *(f"{row['nats_per_dimension']:.4f}" for row in kinds.values())],
-        [INTERVAL, *("{:.4f} to {:.4f}".format(*row["interval"]) for row in kinds.values())],
-        ["in raw coordinates", *(f"{row['nats_per_dimension_raw']:.4f}" for row in kinds.values())],
+        ["nats / dimension", *(_value(kind.nats_per_dimension, four) for kind in kinds)],
+        [INTERVAL, *(_span(kind.nats_per_dimension, four) for kind in kinds)],
+        ["in raw coordinates", *(four(kind.nats_per_dimension_raw) for kind in kinds)],
         ["nats / dimension more than right", *(_value(gain, show) for gain in gains)],
-        [INTERVAL, *("" if gain is None else _span(gain, show) for gain in gains)],
+        [INTERVAL, *(_span(gain, show) for gain in gains)],
     ]
     about = (
-        f"Continuous-time variational bound on the negative log-density of a latent ({bound['num_dimensions']} "
-        f"dimensions), up to a signal-to-noise ratio of {bound['snr']:.3g}; Gaussian reconstruction "
-        f"({bound['reconstruction_nats_per_dimension']:.4f}) included, prior term exactly 0. A standard normal has "
-        f"{bound['normal_nats_per_dimension']:.4f}."
+        f"Continuous-time variational bound on the negative log-density of a latent ({bounds.num_dimensions} "
+        f"dimensions), up to a signal-to-noise ratio of {bounds.snr:.3g}; Gaussian reconstruction "
+        f"({bounds.reconstruction_nats_per_dimension:.4f}) included, prior term exactly 0. A standard normal has "
+        f"{bounds.normal_nats_per_dimension:.4f}."
     )
-    return Table("Latent bound: what the text buys", about, ["", *TEXT_NAMES.values()], rows)
+    return Table("Latent bound: what the text saves", about, ["", *TEXT_NAMES.values()], rows)
 
 
-def _filled(rows: list[list[str]]) -> list[list[str]]:
-    """Rows that say something."""
-    return [row for row in rows if any(row[1:])]
+_SCORE_HEAD = ["tokens right", INTERVAL, "exact", "BLEU", "re-encoded cosine"]
 
 
-def _inversion(inversion: dict[str, Any], result: dict[str, Any]) -> Table:
-    rows = []
-    for length, key in (("true", "length_given"), ("modelled", "length_modelled")):
-        for point in inversion[key]:
-            more = [_value(point["token_f1"], percent), _value(point["right_length"], percent)]
-            rows.append([_steps(point, length), *_inversion_cells(point), *more])
-    sampling = ", ".join(f"{key}={value}" for key, value in inversion["sampling"].items())
-    about = f"{inversion['num_documents']:,} documents, always from fully masked text; {sampling}."
-    if inversion["bleu_signature"]:
-        about += f" BLEU: {inversion['bleu_signature']}."
-    return Table(
-        "Latent to text", about, ["steps, length", *_INVERSION_HEAD, "token F1", "length right"], rows
-    )
+def _score_cells(scores: TextScores) -> list[str]:
+    return [
+        *_cells(scores.token_accuracy, percent),
+        _value(scores.exact_match, percent),
+        _value(scores.bleu, one),
+        _value(scores.reencoded_cosine),
+    ]
 
 
-def _inversion_by_length(inversion: dict[str, Any], result: dict[str, Any]) -> Table:
-    rows = []
-    for group in inversion["by_length"] if len(inversion["by_length"]) > 1 else []:
-        name = f"{group['shortest']} to {group['longest']} ({group['num_documents']:,})"
-        for length, key in (("true", "length_given"), ("modelled", "length_modelled")):
-            rows += [[name, _steps(point, length), *_inversion_cells(point)] for point in group[key]]
+def _inversion(inversion: Inversion) -> Table:
+    rows = [
+        [
+            f"{scores.num_sampling_steps}, {length}",
+            *_score_cells(scores),
+            _value(scores.token_f1, percent),
+            _value(scores.right_length, percent),
+        ]
+        for length, both in (("true", inversion.length_given), ("modelled", inversion.length_modelled))
+        for scores in both
+    ]
+    sampling = ", ".join(f"{key}={value}" for key, value in inversion.sampling.items())
+    about = f"{inversion.num_documents:,} documents, always from fully masked text; {sampling}."
+    if inversion.bleu_signature:
+        about += f" BLEU: {inversion.bleu_signature}."
+    head = ["steps, length", *_SCORE_HEAD, "token F1", "length right"]
+    return Table("Latent to text", about, head, rows)
+
+
+def _inversion_by_length(inversion: Inversion) -> Table:
+    groups = inversion.by_length if len(inversion.by_length) > 1 else []
+    rows = [
+        [
+            f"{group.shortest} to {group.longest} ({group.num_documents:,})",
+            f"{scores.num_sampling_steps}, {length}",
+            *_score_cells(scores),
+        ]
+        for group in groups
+        for length, both in (("true", group.length_given), ("modelled", group.length_modelled))
+        for scores in both
+    ]
     about = (
         "The same documents by the number of their tokens (in brackets: documents), at every number of steps."
     )
-    head = ["tokens", "steps, length", *_INVERSION_HEAD]
-    return Table("Latent to text, by length", about, head, rows)
+    return Table("Latent to text, by length", about, ["tokens", "steps, length", *_SCORE_HEAD], rows)
 
 
-_INVERSION_HEAD = ["tokens right", INTERVAL, "exact", "BLEU", "re-encoded cosine"]
-
-
-def _steps(point: dict[str, Any], length: str) -> str:
-    return f"{point['num_sampling_steps']}, {length}"
-
-
-def _inversion_cells(point: dict[str, Any]) -> list[str]:
-    return [
-        *_cells(point["token_accuracy"], percent),
-        _value(point["exact_match"], percent),
-        _value(point["bleu"], "{:.1f}".format),
-        _value(point["reencoded_cosine"]),
-    ]
-
-
-_GAINS = {
-    "token_accuracy": ("tokens right", lambda value: signed(100 * value, 1)),
-    "exact_match": ("exact", lambda value: signed(100 * value, 1)),
-    "bleu": ("BLEU", lambda value: signed(value, 1)),
-    "reencoded_cosine": ("re-encoded cosine", lambda value: signed(value)),
-}
-"""Name of each score of decoding, and how a difference of it is shown."""
 _WAY_HEAD = ["sampler", "guidance", "candidates", "rounds"]
-_WAY_KEYS = ("text_sampler", "guidance", "num_candidates", "num_rounds")
 
 
-def _self_check(check: dict[str, Any], result: dict[str, Any]) -> Table:
+def _way_cells(way: Way) -> list[str]:
+    return [way.text_sampler, f"{way.guidance:g}", str(way.num_candidates), str(way.num_rounds)]
+
+
+def _ways(ways: WaysToDecode) -> Table:
     rows = [
         [
-            *_way(row),
-            *_inversion_cells(row),
-            *(_value(row[key], "{:,.1f}".format) for key in ("passes", "num_encoded")),
-            f"{row['seconds']:.1f}",
+            *_way_cells(row.way),
+            *_score_cells(row.scores),
+            _value(row.passes, "{:,.1f}".format),
+            _value(row.num_encoded, "{:,.1f}".format),
+            one(row.seconds),
         ]
-        for row in check["rows"]
+        for row in ways.rows
     ]
     judges = {"model": "the model's own t2l side", "encoder": "the encoder"}
     how = (
-        f"The first candidate takes the most probable tokens, the others and what is decoded anew are drawn at "
-        f"temperature {check['candidate_temperature']:g}; {judges[check['judge']]} turns texts back into latents. "
-        if check["judge"]
+        f"The first candidate takes the most probable tokens, the others are drawn at temperature "
+        f"{ways.candidate_temperature:g}; {judges[ways.judge]} turns texts back into latents. "
+        if ways.judge
         else ""
     )
     about = (
-        f"{check['num_documents']:,} documents, {check['num_sampling_steps']} steps, true length given. {how}"
+        f"{ways.num_documents:,} documents, {ways.num_sampling_steps} steps, true length given. {how}"
         "Passes of the network and texts turned back are means per document; seconds are for all."
     )
-    head = [*_WAY_HEAD, *_INVERSION_HEAD, "passes", "turned back", "seconds"]
+    head = [*_WAY_HEAD, *_SCORE_HEAD, "passes", "turned back", "seconds"]
     return Table("Ways to decode", about, head, rows)
 
 
-def _self_check_gain(check: dict[str, Any], result: dict[str, Any]) -> Table:
-    plain = [check["plain"][key] for key in _WAY_KEYS]
-    rows = []
-    for row in check["rows"]:
-        way = [row[key] for key in _WAY_KEYS]
-        found = [(row["difference"][key], show) for key, (_, show) in _GAINS.items()]
-        if way != plain:
-            cells = [
-                f"{_value(value, show)} ({_span(value, show)})" if value else "" for value, show in found
-            ]
-            rows.append([*_way(row), *cells])
+def _way_gains(ways: WaysToDecode) -> Table:
+    def cell(gain: Estimate | None, show: Show) -> str:
+        return "" if gain is None else f"{_value(gain, show)} ({_span(gain, show)})"
+
+    def points(value: float) -> str:
+        return signed(100 * value, 1)
+
+    rows = [
+        [
+            *_way_cells(row.way),
+            cell(row.token_accuracy_gain, points),
+            cell(row.exact_match_gain, points),
+            cell(row.bleu_gain, lambda value: signed(value, 1)),
+            cell(row.reencoded_cosine_gain, signed),
+        ]
+        for row in ways.rows
+        if row.way != ways.plain
+    ]
     about = (
-        f"Against one text of most probable tokens by {plain[0]}, guidance {plain[1]:g}, on the same documents; in "
-        f"brackets the {INTERVAL} of the paired difference. Shares differ in points of 100."
+        f"Against one text of most probable tokens by {ways.plain.text_sampler}, guidance {ways.plain.guidance:g}, on "
+        f"the same documents; in brackets the {INTERVAL} of the paired difference. Shares differ in percentage points."
     )
-    head = [*_WAY_HEAD, *(name for name, _ in _GAINS.values())]
+    head = [*_WAY_HEAD, "tokens right", "exact", "BLEU", "re-encoded cosine"]
     return Table("Ways to decode, against the plain one", about, head, rows)
 
 
-def _way(row: dict[str, Any]) -> list[str]:
-    """How a row was decoded."""
-    return [row["text_sampler"], f"{row['guidance']:g}", str(row["num_candidates"]), str(row["num_rounds"])]
-
-
-def _retrieval(retrieval: dict[str, Any], result: dict[str, Any]) -> Table:
+def _retrieval(retrieval: Retrieval) -> Table:
     rows = [
-        ["cosine to its own latent", *_cells(retrieval["cosine"]), ""],
-        ["cosine to another's latent", *_cells(retrieval["stranger_cosine"]), ""],
+        ["cosine to its own latent", *_cells(retrieval.cosine), ""],
+        ["cosine to another's latent", *_cells(retrieval.stranger_cosine), ""],
+        ["retrieval@1", *_cells(retrieval.retrieval_at_1, percent), percent(retrieval.chance_at_1, 2)],
+        ["retrieval@10", *_cells(retrieval.retrieval_at_10, percent), percent(retrieval.chance_at_10, 2)],
     ]
-    for depth in (1, 10):
-        shown = _cells(retrieval[f"retrieval_at_{depth}"], percent)
-        rows.append([f"retrieval@{depth}", *shown, percent(retrieval[f"chance_at_{depth}"], 2)])
-    sought = f"each sought among all {retrieval['num_candidates']:,} held-out latents"
-    about = f"{retrieval['num_queries']:,} texts, {sought}."
+    about = (
+        f"{retrieval.num_queries:,} texts, each searched for among all {retrieval.num_candidates:,} held-out "
+        "latents."
+    )
     return Table("Text to latent", about, ["", "value", INTERVAL, "chance"], rows)
 
 
-def _similarity(similarity: dict[str, Any], result: dict[str, Any]) -> Table:
+def _similarity(similarity: Similarity) -> Table:
     rows = [
-        [name, *_cells(similarity[key])]
-        for key, name in (("own", "the model's latents"), ("encoder", "the encoder's latents"))
-        if similarity[key]
+        ["the model's latents", *_cells(similarity.own)],
+        ["the encoder's latents", *_cells(similarity.encoder)],
+        ["difference", *_cells(similarity.difference, signed)],
     ]
-    if similarity["difference"]:
-        rows.append(["difference", *_cells(similarity["difference"], signed)])
-    about = f"Spearman's rank correlation of cosine and score on {similarity['num_pairs']:,} pairs of texts."
-    return Table("Similarity of texts (STS)", about, ["", "correlation", INTERVAL], rows)
+    about = f"Spearman's rank correlation of cosine and score on {similarity.num_pairs:,} pairs of texts."
+    shown = [row for row in rows if any(row[1:])]
+    return Table("Similarity of texts (STS)", about, ["", "correlation", INTERVAL], shown)
 
 
-def _round_trips(trips: dict[str, Any], result: dict[str, Any]) -> Table:
-    there, back = trips["latent_text_latent"], trips["text_latent_text"]
-    rows = [["latent to text to latent by the model itself: cosine", *_cells(there["own"])]]
-    if there["encoder"]:
-        rows.append(["latent to text to latent by the encoder: cosine", *_cells(there["encoder"])])
+def _round_trip(trip: RoundTrip) -> Table:
+    back = "text to the model's own latent to text"
+    rows = [
+        ["latent to text to latent by the model itself: cosine", *_cells(trip.latent.own)],
+        ["latent to text to latent by the encoder: cosine", *_cells(trip.latent.encoder)],
+        [
+            "for comparison: true text to latent by the model itself: cosine",
+            *_cells(trip.latent.own_of_true_text),
+        ],
+        [f"{back}: tokens right", *_cells(trip.text.token_accuracy, percent)],
+        [f"{back}: exact", *_cells(trip.text.exact_match, percent)],
+        [f"{back}: BLEU", *_cells(trip.text.bleu, one)],
+        [f"{back}: re-encoded cosine", *_cells(trip.text.reencoded_cosine)],
+    ]
+    about = f"{trip.num_documents:,} documents, {trip.text.num_sampling_steps} steps, true length given."
+    return Table("Round trips", about, ["", "value", INTERVAL], [row for row in rows if any(row[1:])])
+
+
+def _generation(result: Generation) -> Table:
+    agreement = result.agreement
+    rows = [*_diversity_rows(result.diversity), *_reference_rows(result)]
     rows.append(
-        ["beside it: true text to latent by the model itself: cosine", *_cells(there["own_of_true_text"])]
+        [
+            "cosine of latent and text by the model itself",
+            *_cells(agreement.own),
+            f"unrelated {agreement.own_strangers:.3f}",
+            "",
+        ]
     )
-    for key, name, show in (
-        ("token_accuracy", "tokens right", percent),
-        ("exact_match", "exact", percent),
-        ("bleu", "BLEU", "{:.1f}".format),
-        ("reencoded_cosine", "re-encoded cosine", "{:.3f}".format),
-    ):
-        if back[key]:
-            rows.append([f"text to the model's own latent to text: {name}", *_cells(back[key], show)])
-    about = f"{trips['num_documents']:,} documents, {trips['num_sampling_steps']} steps, true length given."
-    return Table("Round trips", about, ["", "value", INTERVAL], rows)
-
-
-def _generation(made: dict[str, Any], result: dict[str, Any]) -> Table:
-    rows = [*_diversity_rows(made["diversity"]), *_reference_rows(made["reference_lm"])]
-    agreement = made["agreement"]
-    for who, name in (("own", "the model itself"), ("encoder", "the encoder")):
-        if agreement[who]:
-            chance = f"unrelated {agreement[f'{who}_strangers']:.3f}"
-            rows.append([f"cosine of latent and text by {name}", *_cells(agreement[who]), chance, ""])
-    rows += [*_distance_rows(made["distance"]), *_memorised_rows(made["memorised"])]
-    sampling = ", ".join(f"{key}={value}" for key, value in made["sampling"].items())
+    if agreement.encoder is not None:
+        chance = f"unrelated {agreement.encoder_strangers:.3f}"
+        rows.append(["cosine of latent and text by the encoder", *_cells(agreement.encoder), chance, ""])
+    rows += [*_distance_rows(result), *_memorised_rows(result)]
+    sampling = ", ".join(f"{key}={value}" for key, value in result.sampling.items())
     about = (
-        f"{made['num_documents']:,} pairs from nothing, beside {made['num_real']:,} held-out ones; {sampling}; "
-        f"length {made['length']}."
+        f"{result.num_documents:,} pairs from nothing, beside {result.num_real:,} held-out ones; {sampling}; "
+        f"length {result.length}."
     )
-    head = ["", "generated", INTERVAL, "held-out", INTERVAL]
-    return Table("Joint generation", about, head, rows)
+    return Table("Joint generation", about, ["", "generated", INTERVAL, "held-out", INTERVAL], rows)
 
 
-def _diversity_rows(found: dict[str, Any]) -> list[list[str]]:
-    names = {
-        **{f"distinct_{n}": f"distinct-{n}" for n in (1, 2, 3)},
-        **{f"repeated_{n}": f"{n}-grams repeated in the same text" for n in (1, 2, 4)},
-        "self_bleu": "self-BLEU",
-    }
-    rows = []
-    for key, name in names.items():
-        if found[key]:
-            show = "{:.1f}".format if key == "self_bleu" else percent
-            rows.append([name, *_cells(found[key]["generated"], show), *_cells(found[key]["real"], show)])
-    return rows
-
-
-def _reference_rows(reference: dict[str, Any] | None) -> list[list[str]]:
-    if not reference:
-        return []
-    values = reference["perplexity"]
-    name = f"perplexity under {reference['name']}"
-    return [[name, *_cells(values["generated"], number), *_cells(values["real"], number)]]
-
-
-def _distance_rows(distance: dict[str, Any] | None) -> list[list[str]]:
-    names = {
-        "latent_frechet": f"Fréchet distance of latents ({distance['num_directions']} directions)"
-        if distance
-        else "",
-        "length_frechet": "Fréchet distance of lengths",
-        "length_wasserstein": "Wasserstein distance of lengths, tokens",
-    }
-    rows = []
-    for key, name in names.items() if distance else ():
-        value = distance[key] if distance else {}
-        span = f"{value['real_low']:.2f} to {value['real_high']:.2f}"
-        rows.append([name, f"{value['generated']:.2f}", "", f"{value['real']:.2f}", span])
-    return rows
-
-
-def _memorised_rows(memorised: dict[str, Any] | None) -> list[list[str]]:
-    names = {"whole": "is a training document", "inside": "stands inside a training document"}
+def _diversity_rows(diversity: Diversity) -> list[list[str]]:
+    named = [
+        ("distinct-1", diversity.distinct_1, percent),
+        ("distinct-2", diversity.distinct_2, percent),
+        ("distinct-3", diversity.distinct_3, percent),
+        ("1-grams repeated in the same text", diversity.repeated_1, percent),
+        ("2-grams repeated in the same text", diversity.repeated_2, percent),
+        ("4-grams repeated in the same text", diversity.repeated_4, percent),
+        ("self-BLEU", diversity.self_bleu, one),
+    ]
     return [
-        [name, *_cells(memorised[key]["generated"], percent), *_cells(memorised[key]["real"], percent)]
-        for key, name in names.items()
-        if memorised
+        [name, *_cells(beside.generated, show), *_cells(beside.real, show)]
+        for name, beside, show in named
+        if beside is not None
     ]
 
 
-def _cells(value: dict[str, Any] | None, show: Any = "{:.3f}".format) -> list[str]:
-    return ["", ""] if value is None else [_value(value, show), _span(value, show)]
+def _reference_rows(result: Generation) -> list[list[str]]:
+    reference = result.reference_lm
+    if reference is None:
+        return []
+    both = (reference.perplexity.generated, reference.perplexity.real)
+    return [
+        [f"perplexity under {reference.name}", *(cell for value in both for cell in _cells(value, number))]
+    ]
 
 
-def _value(value: dict[str, Any] | None, show: Any = "{:.3f}".format) -> str:
-    return "" if value is None or value["value"] is None else show(value["value"])
+def _distance_rows(result: Generation) -> list[list[str]]:
+    distance = result.distance
+    if distance is None:
+        return []
+    named = (
+        (f"Fréchet distance of latents ({distance.num_directions} directions)", distance.latent_frechet),
+        ("Fréchet distance of lengths", distance.length_frechet),
+        ("Wasserstein distance of lengths, tokens", distance.length_wasserstein),
+    )
+    return [
+        [name, f"{d.generated:.2f}", "", f"{d.real:.2f}", f"{d.real_low:.2f} to {d.real_high:.2f}"]
+        for name, d in named
+    ]
 
 
-def _span(value: dict[str, Any], show: Any) -> str:
-    low, high = value["low"], value["high"]
-    return "" if low is None or high is None else f"{show(low)} to {show(high)}"
+def _memorised_rows(result: Generation) -> list[list[str]]:
+    memorised = result.memorised
+    if memorised is None:
+        return []
+    named = (
+        ("is a training document", memorised.whole),
+        ("is part of a training document", memorised.inside),
+    )
+    return [
+        [name, *_cells(beside.generated, percent), *_cells(beside.real, percent)] for name, beside in named
+    ]
 
 
-def number(value: float | None) -> str:
-    """A number that may be large; null is one that was not finite."""
-    if value is None:
-        return "∞"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+def _cells(value: Estimate | None, show: Show = three) -> list[str]:
+    return [_value(value, show), _span(value, show)]
 
 
-def percent(value: float, digits: int = 1) -> str:
-    """A share."""
-    return f"{100 * value:.{digits}f} %"
+def _value(value: Estimate | None, show: Show = three) -> str:
+    return "" if value is None or value.value != value.value else show(value.value)
 
 
-def signed(value: float, digits: int = 3) -> str:
-    """A difference."""
-    return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def to_markdown(table: Table) -> str:
-    """The table under a heading."""
-    lines = [f"## {table.title}", "", _cell(table.about), "", *markdown_rows(table.head, table.rows)]
-    return "\n".join(lines) + "\n"
-
-
-def markdown_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table; numbers stand on the right."""
-    marks = ["---", *["---:"] * (len(head) - 1)]
-    return ["| " + " | ".join(map(_cell, row)) + " |" for row in (head, marks, *rows)]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _span(value: Estimate | None, show: Show = three) -> str:
+    if value is None or value.low != value.low or value.high != value.high:
+        return ""
+    return f"{show(value.low)} to {show(value.high)}"

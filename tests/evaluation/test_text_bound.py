@@ -12,11 +12,11 @@ import torch
 from mmldlm.config import Config, ObjectiveConfig
 from mmldlm.errors import UserError
 from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
-from mmldlm.evaluation.draws import pack_rows
-from mmldlm.evaluation.likelihood import Bound, perplexity, score, text_bound, text_times
-from mmldlm.evaluation.statistics import Estimate, ratio_estimate, strangers
+from mmldlm.evaluation.context import pack_rows, strangers
+from mmldlm.evaluation.text_bound import Costs, perplexity, score, text_costs, text_times
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Active, Objective
+from mmldlm.statistics import Estimate, ratio_estimate
 from mmldlm.types import Counts, NoisyBatch, Times
 from tests import batches
 from tests.evaluation.toys import LENGTH, TEXTS, VOCAB, draw_documents, joint_distribution, oracle_model
@@ -26,13 +26,18 @@ JOINT = joint_distribution()
 
 def bound_of(
     model, documents, latent: str, num_draws: int = 8, seed: int = 3, batch_tokens: int = 4096
-) -> Bound:
-    return text_bound(
+) -> Costs:
+    return text_costs(
         model, documents, latent=latent, num_draws=num_draws, batch_tokens=batch_tokens, seed=seed
     )
 
 
-def gain(worse: Bound, better: Bound) -> Estimate:
+def per_token(costs: Costs) -> Estimate:
+    """Nats per token, all documents together."""
+    return costs.quantity().estimate(3)
+
+
+def gain(worse: Costs, better: Costs) -> Estimate:
     """Nats per token that `better` saves, paired."""
     return ratio_estimate(worse.nats - better.nats, better.num_tokens.astype(np.float64), 3)
 
@@ -87,13 +92,13 @@ def test_the_bound_of_an_oracle_is_the_conditional_entropy_and_without_latent_th
     exact = {"right": -np.log(given).reshape(-1)[drawn], "none": -np.log(JOINT.sum(0))[drawn % len(TEXTS)]}
     for latent, information in exact.items():
         bound = bound_of(model, documents, latent)
-        error = bound.per_token.value - information.mean() / LENGTH
+        error = per_token(bound).value - information.mean() / LENGTH
         spread = (bound.nats - information).std() / np.sqrt(len(drawn)) / LENGTH
         assert spread < 0.02
         assert abs(error) < 4 * spread, (latent, error, spread)
     entropy = -(JOINT * np.log(given)).sum() / LENGTH
     right = bound_of(model, documents, "right")
-    assert abs(right.per_token.value - entropy) < 4 * right.per_token.standard_error
+    assert abs(per_token(right).value - entropy) < 4 * per_token(right).standard_error
 
 
 def test_the_right_latent_beats_a_strangers_and_none_lies_between() -> None:
@@ -102,8 +107,8 @@ def test_the_right_latent_beats_a_strangers_and_none_lies_between() -> None:
     right, shuffled, none = (bound_of(model, documents, latent) for latent in ("right", "shuffled", "none"))
     saved = gain(shuffled, right)
     assert 0 < saved.low < saved.value < saved.high
-    assert saved.value == pytest.approx(shuffled.per_token.value - right.per_token.value)
-    assert right.per_token.value < none.per_token.value < shuffled.per_token.value
+    assert saved.value == pytest.approx(per_token(shuffled).value - per_token(right).value)
+    assert per_token(right).value < per_token(none).value < per_token(shuffled).value
 
 
 def test_a_denoiser_that_ignores_the_latent_gains_exactly_nothing() -> None:
@@ -166,12 +171,9 @@ def test_times_are_stratified_within_and_over_documents() -> None:
 def test_curves_count_every_scored_token_once() -> None:
     documents, _ = draw_documents(JOINT, 300)
     bound = bound_of(oracle_model(JOINT), documents, "right")
-    result = bound.to_json()
     half = 300 * LENGTH * 8 / 2  # half of all, as times are uniform
-    assert sum(row["num_tokens"] for row in result["time_curve"]) == pytest.approx(half, rel=0.05)
-    assert result["bits_per_token"] == pytest.approx(result["nats_per_token"] / np.log(2))
-    assert result["perplexity"] == pytest.approx(np.exp(result["nats_per_token"]))
-    assert result["length_nats_per_document"] == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
+    assert sum(row.num_tokens for row in bound.time_curve.buckets()) == pytest.approx(half, rel=0.05)
+    assert bound.length_nats.mean() == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
 
 
 def test_the_oracle_knows_how_sure_it_may_be_and_an_overconfident_one_does_not() -> None:
@@ -181,14 +183,14 @@ def test_the_oracle_knows_how_sure_it_may_be_and_an_overconfident_one_does_not()
         error = calibration_error(bound.answers, edges, len(documents.lengths), "oracle")
         assert error.estimate(0).value < 0.04
         rows = reliability(bound.answers, edges)
-        assert sum(row["num_tokens"] for row in rows) == len(bound.answers.arrays()[0])
+        assert sum(row.num_tokens for row in rows) == len(bound.answers.arrays()[0])
     document, confidence, correct = bound.answers.arrays()
     boast = type(bound.answers)()
     boast.add(document, np.ones_like(confidence), correct)
     found = calibration_error(boast, equal_width(), len(documents.lengths), "boast").estimate(0)
     assert found.value == pytest.approx(1.0 - correct.mean())
     assert found.low < found.value < found.high
-    masses = [row["num_tokens"] for row in reliability(bound.answers, equal_mass(np.arange(1000) / 1000))]
+    masses = [row.num_tokens for row in reliability(bound.answers, equal_mass(np.arange(1000) / 1000))]
     assert sum(masses) == len(document)
 
 

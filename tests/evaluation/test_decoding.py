@@ -10,17 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import CorruptionConfig, EvaluationConfig, ModeWeights
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.checked import Way, decode_ways, measure_self_check, require_possible
-from mmldlm.evaluation.context import Context
-from mmldlm.evaluation.generation import Pairs, _agreement
-from mmldlm.evaluation.inversion import Inversion, Truth, inversion_options, invert
-from mmldlm.evaluation.round_trip import measure_round_trips
-from mmldlm.evaluation.selection import Selection
+from mmldlm.evaluation.context import Context, Selection
+from mmldlm.evaluation.decoding import decode_ways, measure_ways, require_possible
+from mmldlm.evaluation.generation import Pairs, measure_agreement
+from mmldlm.evaluation.inversion import AllDecoded, Truth, invert, measure_round_trip
+from mmldlm.evaluation.results import Way, WaysToDecode
 from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
@@ -99,14 +98,11 @@ def context_of(model: LoadedModel, tools: tuple[Any, Any] = (None, None), **sett
     return Context(model, config, selection, 0, lambda *event: None, *tools)
 
 
-def measure(context: Context) -> dict[str, Any]:
+def measure(context: Context) -> WaysToDecode:
     truth = Truth.of(context.selection.documents, context.decode_text)
-    plain = invert(
-        context.model, truth, truth.latents, inversion_options(context.model, LENGTH, 512), length_given=True,
-        decode_text=context.decode_text, encode=context.encode, seed=context.seed,
-    )  # fmt: skip
+    plain = invert(context, truth, truth.latents, LENGTH)
     require_possible(context)
-    found = measure_self_check(context, truth, plain)
+    found = measure_ways(context, truth, plain)
     assert found is not None
     return found
 
@@ -118,21 +114,23 @@ def test_the_check_finds_the_right_text_as_often_as_it_is_among_the_candidates(s
         misled_model(), candidates=[5, 1, 2], text_samplers=[sampler], guidances=[1.0, 2.0]
     )  # fmt: skip
     found = measure(context)
-    assert found["judge"] == "model"
-    assert [row["num_candidates"] for row in found["rows"]] == [1, 2, 5] * 2
-    for row in found["rows"]:
-        guidance, count = row["guidance"], row["num_candidates"]
+    assert found.judge == "model"
+    assert [row.way.num_candidates for row in found.rows] == [1, 2, 5] * 2
+    for row in found.rows:
+        guidance, count = row.way.guidance, row.way.num_candidates
         right = RIGHT**guidance / (RIGHT**guidance + (1 - RIGHT) ** guidance)
         expected = 1 - (1 - right) ** (count - 1)
         spread = np.sqrt(expected * (1 - expected) / COUNT)
-        assert abs(row["exact_match"]["value"] - expected) <= 4 * spread
-        assert row["exact_match"]["low"] <= row["exact_match"]["value"] <= row["exact_match"]["high"]
-        assert row["token_accuracy"]["value"] == pytest.approx(row["exact_match"]["value"])  # all or nothing
-        assert row["difference"]["exact_match"] == row["exact_match"]  # for the plain decode has none right
+        assert abs(row.scores.exact_match.value - expected) <= 4 * spread
+        assert row.scores.exact_match.low <= row.scores.exact_match.value <= row.scores.exact_match.high
+        assert row.scores.token_accuracy.value == pytest.approx(
+            row.scores.exact_match.value
+        )  # all or nothing
+        assert row.exact_match_gain == row.scores.exact_match  # for the plain decode has none right
         steps = LENGTH * (1 if guidance == 1 else 2)  # guidance asks twice; the judge reads each text once
         passes, read = (steps, 0) if count == 1 else (count * (steps + 1), count)
-        assert (row["passes"]["value"], row["num_encoded"]["value"]) == (passes, read)
-        assert row["seconds"] > 0
+        assert (row.passes.value, row.num_encoded.value) == (passes, read)
+        assert row.seconds > 0
     recorded = context.quantities["held_out"]
     assert recorded[f"checked/{LENGTH}/{sampler}/2/5/0/exact_match"].better == "more"
     assert recorded[f"checked/{LENGTH}/{sampler}/2/5/0/passes"].better == "less"
@@ -143,9 +141,9 @@ def test_a_hot_candidate_is_right_by_chance_alone() -> None:
     found = measure(context_of(misled_model(), candidates=[28], candidate_temperature=1e6))
     expected = 1 - (1 - 1 / len(TEXTS)) ** 27
     spread = np.sqrt(expected * (1 - expected) / COUNT)
-    assert abs(found["rows"][-1]["exact_match"]["value"] - expected) <= 4 * spread
+    assert abs(found.rows[-1].scores.exact_match.value - expected) <= 4 * spread
     assert (
-        found["rows"][0]["exact_match"]["value"] == 0.0
+        found.rows[0].scores.exact_match.value == 0.0
     )  # the first takes the most probable tokens all the same
 
 
@@ -153,17 +151,17 @@ def test_the_encoder_judges_where_the_model_has_no_way_back() -> None:
     tools = (as_words, encode)
     alone = context_of(misled_model(ModeWeights(1, 0, 0)), tools, candidates=[5])
     found = measure(alone)
-    assert found["judge"] == "encoder"
+    assert found.judge == "encoder"
     assert any("the encoder chose" in note for note in alone.notes)
     own = measure(context_of(misled_model(), tools, candidates=[5]))
-    assert own["judge"] == "model"
-    for mine, theirs in zip(own["rows"], found["rows"], strict=True):  # both judges know everything
-        assert mine["exact_match"] == theirs["exact_match"]
-        assert mine["reencoded_cosine"] == theirs["reencoded_cosine"]
-        assert mine["difference"]["bleu"] == theirs["difference"]["bleu"]
-    assert found["rows"][1]["passes"]["value"] == 5 * LENGTH  # those of the encoder are not the network's
+    assert own.judge == "model"
+    for mine, theirs in zip(own.rows, found.rows, strict=True):  # both judges know everything
+        assert mine.scores.exact_match == theirs.scores.exact_match
+        assert mine.scores.reencoded_cosine == theirs.scores.reencoded_cosine
+        assert mine.bleu_gain == theirs.bleu_gain
+    assert found.rows[1].passes.value == 5 * LENGTH  # those of the encoder are not the network's
     forced = measure(context_of(misled_model(), tools, candidates=[5], check="encoder"))
-    assert forced["judge"] == "encoder"
+    assert forced.judge == "encoder"
 
 
 def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
@@ -187,24 +185,24 @@ def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
 def test_candidates_and_rounds_stand_beside_each_other() -> None:
     """Every way from the same candidates: rounds only bring texts nearer, and each row says what it alone cost."""
     context = context_of(misled_model(), (as_words, encode), candidates=[1, 5], refine=4, check="encoder")
-    rows = measure(context)["rows"]
-    assert [(row["num_candidates"], row["num_rounds"]) for row in rows] == [(1, 0), (1, 4), (5, 0), (5, 4)]
-    cosines = np.array([row["reencoded_cosine"]["value"] for row in rows]).reshape(2, 2)
+    rows = measure(context).rows
+    assert [(row.way.num_candidates, row.way.num_rounds) for row in rows] == [(1, 0), (1, 4), (5, 0), (5, 4)]
+    cosines = np.array([row.scores.reencoded_cosine.value for row in rows]).reshape(2, 2)
     assert (cosines[:, 1] >= cosines[:, 0]).all()
     assert cosines[0, 1] > cosines[0, 0] + 0.1
-    read = np.array([row["num_encoded"]["value"] for row in rows]).reshape(2, 2)
+    read = np.array([row.num_encoded.value for row in rows]).reshape(2, 2)
     assert read[:, 0].tolist() == [0, 5]
     assert read[1, 1] - read[1, 0] >= LENGTH * (VOCAB - 1)
     recorded = context.quantities["held_out"]
     for name in ("1/4", "5/0", "5/4"):
         assert f"checked/{LENGTH}/confidence/1/{name}/bleu" in recorded
-    assert all(row["seconds"] > 0 for row in rows)
+    assert all(row.seconds > 0 for row in rows)
 
 
 def test_nothing_is_measured_unless_asked() -> None:
     context = context_of(misled_model())
     truth = Truth.of(context.selection.documents, None)
-    assert measure_self_check(context, truth, cast(Any, None)) is None
+    assert measure_ways(context, truth, cast(Any, None)) is None
 
 
 def test_latents_on_another_scale_change_nothing() -> None:
@@ -217,17 +215,7 @@ def test_latents_on_another_scale_change_nothing() -> None:
     found = []
     for context in (plain, moved):
         truth = Truth.of(context.selection.documents, None)
-        options = inversion_options(context.model, LENGTH, 512)
-        decoded = invert(
-            context.model,
-            truth,
-            truth.latents,
-            options,
-            length_given=True,
-            decode_text=None,
-            encode=None,
-            seed=0,
-        )
+        decoded = invert(context, truth, truth.latents, LENGTH)
         (way, *_) = decode_ways(context, truth, LENGTH, Way("confidence", 1.0), None)
         own = context.own_latents(truth.tokens, truth.ids)
         found.append((decoded.tokens, way.tokens, own))
@@ -251,25 +239,22 @@ def test_the_way_from_text_to_text_leads_over_the_models_own_latent() -> None:
     model.denoiser = cast(Any, Crooked())
     context = context_of(model)
     truth = Truth.of(context.selection.documents, None)
-    options = inversion_options(model, LENGTH, 512)
-    given = invert(
-        model, truth, truth.latents, options, length_given=True, decode_text=None, encode=None, seed=0
-    )
+    given = invert(context, truth, truth.latents, LENGTH)
     assert given.accuracy.mean() == 0.0
-    trips = measure_round_trips(context, Inversion(truth, [given], []))
-    assert trips["text_latent_text"]["token_accuracy"]["value"] == 1.0
+    trips = measure_round_trip(context, AllDecoded(truth, [given], []))
+    assert trips.text.token_accuracy.value == 1.0
     # there: each latent becomes the text after its own, and that is read as its own again
-    assert trips["latent_text_latent"]["own"]["value"] == pytest.approx(1.0)
-    assert trips["latent_text_latent"]["own_of_true_text"]["value"] < 0.9
+    assert trips.latent.own.value == pytest.approx(1.0)
+    assert trips.latent.own_of_true_text.value < 0.9
 
 
 def test_generated_pairs_agree_where_each_latent_is_that_of_its_own_text() -> None:
     context = context_of(misled_model(), (as_words, encode))
     tokens = list(TEXTS)
     latents = CODES.numpy()[:, None]
-    found = _agreement(context, Pairs(tokens, latents, as_words(tokens)))
-    for who in ("own", "encoder"):
-        assert found[who]["value"] == pytest.approx(1.0)
-        assert abs(found[f"{who}_strangers"]) < 0.5
-    turned = _agreement(context, Pairs(tokens, np.roll(latents, 1, axis=0), as_words(tokens)))
-    assert max(turned[who]["value"] for who in ("own", "encoder")) < 0.5
+    found = measure_agreement(context, Pairs(tokens, latents, as_words(tokens)))
+    assert found.own.value == pytest.approx(1.0)
+    assert found.encoder.value == pytest.approx(1.0)
+    assert max(abs(found.own_strangers), abs(found.encoder_strangers)) < 0.5
+    turned = measure_agreement(context, Pairs(tokens, np.roll(latents, 1, axis=0), as_words(tokens)))
+    assert max(turned.own.value, turned.encoder.value) < 0.5

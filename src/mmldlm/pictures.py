@@ -42,7 +42,10 @@ class Picture:
     title: str
     caption: str
     svg: str
+    """For a page, whose colours it takes."""
     png: bytes
+    wide: bool = False
+    """Whether a page gives it a row of its own."""
 
 
 def make_picture(name: str, title: str, caption: str, draw: Callable[[Axes], None]) -> Picture:
@@ -52,16 +55,33 @@ def make_picture(name: str, title: str, caption: str, draw: Callable[[Axes], Non
 
 def make_panels(name: str, title: str, caption: str, draws: Sequence[Callable[[Axes], None]]) -> Picture:
     """Draw on axes one above the other, which share what runs to the right."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     size = _SIZE if len(draws) == 1 else (1.3 * _SIZE[0], 0.6 * len(draws) * _SIZE[1])
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, layout="constrained")
+
+    def draw_panels(figure: Figure) -> None:
         panels = figure.subplots(len(draws), sharex=True, squeeze=False)[:, 0]
         for draw, axes in zip(draws, panels, strict=True):
             draw(axes)
-        return Picture(name, title, caption, _to_svg(figure), _to_png(figure))
+
+    return make_figure(name, title, caption, size, draw_panels, wide=len(draws) > 1)
+
+
+def make_figure(
+    name: str,
+    title: str,
+    caption: str,
+    size: tuple[float, float],
+    draw: Callable[[Figure], None],
+    *,
+    wide: bool = True,
+) -> Picture:
+    """Draw on a whole figure of this size in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        return Picture(name, title, caption, _to_svg(figure), _to_png(figure), wide)
 
 
 def _to_svg(figure: Figure) -> str:

@@ -1,0 +1,245 @@
+"""`mmldlm.evaluate` measures a trained model on held-out pairs; `mmldlm.compare` compares such results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from mmldlm.api.model import Model, load
+from mmldlm.checkpoint.load import LoadedModel, find_model
+from mmldlm.config import Config
+from mmldlm.config.recipe import make_config
+from mmldlm.data.store import PairStore
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.durable import require_writable
+from mmldlm.errors import UserError
+from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name, load_evaluated
+from mmldlm.evaluation.compare_report import write_comparison
+from mmldlm.evaluation.context import EncodeText, require_same_fingerprint
+from mmldlm.evaluation.generated_texts import ReferenceLM
+from mmldlm.evaluation.report import write_report
+from mmldlm.evaluation.results import Evaluation
+from mmldlm.evaluation.retrieval import read_scored_pairs
+from mmldlm.evaluation.run import Tools, evaluate_model
+from mmldlm.preparation.encoders import AnyEncoder
+from mmldlm.run_folder import RunFolder
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+Source = str | os.PathLike[str] | Model
+"""A run or an export by its folder or name, or what `mmldlm.train` or `mmldlm.load` returned."""
+_SECTIONS = ("evaluation", "sampling")
+"""Sections whose settings may differ from those of the run."""
+
+
+def evaluate(
+    run: Source,
+    *,
+    data: str | os.PathLike[str] | PairStore | None = None,
+    split: str | None = None,
+    num: int | None = None,
+    steps: Sequence[int] | None = None,
+    num_decoded: int | None = None,
+    num_generated: int | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    encoder: bool | AnyEncoder = True,
+    sts: str | os.PathLike[str] | None = None,
+    reference_lm: str | None = None,
+    seed: int = 0,
+    out: str | os.PathLike[str] | bool | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Measure a trained model on held-out pairs; the same arguments give the same numbers.
+
+    `data` is the pair store, by default the one the run was trained on, and `split` the run's validation split. `num`
+    documents are measured (0: all), `num_decoded` of them are decoded at each of the numbers of `steps`, and
+    `num_generated` pairs are generated from nothing. `overrides` changes other settings of the sections `evaluation`
+    and `sampling`, such as `{"evaluation.candidates": [1, 4]}`. With `encoder=False` no text is encoded again; a name
+    or an object with `encode` replaces the encoder where the model cannot find it by itself. `sts` is a file of scored
+    pairs of texts, `reference_lm` a causal language model that scores generated texts. With `out` a report is written
+    into that folder, with `out=True` into `reports/` of the run.
+
+    >>> result = evaluate(run, num_decoded=4, num_generated=0, steps=[1, 2])
+    >>> 0 <= result.inversion.tokens_right.value <= 1
+    True
+    >>> result.bounds.text.right.nats_per_token.low > 0
+    True
+    >>> Evaluation.from_json(result.to_json()) == result
+    True
+    """
+    sizes = {"num_documents": num, "num_decoded": num_decoded, "num_generated": num_generated}
+    sizes["step_counts"] = None if steps is None else list(steps)  # type: ignore[assignment]
+    words = [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
+    words = [*_words(overrides), *words]
+    chosen = run if isinstance(run, Model) else load(run, device, encoder=_own(encoder))
+    model = replace(chosen.loaded, config=_configure(chosen.loaded.config, words))
+    split = split or model.config.data.valid_split
+    folder = _report_folder(run, model.config, data, split) if out is True else Path(out) if out else None
+    if folder is not None:
+        require_writable(folder)
+    store = _open_store(model, data)
+    require_same_fingerprint(model, store)  # before the encoder is loaded, which takes a while
+    store.split(split)
+    tools = _tools(chosen, store, encoder is not False, sts, reference_lm)
+    result = evaluate_model(model, store, split, model.config.evaluation, tools, seed=seed, progress=progress)
+    asked: dict[str, Any] = {"data": data, "split": split, "sts": sts, "reference-lm": reference_lm}
+    asked |= {"no-encoder": encoder is False or None, "seed": seed or None}
+    result = replace(result, command=_command(run, asked, words))
+    if folder is None:
+        return result
+    return replace(result, report=str(write_report(folder, result, training_log=_training_log(run))))
+
+
+def compare(
+    first: Evaluation | str | os.PathLike[str],
+    *others: Evaluation | str | os.PathLike[str],
+    split: str | None = None,
+    seed: int = 0,
+    out: str | os.PathLike[str] | bool | None = None,
+) -> Comparison:
+    """Compare evaluations, each with the first, paired over the documents that they share.
+
+    Each is a result of `evaluate`, or where one was written: a run that has a report (on `split`, where it has
+    several), the folder of a report, or its `result.json`. With `out` a report is written into that folder, with
+    `out=True` beside that of the first.
+
+    >>> result = evaluate(run, num_decoded=4, num_generated=0, steps=[1, 2])
+    >>> compare(result, result)["text_bound/right"].verdict
+    'no measurable difference'
+    """
+    if not others:
+        raise UserError("compare: two results or more are needed")
+    results = [_evaluated(one, number, split) for number, one in enumerate((first, *others), 1)]
+    folder = _comparison_folder(results) if out is True else Path(out) if out else None
+    if folder is not None:
+        require_writable(folder)
+    comparison = compare_results(results, seed)
+    if all(one.folder is not None for one in results):
+        words = ["mmldlm", "compare", *(one.label for one in results), *(["--split", split] if split else [])]
+        comparison = replace(comparison, command=shlex.join(words))
+    if folder is None:
+        return comparison
+    return replace(comparison, report=str(write_comparison(folder, comparison)))
+
+
+def _words(overrides: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    return list(overrides)
+
+
+def _configure(config: Config, words: list[str]) -> Config:
+    """The run's settings with those of this evaluation."""
+    changed = make_config(config, words)
+    for name in (item.name for item in fields(Config)):
+        if name not in _SECTIONS and getattr(changed, name) != getattr(config, name):
+            raise UserError(
+                f"overrides: settings of {name} belong to the training; allowed are those of {', '.join(_SECTIONS)}"
+            )
+    return changed
+
+
+def _own(encoder: bool | AnyEncoder) -> AnyEncoder | None:
+    return None if isinstance(encoder, bool) else encoder
+
+
+def _home(run: Source) -> RunFolder | None:
+    """The folder of a run, also where its export was named; None for a loaded model."""
+    if isinstance(run, Model):
+        return None
+    path = find_model(run)
+    return RunFolder(path.parent if path.name == "export" else path)
+
+
+def _training_log(run: Source) -> Path | None:
+    home = _home(run)
+    return None if home is None else home.training_log
+
+
+def _report_folder(run: Source, config: Config, data: Any, split: str) -> Path:
+    """`reports/SPLIT`, or `reports/SPLIT-of-STORE` for another store than the run's own, which may have moved."""
+    home = _home(run)
+    if home is None:
+        raise UserError("out=True: a loaded model has no folder for the report; name one")
+    own = Path(config.data.store)
+    other = own if data is None else Path(data.path if isinstance(data, PairStore) else data).resolve()
+    return home.reports / (split if other.name == own.name else f"{split}-of-{other.name}")
+
+
+def _comparison_folder(results: Sequence[Evaluated]) -> Path:
+    if results[0].folder is None:
+        raise UserError("out=True: the first result has no folder for the report; name one")
+    return results[0].folder.parent / folder_name(results)
+
+
+def _evaluated(one: Evaluation | str | os.PathLike[str], number: int, split: str | None) -> Evaluated:
+    if isinstance(one, Evaluation):
+        return Evaluated(f"result {number}", one)
+    return load_evaluated(Path(one), split)
+
+
+def _open_store(model: LoadedModel, data: str | os.PathLike[str] | PairStore | None) -> PairStore:
+    if isinstance(data, PairStore):
+        return data
+    own = Path(model.config.data.store)
+    if data is None and not own.exists():
+        raise UserError(
+            f"{own}: the pair store that this run was trained on is not here; name it, or one prepared in the same "
+            "way, as data"
+        )
+    return PairStore.open(own if data is None else Path(data))
+
+
+def _tools(
+    model: Model,
+    store: PairStore,
+    encoder: bool,
+    sts: str | os.PathLike[str] | None,
+    reference_lm: str | None,
+) -> Tools:
+    """Tokenizer, encoder and whatever else was asked for; the quick ones first, so that mistakes show at once."""
+    pairs = read_scored_pairs(Path(sts)) if sts is not None else None
+    reference = ReferenceLM.load(reference_lm, model.device) if reference_lm else None
+    folder = store.tokenizer_path()
+    if folder is None:
+        return Tools(reference_lm=reference, scored_pairs=pairs)
+    tokenizer = Tokenizer.load(folder)
+    return Tools(
+        decode_text=tokenizer.decode_batch,
+        tokenize=tokenizer.encode_batch,
+        encode=_encode(model) if encoder else None,
+        reference_lm=reference,
+        special_ids=frozenset(tokenizer.special_ids()),
+        scored_pairs=pairs,
+    )
+
+
+def _encode(model: Model) -> EncodeText | None:
+    """The encoder that made the latents; None where none is known."""
+    if (
+        model.loaded.encoder is None
+        and model.codec.own_encoder is None
+        and "encoder" not in vars(model.codec)
+    ):
+        return None
+    try:
+        model.encoder  # noqa: B018 (loaded now, so that a mistake shows before anything is measured)
+    except UserError as error:
+        raise UserError(f"{error}; or evaluate without it (encoder=False)") from error
+    return model.embed
+
+
+def _command(run: Source, asked: dict[str, Any], words: list[str]) -> str | None:
+    """The command line that gives this result again; None for a model or a store that is not named by its folder."""
+    if isinstance(run, Model) or isinstance(asked["data"], PairStore):
+        return None
+    line = ["mmldlm", "eval", os.fspath(run)]
+    for name, value in asked.items():
+        line += [f"--{name}"] if value is True else [] if value is None else [f"--{name}", str(value)]
+    return shlex.join([*line, *words])

@@ -1,0 +1,283 @@
+"""The text bound: how many nats a token of held-out text costs, given the right latent, another one, or none.
+
+    bound = E_t [ p'(t) / p(t) * sum over masked tokens of -log P(token | noisy text, latent) ] / tokens
+
+This is the continuous-time bound of masked diffusion (MDLM); p(t) is the share of masked tokens. The text is
+scored given its length; the cost of the length is reported separately. Masking and weights are those of training.
+
+Shapes: n documents, K draws per document, N documents of a pack, R scored rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mmldlm import randomness
+from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.config import leaves_condition_out
+from mmldlm.data.store import Documents
+from mmldlm.errors import UserError
+from mmldlm.evaluation.bound_results import LATENT_NAMES, Calibration, Gain, TextBound, TextBounds
+from mmldlm.evaluation.calibration import Answers, TimeCurve, measure_calibration
+from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
+from mmldlm.evaluation.quantities import Quantity
+from mmldlm.model.denoiser import Denoiser
+from mmldlm.sampling.checks import trained_parts
+from mmldlm.statistics import LESS, MORE, Estimate
+from mmldlm.types import NoisyBatch, Times, to_device
+
+_TEXT_AXIS = 1
+_CHUNK_ROWS = {"cpu": 128, "cuda": 4096}
+"""Rows of logits that exist at a time; few enough to stay in a CPU's cache."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the texts of some documents cost under one kind of latent."""
+
+    latent: str
+    nats: np.ndarray
+    """(n,) nats of each document's text, mean over its draws."""
+    num_tokens: np.ndarray
+    """(n,)"""
+    length_nats: np.ndarray | None
+    """(n,) nats of each document's length; None where the length is given."""
+    time_curve: TimeCurve
+    """Masked tokens by the text_time they were masked at."""
+    answers: Answers
+    """The most probable token of every masked one: how sure, and whether right."""
+
+    def quantity(self) -> Quantity:
+        """Nats per token, all documents together."""
+        title = f"text bound, {LATENT_NAMES[self.latent]}, nats / token"
+        return Quantity(title, LESS, self.nats, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the denoiser predicts for the scored tokens of one noisy pack, on the host in float64."""
+
+    document: np.ndarray
+    """(R,) document of the pack."""
+    weight: np.ndarray
+    """(R,) weight in the bound."""
+    nats: np.ndarray
+    """(R,) -log P(right token)"""
+    confidence: np.ndarray
+    """(R,) P(most probable token)"""
+    correct: np.ndarray
+    """(R,) 1 where the most probable token is the right one."""
+    length_nats: np.ndarray | None
+    """(N,)"""
+
+    def document_nats(self, num_documents: int) -> np.ndarray:
+        """(N,) this draw's estimate of each document's bound."""
+        return np.bincount(self.document, self.weight * self.nats, num_documents)
+
+
+def measure_text_bounds(context: Context) -> tuple[TextBounds, Calibration] | tuple[None, None]:
+    """Nats per token, per byte and per character; what the latent saves; calibration."""
+    if not context.active.text:
+        context.notes.append("the text bound and decoding are left out: this run has no loss on text")
+        return None, None
+    _note_limits(context)
+    costs = {
+        latent: text_costs(
+            context.model, context.selection.documents, latent=latent, num_draws=context.config.num_draws,
+            batch_tokens=context.config.batch_tokens, seed=context.seed, progress=context.progress,
+        )
+        for latent in LATENT_NAMES
+    }  # fmt: skip
+    sizes = _text_sizes(context)
+    bounds = {latent: _text_bound(context, one, sizes) for latent, one in costs.items()}
+    calibration = {
+        latent: measure_calibration(context, one.answers, latent, LATENT_NAMES[latent])
+        for latent, one in costs.items()
+    }
+    right = costs["right"]
+    result = TextBounds(
+        **bounds,
+        gain=Gain(**{name: _gain(context, costs[name], right) for name in ("shuffled", "none")}),
+        num_documents=len(right.nats),
+        num_tokens=int(right.num_tokens.sum()),
+        num_draws=context.config.num_draws,
+    )
+    return result, Calibration(**calibration)
+
+
+def _note_limits(context: Context) -> None:
+    if not leaves_condition_out(context.model.config.corruption):
+        context.notes.append(
+            "'no latent' is outside of what this run was trained on: it has no joint mode and "
+            "corruption.condition_dropout=0"
+        )
+    if not context.decodes:
+        context.notes.append(
+            "this run never saw a latent (corruption.condition_dropout=1): of the text bounds only 'no latent' is "
+            "about what it was trained for, and decoding is left out"
+        )
+
+
+def _text_bound(context: Context, costs: Costs, sizes: dict[str, np.ndarray]) -> TextBound:
+    per_token = context.record(f"text_bound/{costs.latent}", costs.quantity())
+    bits: dict[str, Estimate | None] = dict.fromkeys(("byte", "character"))
+    for unit, size in sizes.items():
+        title = f"text bound, {LATENT_NAMES[costs.latent]}, bits / {unit}"
+        quantity = Quantity(title, LESS, costs.nats / math.log(2.0), size)
+        bits[unit] = context.record(f"bits_per_{unit}/{costs.latent}", quantity)
+    return TextBound(
+        nats_per_token=per_token,
+        bits_per_token=per_token.value / math.log(2.0),
+        perplexity=perplexity(per_token.value),
+        bits_per_byte=bits["byte"],
+        bits_per_character=bits["character"],
+        length_nats_per_document=None if costs.length_nats is None else float(costs.length_nats.mean()),
+        time_curve=costs.time_curve.buckets(),
+    )
+
+
+def _gain(context: Context, costs: Costs, right: Costs) -> Estimate:
+    title = f"nats / token saved by the right latent, against {LATENT_NAMES[costs.latent]}"
+    quantity = Quantity(title, MORE, costs.nats - right.nats, right.num_tokens)
+    return context.record(f"text_gain/{costs.latent}", quantity)
+
+
+def _text_sizes(context: Context) -> dict[str, np.ndarray]:
+    """Bytes (UTF-8) and characters of each text before the tokenizer; empty where the texts are not known."""
+    texts = [text for text in context.selection.texts if text is not None]
+    if len(texts) < len(context.selection.texts):
+        context.notes.append("no bits per byte: the pair store does not hold the texts themselves")
+        return {}
+    if context.decode_text is not None:
+        again = context.decode_text(split_tokens(context.selection.documents))
+        changed = sum(a != b for a, b in zip(texts, again, strict=True))
+        if changed:
+            context.notes.append(
+                f"the tokenizer does not reproduce {changed} of {len(texts)} texts exactly (case, spaces or unknown "
+                "characters), so bits per byte leave out what it loses"
+            )
+    return {
+        "byte": np.array([len(text.encode("utf-8", "replace")) for text in texts]),
+        "character": np.array([len(text) for text in texts]),
+    }
+
+
+def text_costs(
+    model: LoadedModel,
+    documents: Documents,
+    *,
+    latent: str,
+    num_draws: int,
+    batch_tokens: int,
+    seed: int,
+    positions: np.ndarray | None = None,
+    progress: Progress | None = None,
+) -> Costs:
+    """With the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise).
+
+    `positions` (n,) spread the times of the documents; None: their order, which gives the mean the least noise.
+    """
+    count = len(documents.lengths)
+    sums, length_sums = np.zeros(count), np.zeros(count)
+    time_curve, answers = TimeCurve.empty(), Answers()
+    corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
+    plan = _TextDraws(model, documents, latent, num_draws, seed, positions)
+    for done, rows in plan.packs(batch_tokens):
+        noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
+        with model.autocast():
+            scores = score(model.denoiser, to_device(noisy, model.device))
+        np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
+        if scores.length_nats is not None:
+            np.add.at(length_sums, plan.owner[rows], scores.length_nats)
+        time_curve.add(plan.text_time[rows][scores.document], scores.nats, scores.correct)
+        answers.add(plan.owner[rows][scores.document], scores.confidence, scores.correct)
+        if progress is not None:
+            progress(f"text bound, {latent} latent", done, len(plan.owner))
+    lengths = length_sums / num_draws if trained_parts(model).length else None
+    return Costs(latent, sums / num_draws, documents.lengths, lengths, time_curve, answers)
+
+
+def perplexity(nats_per_token: float) -> float:
+    """exp, infinite where it would overflow."""
+    return math.exp(nats_per_token) if nats_per_token < 700.0 else math.inf
+
+
+@torch.inference_mode()
+def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
+    """Run the denoiser on a noisy pack and score its masked tokens, a chunk of rows at a time."""
+    output = denoiser(
+        batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
+    )
+    rows = batch.scored[batch.scored_weight > 0]
+    chunks = rows.split(_CHUNK_ROWS.get(rows.device.type, 1024))
+    parts = [
+        _score_rows(denoiser.token_logits(output.token_hidden[some]), batch.tokens[some]) for some in chunks
+    ]
+    nats, confidence, correct = torch.cat(parts, dim=1).double().cpu().numpy()
+    length_nats = None
+    if output.length_logits is not None:
+        target = batch.layout.lengths - 1
+        length_nats = F.cross_entropy(output.length_logits, target, reduction="none").double().cpu().numpy()
+    return Scores(
+        document=batch.layout.document[rows].cpu().numpy(),
+        weight=batch.scored_weight[batch.scored_weight > 0].double().cpu().numpy(),
+        nats=nats,
+        confidence=confidence,
+        correct=correct,
+        length_nats=length_nats,
+    )
+
+
+def _score_rows(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(rows, V) -> (3, rows): nats of the right token, probability of the best one, whether it is right."""
+    total = logits.logsumexp(-1)
+    best, choice = logits.max(-1)
+    nats = total - logits.gather(1, target[:, None]).squeeze(1)
+    return torch.stack([nats, (best - total).exp(), (choice == target).float()])
+
+
+class _TextDraws(Draws):
+    """Which document gets which time, noise and latent."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        documents: Documents,
+        latent: str,
+        num_draws: int,
+        seed: int,
+        positions: np.ndarray | None,
+    ) -> None:
+        count, longest = len(documents.lengths), model.denoiser.shape.max_length
+        if latent not in LATENT_NAMES:
+            raise UserError(f"latent={latent}: allowed are {', '.join(LATENT_NAMES)}")
+        if model.denoiser.length_head is not None and documents.lengths.max(initial=0) > longest:
+            raise UserError(f"a document has more tokens than this model can give a length to ({longest})")
+        partner = strangers(count, seed) if latent == "shuffled" else np.arange(count)
+        super().__init__(
+            tokens=split_tokens(documents),
+            lengths=documents.lengths,
+            latents=model.normalizer.normalize(documents.latents)[partner],
+            keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),
+        )
+        self.latent_time = np.float32(1.0 if latent == "none" else 0.0)
+        positions = np.arange(count) if positions is None else positions
+        self.text_time = text_times(positions, num_draws, seed).reshape(-1)
+
+    def times(self, rows: np.ndarray) -> Times:
+        yes = np.ones(len(rows), dtype=bool)
+        return Times(self.text_time[rows], np.full(len(rows), self.latent_time), yes, ~yes)
+
+
+def text_times(positions: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
+    """(n, K) float32: draw k of every document lies in the k-th of K equal parts of [0, 1].
+
+    Inside their part documents at neighbouring positions are evenly spread.
+    """
+    shift = randomness.low_discrepancy(positions, _TEXT_AXIS, seed)
+    return ((np.arange(num_draws) + shift[:, None]) / num_draws).astype(np.float32)
