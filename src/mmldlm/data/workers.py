@@ -134,9 +134,9 @@ class _EndEvent:
 
 def loader_context() -> Any:
     """How a watched loader starts its processes: as usual, but they are known, and ending them cannot hang."""
-    usual = type(multiprocessing.get_context(multiprocessing.get_start_method()))
+    usual: Any = type(multiprocessing.get_context(multiprocessing.get_start_method()))
 
-    class LoaderContext(usual):  # type: ignore[misc, valid-type]
+    class LoaderContext(usual):  # type: ignore[misc]
         def __init__(self) -> None:
             self.workers: list[Any] = []
             self.end_event: _EndEvent | None = None
