@@ -204,9 +204,10 @@ def _show(store: PairStore) -> None:
     num_sources = counts.pop("source_documents", 0)
     words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
     typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
+    num_pairs = len(store) - counts.get("derived_spans", 0) - counts.get("derived_splices", 0)
     if num_joined:
         typer.echo(
-            f"{num_lines:,} lines, {len(store):,} pairs, {num_joined:,} lines joined to the one before; "
+            f"{num_lines:,} lines, {num_pairs:,} pairs, {num_joined:,} lines joined to the one before; "
             "--text-unit line makes each line a document"
         )
     for share in ("validation", "test"):
