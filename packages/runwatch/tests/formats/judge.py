@@ -69,6 +69,8 @@ class Verdict:
     kind: str
     """right, missed, false, unread or inexact (right alerts, wrong numbers)."""
     problems: tuple[str, ...]
+    rate_read: bool | None = None
+    """Whether a printed rate is among the values; None where none is printed."""
 
 
 def cases(trainers: Iterable[Trainer]) -> list[Case]:
@@ -110,7 +112,7 @@ def judge(case: Case, folder: Path) -> Verdict:
         kind = "unread"
     elif kind == "right" and numbers:
         kind = "inexact"
-    return Verdict(case, kind, (*problems, *numbers))
+    return Verdict(case, kind, (*problems, *numbers), _rate_read(runs, log))
 
 
 def _judge_without_loss(case: Case, code: int, errors: set[str]) -> tuple[str, tuple[str, ...]]:
@@ -161,6 +163,15 @@ def _judge_numbers(case: Case, runs: list[dict], log: Log) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def _rate_read(runs: list[dict], log: Log) -> bool | None:
+    if log.rate is None or not runs:
+        return None
+    values = [value for name, value in runs[-1].get("values", {}).items() if name != "loss"]
+    return any(
+        isinstance(value, int | float) and math.isclose(value, log.rate, rel_tol=0.02) for value in values
+    )
+
+
 def _last_loss(run: dict) -> float | None:
     value = run.get("values", {}).get("loss")
     return None if value is None else float(value)
@@ -204,6 +215,8 @@ def main() -> None:
         folder = options.keep or Path(temporary)
         verdicts = [judge(case, folder) for case in cases(trainers_of(options.half))]
     print(table(verdicts))
+    rates = [verdict.rate_read for verdict in verdicts if verdict.rate_read is not None]
+    print(f"printed rates read: {sum(rates)} of {len(rates)}")
     for verdict in verdicts:
         if verdict.problems and not options.quiet:
             print(f"{verdict.kind:8} {verdict.case.name}: " + "; ".join(verdict.problems))
