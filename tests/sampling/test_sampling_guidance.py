@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
@@ -14,6 +13,7 @@ from mmldlm.sampling.guidance import guided_latents, guided_logits
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, latent_noise
 from mmldlm.sampling.predictor import ModelPredictor, Prediction
+from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 MASK = 3

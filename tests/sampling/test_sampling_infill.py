@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import (
+
+from mmldlm.config import ModeWeights
+from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.errors import UserError
+from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, infill_tokens, vary
+from mmldlm.sampling.options import SamplingOptions
+from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,
     NUM_LETTERS,
     TEXTS,
@@ -15,12 +21,6 @@ from sampling_oracles import (
     spy,
     toy_distribution,
 )
-
-from mmldlm.config import ModeWeights
-from mmldlm.corruption.schedule import TEXT_SCHEDULES
-from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, infill_tokens, vary
-from mmldlm.sampling.options import SamplingOptions
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 BLANK = NUM_LETTERS

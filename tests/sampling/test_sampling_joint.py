@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import chi_square, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
@@ -13,6 +12,7 @@ from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens,
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import group_documents, latent_noise
 from mmldlm.sampling.steps import interleave, make_steps
+from tests.sampling.sampling_oracles import chi_square, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2, seed=2), np.array([[-1.0, 1.0], [1.0, -1.0]])
 

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.config import CorruptionConfig
@@ -17,6 +16,7 @@ from mmldlm.sampling.decode import document_keys, encode_tokens
 from mmldlm.sampling.joint import encode_steps
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import latent_noise
+from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 TYPES, SCHEDULES = ("clean", "noise", "velocity"), ("cosine", "linear", "flow")
 CENTRE = np.array([[0.7, -1.5]])

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling_oracles import random_model
 
 from mmldlm.config import SamplingConfig
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
+from tests.sampling.sampling_oracles import random_model
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import (
-    MASK_SAMPLERS,
-    chi_square,
-    oracle_model,
-    random_model,
-    spy,
-    toy_distribution,
-)
 from torch import Tensor
 
 from mmldlm import randomness
@@ -27,6 +19,14 @@ from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.steps import make_steps
+from tests.sampling.sampling_oracles import (
+    MASK_SAMPLERS,
+    chi_square,
+    oracle_model,
+    random_model,
+    spy,
+    toy_distribution,
+)
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 LIMIT = 4.0

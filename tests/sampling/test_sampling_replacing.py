@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import random_model, spy
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from mmldlm.api.codec import Codec
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
@@ -32,8 +32,8 @@ from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.ragged import Ragged, slices
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import checked_stages, decode_checked
-from mmldlm.sampling.sources import texts_of
 from mmldlm.types import DenoiserOutput
+from tests.sampling.sampling_oracles import random_model, spy
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
 LENGTHS = np.array([5, 9, 2, 1, 12, 7])
@@ -311,7 +311,7 @@ def test_special_tokens_do_not_win_as_deletions(tmp_path: Path, num_special: int
     target[:, 0, 0] = 1.0
 
     def few_words(texts: list[np.ndarray]) -> np.ndarray:
-        angle = np.array([len(words.split()) / 20 for words in texts_of(model, texts)])
+        angle = np.array([len(words.split()) / 20 for words in Codec(model).texts_of(texts)])
         found = np.zeros((len(texts), 2, 3), np.float32)
         found[:, 0, 0], found[:, 0, 1] = np.cos(angle), np.sin(angle)
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampling_oracles import random_model, spy
 
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.latents import cosine
@@ -14,6 +13,7 @@ from mmldlm.sampling.judge import Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS
 from mmldlm.sampling.self_check import checked_stages, decode_checked
+from tests.sampling.sampling_oracles import random_model, spy
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
 LENGTHS = np.array([5, 9, 2, 1, 12, 7])

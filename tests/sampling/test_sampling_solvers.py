@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 from torch import Tensor
 
 from mmldlm.corruption.latent import LatentProcess
@@ -20,6 +19,7 @@ from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, latent_noise
 from mmldlm.sampling.predictor import Prediction
 from mmldlm.sampling.steps import Step, make_steps
+from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 TYPES = ("clean", "noise", "velocity")
 SECOND_ORDER = ("dpmpp_2m", "heun")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_oracles import NUM_LETTERS, chi_square, oracle_model, random_model, spy, toy_distribution
 
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
+from tests.sampling.sampling_oracles import (
+    NUM_LETTERS,
+    chi_square,
+    oracle_model,
+    random_model,
+    spy,
+    toy_distribution,
+)
 
 JOINT = toy_distribution(2)
 CENTRES = np.array([[-1.0, 0.5], [1.0, -0.5]])

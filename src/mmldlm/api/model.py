@@ -31,7 +31,6 @@ from mmldlm.api.values import (
     Pairs,
     SampledText,
     Texts,
-    content_ids,
     latents_array,
     lengths_array,
     like,
@@ -55,7 +54,6 @@ from mmldlm.sampling.checks import require_conditional, require_unconditional, t
 from mmldlm.sampling.decode import (
     Progress,
     decode_latents,
-    document_keys,
     encode_tokens,
     generate,
     infill_tokens,
@@ -63,6 +61,7 @@ from mmldlm.sampling.decode import (
 )
 from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ Shapes: n documents, S latent slots, C latent channels.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -141,13 +140,6 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     if array.ndim == 1 and len(array) != count:
         raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
     return np.broadcast_to(array, (count,)).astype(np.int64)
-
-
-def content_ids(contents: Sequence[str] | np.ndarray) -> np.ndarray:
-    """(n,) uint64 ids that follow from the content alone, so that order and batches do not matter."""
-    data = [item.encode() if isinstance(item, str) else item.tobytes() for item in contents]
-    digests = [hashlib.blake2b(item, digest_size=8).digest() for item in data]
-    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def require_at_least(name: str, value: int, low: int) -> None:

@@ -17,9 +17,9 @@ def demo(
     """Prepare the built-in text, train a small model, evaluate it and write a report. Again: goes on where it was."""
     from rich.console import Console
 
+    from mmldlm.cli.decode import decode
     from mmldlm.cli.evaluate import evaluate
     from mmldlm.cli.prepare import prepare
-    from mmldlm.cli.sample import sample
     from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
 
@@ -38,13 +38,13 @@ def demo(
     announce(3, "evaluate it on held-out text")
     evaluate(run=run)
     announce(4, "decode held-out latents into text")
-    sample(run=run, mode="l2t", from_split="validation", num=5, length="original")
+    decode(run=str(run), from_split="validation", num=5, length="original")
     report = run / "reports" / "validation" / "report.html"
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
     console.print(
         f"report        {report}\npair store    {STORE}\nrun           {run}\n\nWhat to try next:\n"
-        f"  mmldlm sample {run} --mode l2t --text 'The state of the union is strong.'\n"
-        f"  mmldlm sample {run} --mode joint -n 4\n"
+        f"  mmldlm decode {run} --text 'The state of the union is strong.'\n"
+        f"  mmldlm generate {run} -n 4\n"
         f"  mmldlm train --recipe demo --run saved/longer train.steps=4000\n"
         f"  mmldlm prepare --input YOUR.txt --out data/mine --cut sentences",
         highlight=False, markup=False,

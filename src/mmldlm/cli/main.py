@@ -27,15 +27,20 @@ try:
         benchmark,
         compare,
         data,
+        decode,
         demo,
         doctor,
+        encode,
         evaluate,
         export,
+        generate,
+        infill,
+        interpolate,
         migrate,
         next_steps,
+        paraphrase,
         prepare,
         runs,
-        sample,
         train,
     )
     from mmldlm.cli.sections import SectionedCommand, SectionedGroup
@@ -66,7 +71,12 @@ _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
-_add("sample", sample.sample, _USE, "Decode, encode, fill in or generate.", SectionedCommand)
+_add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)
+_add("decode", decode.decode, _USE, "Latents to text.", SectionedCommand)
+_add("generate", generate.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
+_add("infill", infill.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
+_add("interpolate", interpolate.interpolate, _USE, "Texts between two texts.", SectionedCommand)
+_add("paraphrase", paraphrase.paraphrase, _USE, "Texts near a text.", SectionedCommand)
 _add("export", export.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
 _add("compare", compare.compare, _JUDGE, "Compare the evaluations of two runs or more.")

@@ -160,7 +160,7 @@ def prepare(
     words: dict[str, Any] = dict(locals())  # named as the arguments of mmldlm.prepare
     from mmldlm.api.prepare import SourceName
     from mmldlm.api.prepare import prepare as prepare_store
-    from mmldlm.cli.progress import PrepareProgress
+    from mmldlm.cli.progress import ProgressBar
     from mmldlm.errors import UserError
 
     sources = [SourceName(name) for name in (*(words.pop("source") or []), *(words.pop("more") or []))]
@@ -169,8 +169,8 @@ def prepare(
     try:
         if not sources:
             raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
-        with PrepareProgress() as progress:
-            words |= {"progress": progress.update, "note": lambda text: progress.note(_in_options(text))}
+        with ProgressBar("encoding", unit="documents") as progress:
+            words |= {"progress": progress, "note": lambda text: progress.note(_in_options(text))}
             store = prepare_store(sources, **words)
     except UserError as error:
         raise UserError(_in_options(str(error))) from error

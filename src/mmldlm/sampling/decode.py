@@ -6,7 +6,7 @@ Shapes: n documents, N documents in a pack, S latent slots, C latent channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,18 +33,13 @@ from mmldlm.sampling.draw import draw
 from mmldlm.sampling.joint import encode_steps, joint_steps, run_chain, text_steps, vary_steps
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Tally, group_documents, latent_noise
+from mmldlm.sampling.pack import document_keys as document_keys
 from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.steps import Step
 from mmldlm.sampling.unmask import masked_tokens, time_of_share
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the work in all, counted in steps of documents."""
-
-
-def document_keys(seed: int, count_or_ids: int | np.ndarray | Sequence[int]) -> np.ndarray:
-    """(n,) the documents' own sources of randomness, from their ids or, given a count, from their places."""
-    ids = np.arange(count_or_ids) if isinstance(count_or_ids, int | np.integer) else np.asarray(count_or_ids)
-    return randomness.make_key(seed, ids)
 
 
 def decode_latents(

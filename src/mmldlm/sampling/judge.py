@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
-from mmldlm.sampling.sources import model_tokenizer
 
 ROUND = 2**41
 """Word of the keys of rounds; no step has such a number."""
@@ -117,11 +119,17 @@ def _raw(model: LoadedModel, latents: np.ndarray) -> np.ndarray:
     )
 
 
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path) -> Tokenizer:
+    return Tokenizer.load(path)
+
+
 def unwritten_tokens(model: LoadedModel) -> np.ndarray:
     """Ids, in order, of tokens that are left out where ids become text, such as [SEP]; none without a tokenizer."""
-    tokenizer, vocab_size = model_tokenizer(model), model.corruption.vocab_size
-    found = set() if tokenizer is None else tokenizer.unwritten_ids()
-    return np.array(sorted(token for token in found if token < vocab_size), np.int64)
+    if model.tokenizer_path is None:
+        return np.empty(0, np.int64)
+    unwritten, vocab_size = _tokenizer(model.tokenizer_path).unwritten_ids(), model.corruption.vocab_size
+    return np.array(sorted(token for token in unwritten if token < vocab_size), np.int64)
 
 
 def probed_places(

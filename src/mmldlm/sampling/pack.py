@@ -5,7 +5,9 @@ Shapes: N documents, T tokens, S latent slots, C latent channels, n documents of
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -140,6 +142,19 @@ class Pack:
     def split_tokens(self) -> list[np.ndarray]:
         """The tokens of each document."""
         return np.split(self.noisy_tokens.numpy(), np.cumsum(self.lengths)[:-1])
+
+
+def document_keys(seed: int, count_or_ids: int | np.ndarray | Sequence[int]) -> np.ndarray:
+    """(n,) the documents' own sources of randomness, from their ids or, given a count, from their places."""
+    ids = np.arange(count_or_ids) if isinstance(count_or_ids, int | np.integer) else np.asarray(count_or_ids)
+    return randomness.make_key(seed, ids)
+
+
+def content_ids(contents: Sequence[str] | np.ndarray) -> np.ndarray:
+    """(n,) uint64 ids that follow from the content alone, so that order and batches do not matter."""
+    data = [item.encode() if isinstance(item, str) else item.tobytes() for item in contents]
+    digests = [hashlib.blake2b(item, digest_size=8).digest() for item in data]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def latent_noise(keys: np.ndarray, shape: tuple[int, ...]) -> Tensor:

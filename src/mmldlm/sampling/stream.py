@@ -1,57 +1,115 @@
-"""A file in and a file out: documents come in parts, and lines are written as they are made.
+"""Files of documents in, files of samples out: parts are read and written one after the other.
 
-In: `.txt` (a text a line), `.jsonl` (objects with text, latent, infill) or `.npy` (raw latents).
-Out: `.jsonl`. Until it is whole it has another name, made from what was asked; the same command goes on from there.
+In: `.txt` (one text per line), `.jsonl` (objects with text, latent, infill) or `.npy` (latents).
+Out: `.jsonl` or `.npy`. Until it is complete, an output has a temporary name that follows from the request; the same
+request continues where an earlier one stopped.
 Shapes: n documents, S latent slots, C latent channels.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmldlm import durable
-from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.errors import UserError
-from mmldlm.sampling.checks import check_latents
-from mmldlm.sampling.sources import Given, given_infill, given_texts, load_latents, make_ids
+from mmldlm.sampling.pack import content_ids
 
 KINDS = (".txt", ".jsonl", ".npy")
+FIELDS = ("text", "latent", "infill")
 PART = 512
 """Documents that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Documents that a user names, as far as they are known."""
+
+    texts: list[str] | None = None
+    latents: np.ndarray | None = None
+    """(n, S, C) in the encoder's own space."""
+    infill: list[str] | None = None
+    """Texts with blanks."""
+    document_ids: np.ndarray | None = None
+    """(n,) ids of documents of a pair store."""
+    lengths: np.ndarray | None = None
+    """(n,) tokens of documents of a pair store."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(n,) uint64: of the store, or hashes of the texts, or of the latents."""
+        if self.document_ids is not None:
+            return self.document_ids
+        contents = self.texts if self.texts is not None else self.latents
+        return content_ids(self.infill or [] if contents is None else contents)
+
+    def __len__(self) -> int:
+        return len(self.texts or self.infill or ()) if self.latents is None else len(self.latents)
+
+
+def read_latents(path: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
+    """(n, S, C) from a `.npy` file, which may hold (n, C) for one slot; left on the disk if mapped."""
+    try:
+        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read as an array; save it with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        raise UserError(f"{path}: holds several arrays; save one with numpy.save")
+    if array.ndim == 2 and shape[0] == 1:
+        array = array[:, None, :]
+    if array.ndim != 3 or array.shape[1:] != shape or array.dtype.kind not in "fiu":
+        raise UserError(
+            f"{path}: holds {array.dtype} of shape {array.shape}; this model needs numbers of shape "
+            f"(n, {shape[0]}, {shape[1]}), from the encoder it was trained with"
+        )
+    if not len(array):
+        raise UserError(f"{path}: holds no latent")
+    return array if mapped else np.ascontiguousarray(array, np.float32)
 
 
 class InputFile:
     """The documents of a file, in order; the file is read twice, once to count."""
 
-    def __init__(self, model: LoadedModel, path: Path) -> None:
-        self.model, self.path = model, path
+    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
+        self.path, self.shape = path, shape
         if path.suffix not in KINDS:
-            raise UserError(f"--in {path}: the name of the file ends in {', '.join(KINDS)}")
-        self._array = load_latents(model, path, "--in", mapped=True) if path.suffix == ".npy" else None
+            raise UserError(f"{path}: the name of an input file ends in {', '.join(KINDS)}")
+        self._array = read_latents(path, shape, mapped=True) if path.suffix == ".npy" else None
         try:
             self.num_documents = sum(1 for _ in self._lines()) if self._array is None else len(self._array)
         except OSError as error:
-            raise UserError(f"--in {path}: cannot be read ({error.strerror or error})") from error
+            raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
         if not self.num_documents:
-            raise UserError(f"--in {path}: holds no document")
+            raise UserError(f"{path}: holds no document")
 
     def identity(self) -> list[Any]:
         """Changes when the file does."""
-        found = self.path.stat()
-        return [str(self.path.resolve()), found.st_size, found.st_mtime_ns]
+        status = self.path.stat()
+        return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 
-    def parts(self, skip: int) -> Iterator[Given]:
+    def parts(self, skip: int = 0) -> Iterator[Inputs]:
         """The documents after the first ones, some at a time."""
         if self._array is not None:
             for start in range(skip, len(self._array), PART):
-                yield self._given_latents(np.array(self._array[start : start + PART]))
+                rows = np.array(self._array[start : start + PART], np.float32)
+                bad = np.flatnonzero(~np.isfinite(rows).all(axis=(1, 2)))
+                if len(bad):
+                    raise UserError(
+                        f"{self.path}: the latent at index {start + bad[0]} contains NaN or infinity"
+                    )
+                yield Inputs(latents=rows)
             return
         waiting: list[tuple[int, str]] = []
         for place, numbered in enumerate(self._lines()):
@@ -59,10 +117,10 @@ class InputFile:
                 continue
             waiting.append(numbered)
             if len(waiting) == PART:
-                yield self._given_lines(waiting)
+                yield self._inputs(waiting)
                 waiting = []
         if waiting:
-            yield self._given_lines(waiting)
+            yield self._inputs(waiting)
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Lines that are not empty, with their numbers from 1."""
@@ -72,51 +130,27 @@ class InputFile:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 except UnicodeDecodeError as error:
                     raise UserError(
-                        f"--in {self.path}: line {number} is no UTF-8; save the file in that encoding"
+                        f"{self.path}: line {number} is not UTF-8; save the file as UTF-8"
                     ) from error
                 if text:
                     yield number, text
 
-    def _given_latents(self, array: np.ndarray) -> Given:
-        try:
-            latents = check_latents(self.model, array)
-        except UserError as error:
-            raise UserError(f"--in {self.path}: {error}") from error
-        return Given(None, None, latents, make_ids([row.tobytes() for row in latents]))
-
-    def _given_lines(self, lines: list[tuple[int, str]]) -> Given:
+    def _inputs(self, lines: list[tuple[int, str]]) -> Inputs:
         if self.path.suffix == ".txt":
-            return given_texts(self.model, [line for _, line in lines], f"--in {self.path}")
+            return Inputs(texts=[line for _, line in lines])
         records = [self._record(number, line) for number, line in lines]
-        kinds = [{"text", "latent", "infill"} & record.keys() for record in records]
-        for (number, _), kind in zip(lines, kinds, strict=True):
-            if not kind or kind != kinds[0]:
-                told = ", ".join(sorted(kinds[0])) or "one of text, latent, infill"
+        kind = sorted(records[0].keys() & set(FIELDS))
+        for (number, _), record in zip(lines, records, strict=True):
+            if not kind or sorted(record.keys() & set(FIELDS)) != kind:
+                needed = ", ".join(kind) or f"one of {', '.join(FIELDS)}"
                 raise UserError(
-                    f"--in {self.path}: line {number} does not hold {told}, and nothing else of these"
+                    f"{self.path}: line {number} must hold {needed}, and no other of these fields"
                 )
-        return self._given_records(lines, records, kinds[0])
-
-    def _given_records(
-        self, lines: list[tuple[int, str]], records: list[dict[str, Any]], kind: set[str]
-    ) -> Given:
-        for name in kind - {"latent"}:
-            for (number, _), record in zip(lines, records, strict=True):
-                if not isinstance(record[name], str):
-                    raise UserError(f"--in {self.path}: line {number}: {name} is no text")
-        latents = self._latents(lines, records) if "latent" in kind else None
-        where = f"--in {self.path}"
-        if "text" in kind:
-            found = given_texts(self.model, [record["text"] for record in records], where)
-            given = found if latents is None else found.with_latents(latents)
-        elif latents is not None:
-            given = Given(None, None, latents, make_ids([row.tobytes() for row in latents]))
-        else:
-            given = None
-        if "infill" in kind:
-            return given_infill(self.model, [record["infill"] for record in records], given)
-        assert given is not None
-        return given
+        inputs = Inputs(
+            texts=self._texts(lines, records, "text") if "text" in kind else None,
+            infill=self._texts(lines, records, "infill") if "infill" in kind else None,
+        )
+        return replace(inputs, latents=self._latents(lines, records)) if "latent" in kind else inputs
 
     def _record(self, number: int, line: str) -> dict[str, Any]:
         try:
@@ -124,46 +158,46 @@ class InputFile:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise UserError(f"--in {self.path}: line {number} is no JSON object")
+            raise UserError(f"{self.path}: line {number} is not a JSON object")
         return record
 
+    def _texts(self, lines: list[tuple[int, str]], records: list[dict[str, Any]], name: str) -> list[str]:
+        for (number, _), record in zip(lines, records, strict=True):
+            if not isinstance(record[name], str):
+                raise UserError(f"{self.path}: line {number}: {name} is not a text")
+        return [record[name] for record in records]
+
     def _latents(self, lines: list[tuple[int, str]], records: list[dict[str, Any]]) -> np.ndarray:
-        shape = (self.model.denoiser.shape.num_slots, self.model.denoiser.shape.num_channels)
-        found = np.empty((len(records), *shape), np.float32)
-        for row, (number, _), record in zip(found, lines, records, strict=True):
+        latents = np.empty((len(records), *self.shape), np.float32)
+        for row, (number, _), record in zip(latents, lines, records, strict=True):
             try:
-                row[:] = np.asarray(record["latent"], np.float32).reshape(shape)
+                row[:] = np.asarray(record["latent"], np.float32).reshape(self.shape)
             except (ValueError, TypeError) as error:
                 raise UserError(
-                    f"--in {self.path}: line {number}: latent is no list of {shape[0]} x {shape[1]} numbers"
+                    f"{self.path}: line {number}: latent is not a list of {self.shape[0]} x {self.shape[1]} numbers"
                 ) from error
             if not np.isfinite(row).all():
-                raise UserError(f"--in {self.path}: line {number}: latent holds NaN or infinity")
-        return found
+                raise UserError(f"{self.path}: line {number}: latent contains NaN or infinity")
+        return latents
 
 
-class LineFile:
-    """A file of records that gets its name when it is whole; what the same command left unfinished is gone on with."""
+class PartFile:
+    """An output that gets its name when it is complete; the same request continues what it left unfinished."""
 
-    def __init__(self, path: Path, asked: list[Any]) -> None:
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+    def __init__(self, path: Path, request: Sequence[Any]) -> None:
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()
         self.path = path
         self.part = path.with_name(f".{path.name}.{digest[:12]}.part")
         self._fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self.num_lines, self._size = self._whole_lines()
+        self.num_done, self._size = self._complete()
         os.ftruncate(self._fd, self._size)
 
-    def _whole_lines(self) -> tuple[int, int]:
-        count = size = 0
-        with open(self.part, "rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    count, size = count + 1, size + len(line)
-        return count, size
+    def _complete(self) -> tuple[int, int]:
+        """How many documents are written in full, and the bytes up to there."""
+        raise NotImplementedError
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append whole lines: all of them, or none if something comes between."""
-        content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    def _append(self, content: bytes) -> None:
+        """All bytes, or none if something interrupts."""
         rest = memoryview(content)
         try:
             with durable.naming(self.path):
@@ -175,16 +209,62 @@ class LineFile:
         self._size += len(content)
 
     def finish(self) -> None:
-        """Make the lines durable and give the file its name."""
+        """Flush the file to the disk and give it its name."""
         os.fsync(self._fd)
-        self.close()
+        os.close(self._fd)
+        self._fd = -1
         os.replace(self.part, self.path)
         durable.flush_folder(self.path.parent)
 
     def close(self) -> None:
-        """Leave the lines for the next time."""
+        """Leave what is written for the next time."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if not self._size and self.part.exists():
-                self.part.unlink()
+            if not self.num_done and not self._size:
+                self.part.unlink(missing_ok=True)
+
+
+class LineFile(PartFile):
+    """Records, one JSON object per line."""
+
+    def _complete(self) -> tuple[int, int]:
+        count = size = 0
+        with open(self.part, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    count, size = count + 1, size + len(line)
+        return count, size
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None:
+        """Append the records."""
+        self._append("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
+
+
+class ArrayFile(PartFile):
+    """Latents of a known number of documents as `.npy`."""
+
+    def __init__(self, path: Path, request: Sequence[Any], shape: tuple[int, int, int]) -> None:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        self._header, self._row_bytes = header.getvalue(), 4 * shape[1] * shape[2]
+        super().__init__(path, request)
+        if not self._size:
+            self._append(self._header)
+
+    def _complete(self) -> tuple[int, int]:
+        content = os.fstat(self._fd).st_size - len(self._header)
+        if content < 0:
+            return 0, 0
+        count = content // self._row_bytes
+        return count, len(self._header) + count * self._row_bytes
+
+    def write(self, latents: np.ndarray) -> None:
+        """Append latents (n, S, C)."""
+        self._append(np.ascontiguousarray(latents, "<f4").tobytes())
+
+    def close(self) -> None:
+        """A header alone is nothing to continue from."""
+        if self._size == len(self._header):
+            self._size = 0
+        super().close()

@@ -1,0 +1,152 @@
+"""Samples as records, one dictionary per document: a table for people, JSON for programs, files for both."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mmldlm import durable
+from mmldlm.cli.progress import ProgressBar
+from mmldlm.errors import UserError
+
+if TYPE_CHECKING:  # the commands answer --help without torch
+    import numpy as np
+
+    from mmldlm.api.files import Act
+    from mmldlm.api.model import Model
+    from mmldlm.api.values import SampledText
+
+TITLES = {
+    "at": "at",
+    "original": "original",
+    "infill": "blanks",
+    "text": "text",
+    "cosine": "cosine",
+    "neighbours": "nearest training texts",
+}
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Answer:
+    """What becomes of the samples of one command."""
+
+    def __init__(
+        self, command: str, out: Path | None, *, as_json: bool = False, kinds: Sequence[str] = (".jsonl",)
+    ) -> None:
+        self.command, self.out, self.as_json = command, out, as_json
+        if out is None:
+            return
+        if out.suffix not in kinds:
+            raise UserError(f"--out {out}: the name of the file must end in {' or '.join(kinds)}")
+        if out.is_dir() or not out.parent.is_dir():
+            problem = "is a folder" if out.is_dir() else f"the folder {out.parent} does not exist"
+            raise UserError(f"--out {out}: {problem}; name a file in a folder that exists")
+        durable.require_writable(out)
+
+    def progress(self) -> ProgressBar:
+        """A bar while the model works."""
+        return ProgressBar(self.command, visible=not self.as_json)
+
+    def give(
+        self,
+        model: Model,
+        options: dict[str, Any],
+        records: list[dict[str, Any]],
+        latents: np.ndarray | None = None,
+    ) -> None:
+        """Write the file, then print the table or the JSON object."""
+        if self.out is not None:
+            durable.replace_file(self.out, _content(self.out, records, latents))
+        if self.as_json:
+            report = {"command": self.command, "run": model.source, "step": model.step, "options": options}
+            print(json.dumps(report | {"samples": records}, ensure_ascii=False))
+            return
+        show_table(records)
+        if self.out is not None:
+            typer.echo(f"written to {self.out}")
+        elif latents is not None:
+            typer.echo("to get the latents: --out FILE.npy")
+
+    def stream(self, model: Model, source: Path, act: Act, options: dict[str, Any]) -> None:
+        """A file in, a file out, part by part."""
+        from mmldlm.api.files import process_file
+
+        if self.out is None or self.as_json:
+            raise UserError("--in: needs --out FILE, which is written as it goes, and no --json")
+        title = f"{source.name} to {self.out.name}"
+        with ProgressBar(title, unit="documents") as bar:
+            request = [self.command, sorted(options.items(), key=str)]
+            total, earlier = process_file(model, source, self.out, act, request, bar)
+        resumed = f", {earlier} of them by an earlier call" if earlier else ""
+        typer.echo(f"{total} documents written to {self.out}{resumed}")
+
+
+def _content(path: Path, records: list[dict[str, Any]], latents: np.ndarray | None) -> bytes:
+    if path.suffix != ".npy":
+        return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+    import numpy as np
+
+    content = io.BytesIO()
+    assert latents is not None
+    np.save(content, latents)
+    return content.getvalue()
+
+
+def text_records(
+    texts: Sequence[SampledText], originals: Sequence[Any] | None = None, name: str = "original"
+) -> list[dict[str, Any]]:
+    """Text, token ids and the result of the self-check, after the original where there is one."""
+    records: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        before = {} if originals is None else {name: originals[index]}
+        check = {} if text.check is None else asdict(text.check)
+        records.append(before | {"text": str(text), "tokens": text.tokens.tolist()} | check)
+    return records
+
+
+def add_neighbours(
+    records: list[dict[str, Any]], model: Model, latents: Any, num: int, data: Path | None
+) -> None:
+    """The training texts nearest to each latent."""
+    if num:
+        for record, near in zip(records, model.neighbours(latents, model.open_store(data), num), strict=True):
+            record["neighbours"] = [{"text": one.text, "cosine": one.cosine} for one in near]
+
+
+def show_table(records: list[dict[str, Any]]) -> None:
+    """The original beside what became of it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [name for name in TITLES if records[0].get(name) is not None]
+    table = Table(show_lines=True)
+    for name in columns:
+        table.add_column(TITLES[name], overflow="fold")
+    for record in records:
+        table.add_row(*[Text(printable(_cell(record[name]))) for name in columns])
+    Console().print(table)
+
+
+def printable(text: str) -> str:
+    """The text without terminal control sequences; line breaks and tabs stay."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(f"{near['cosine']:.4f} {near['text'] or '-'}" for near in value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def chosen(**options: Any) -> dict[str, Any]:
+    """The options that are set."""
+    return {name: value for name, value in options.items() if value is not None}
