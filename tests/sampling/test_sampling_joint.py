@@ -107,9 +107,9 @@ def test_model_without_lengths_asks_for_them(length: str) -> None:
     if length == "untrained":
         model.config.objective.length_weight = 0.0
     keys, options = document_keys(0, 1), SamplingOptions(num_sampling_steps=2, num_latent_steps=2)
-    with pytest.raises(UserError, match="--length"):
+    with pytest.raises(UserError, match="pass lengths"):
         decode_latents(model, np.zeros((1, 2, 3), np.float32), options, keys=keys)
-    with pytest.raises(UserError, match="--length"):
+    with pytest.raises(UserError, match="pass lengths"):
         generate(model, 1, options, keys=keys)
     texts, _ = generate(model, 1, options, lengths=np.array([5]), keys=keys)
     assert len(texts[0]) == 5
