@@ -72,7 +72,6 @@ def last(answer: dict) -> dict:
         ("empty.log", b""),
         ("blank.log", b"\n\n   \n"),
         ("model.bin", random.Random(1).randbytes(200_000)),
-        ("weights.log", b"\x00" * 50_000 + b"loss: 1.0 step: 3"),
         ("train.py", SOURCE.encode()),
         ("source.log", SOURCE.encode()),
         ("config.yaml", CONFIG.encode()),
@@ -226,6 +225,13 @@ def test_prefixes_of_launchers_and_containers(tmp_path, prefix):
     assert code == 0, codes(answer)
     assert last(answer)["step"] == 119
     assert judged(tmp_path, content + prefix + "iter 120: loss nan, time 21.30ms, mfu 17.40%\n")[0] == 1
+
+
+def test_a_hole_that_truncation_left_at_the_start(tmp_path):
+    """A writer that keeps its position after a truncation leaves NUL bytes before what it writes next."""
+    code, answer = judged(tmp_path, b"\x00" * 11_000 + lines(curve(120), 700).encode())
+    assert code == 0, codes(answer)
+    assert last(answer)["step"] == 819
 
 
 def test_windows_line_ends(tmp_path):
