@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from traindoctor.engine import audit
+from traindoctor.options import load_options
+
 CORPUS = Path(__file__).parent / "corpus"
 GOLDEN = CORPUS / "golden"
+FINDINGS = CORPUS / "findings.json"
+"""Case -> everything that any rule says about it: code, file, line and column, label of the fix."""
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,12 @@ def load_cases() -> list[Case]:
             number = sum(1 for case in cases if case.code == code and case.bad == (kind == "bad"))
             cases.append(Case(f"{code}-{kind}-{number}", code, kind == "bad", files))
     return cases
+
+
+def all_findings(case: Case) -> list[str]:
+    """What all rules together say about a case: `OPT001 train.py:3:7 unsafe`."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = case.write(Path(folder))
+        report = audit(root, load_options(root, external=False))
+    labels = {None: "", True: " safe", False: " unsafe"}
+    return [f"{f.code} {f.path}:{f.where}{labels[f.fix.safe if f.fix else None]}" for f in report.findings]

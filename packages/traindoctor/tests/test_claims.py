@@ -88,3 +88,73 @@ def test_shell_facts() -> None:
 def test_yaml_reads_scientific_numbers_as_text() -> None:
     assert yaml.safe_load("lr: 1e-4") == {"lr": "1e-4"}
     assert yaml.safe_load("lr: 1.0e-4") == {"lr": 1e-4}
+
+
+def test_cosine_in_epochs_is_back_at_its_start_after_twice_its_period() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    rates = []
+    for _ in range(20):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[9] < 1e-12
+    assert rates[19] == pytest.approx(1.0)
+
+
+def test_plateau_cuts_at_the_twelfth_call() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    calls = 0
+    while optimizer.param_groups[0]["lr"] == 1.0:
+        plateau.step(1.0)
+        calls += 1
+    assert calls == 12
+
+
+def test_a_schedule_without_its_state_counts_from_the_start() -> None:
+    def make() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.CosineAnnealingLR]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+
+    optimizer, scheduler = make()
+    for _ in range(9):
+        optimizer.step()
+        scheduler.step()
+    resumed, restarted = make()
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.step()
+    restarted.step()
+    assert resumed.param_groups[0]["lr"] == pytest.approx(0.0239, abs=1e-4)
+
+
+def test_direction_alone_leaves_the_length_free_and_a_clamp_has_no_gradient() -> None:
+    a, b = torch.randn(2, 4, 8)
+    cosine = torch.nn.functional.cosine_similarity
+    torch.testing.assert_close(cosine(a, b, dim=-1), cosine(10 * a, b, dim=-1))
+    x = torch.tensor(11.0, requires_grad=True)
+    x.clamp(-10, 10).backward()
+    assert x.grad == 0
+
+
+def test_fused_and_attention_without_weights_round_otherwise() -> None:
+    """Why these fixes are not safe."""
+
+    def train(**choice: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **choice)
+        losses = []
+        for _ in range(20):
+            loss = model(torch.randn(8, 16)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    assert train() == train()
+    assert train(fused=True) != train()
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 9, 16)
+    assert not torch.equal(attention(x, x, x)[0], attention(x, x, x, need_weights=False)[0])

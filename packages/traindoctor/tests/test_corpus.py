@@ -1,5 +1,6 @@
 """Every rule speaks where it should, is silent where it should, and its fix gives the golden file, once."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from traindoctor.fixing import plan
 from traindoctor.options import Options, load_options
 from traindoctor.registry import all_rules
 
-from .corpus_cases import GOLDEN, Case, load_cases
+from .corpus_cases import FINDINGS, GOLDEN, Case, all_findings, load_cases
 
 CASES = load_cases()
 META = ("DOC002", "DOC003")
@@ -27,6 +28,14 @@ def test_rule_speaks_exactly_where_it_should(case: Case, tmp_path: Path) -> None
     report, _ = _audit(case.write(tmp_path), case)
     found = [finding for finding in report.findings if finding.code == case.code]
     assert bool(found) == case.bad, [f.message for f in report.findings]
+
+
+EXPECTED = json.loads(FINDINGS.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_line_count_label_and_no_other_rule(case: Case) -> None:
+    assert all_findings(case) == EXPECTED[case.name], "python -m tests.write_golden, then read the difference"
 
 
 FIXABLE = [case for case in CASES if case.bad and all_rules()[case.code].fix]

@@ -1,5 +1,6 @@
-"""Rewrite the golden files: `python -m tests.write_golden`; then read the difference."""
+"""Rewrite the golden files and the list of findings: `python -m tests.write_golden`; then read the difference."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,12 +10,15 @@ from traindoctor.fixing import plan
 from traindoctor.options import load_options
 from traindoctor.registry import all_rules
 
-from tests.corpus_cases import GOLDEN, load_cases
+from tests.corpus_cases import FINDINGS, GOLDEN, all_findings, load_cases
 
 
 def main() -> None:
     """Write what the fixes give now."""
     shutil.rmtree(GOLDEN, ignore_errors=True)
+    findings = {case.name: all_findings(case) for case in load_cases()}
+    lines = [f"{json.dumps(name)}: {json.dumps(entries)}" for name, entries in findings.items()]
+    FINDINGS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
     for case in load_cases():
         if not case.bad or not all_rules()[case.code].fix:
             continue

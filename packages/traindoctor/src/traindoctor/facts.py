@@ -110,7 +110,15 @@ def _python_features(file: PythonFile, facts: Facts) -> None:
         "inference": bool({"no_grad", "inference_mode", "eval", "generate"} & attributes),
         "trains_at_import": any(file.function_of(loop) is file.tree for loop in file.training_loops),
         "resumes": bool({"load_state_dict", "load_checkpoint", "resume_from_checkpoint"} & file.identifiers),
-        "scheduler_saved": any("sched" in word.lower() for word in words) and "state_dict" in attributes,
+        "scheduler": any(name.startswith("torch.optim.lr_scheduler.") for _, name in file.calls if name),
+        "grad_scaler": any(
+            name in ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler") for _, name in file.calls
+        ),
+        "deletes_files": bool(
+            {"remove", "unlink", "rmtree", "save_total_limit", "keep_last", "max_to_keep"} & words
+        ),
+        "activation_checkpointing": file.uses("torch.utils.checkpoint")
+        or bool({"gradient_checkpointing", "gradient_checkpointing_enable", "checkpoint_wrapper"} & words),
     }
     if "backward" in attributes or (
         any(file.uses(name) for name in _TRAINERS) and {"fit", "train", "Trainer"} & file.identifiers

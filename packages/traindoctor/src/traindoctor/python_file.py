@@ -249,9 +249,9 @@ class PythonFile:
     def in_training_loop(self, node: ast.AST) -> Loop | None:
         """The training loop around a node, if it runs in every round: no `if` and no inner loop between."""
         loop = self.loop_of(node)
-        if loop is None or loop not in self.training_loops or self.conditions(node, loop):
+        if loop is None or loop not in self.training_loops:
             return None
-        return loop
+        return None if any(not holds_on_one_rank(test) for test in self.conditions(node, loop)) else loop
 
     @cached_property
     def definitions(self) -> dict[tuple[ast.AST | None, str], ast.AST]:
@@ -315,15 +315,35 @@ class PythonFile:
         name = dotted(node)
         if name is None:
             return []
-        local = self._bindings.get((self._scope_for(node, name), name))
-        return local if local is not None else self._bindings.get((self.tree, name), [])
+        scope: ast.AST = self._scope_for(node, name)
+        while True:
+            values = self._bindings.get((scope, name))
+            if values is not None or scope is self.tree:
+                return values or []
+            if name in self._parameters.setdefault(scope, frozenset(parameter_names(scope))):
+                return []  # given by whoever calls the function
+            scope = self.tree if name.startswith("self.") else self.function_of(scope)
 
     def value_of(self, node: ast.expr) -> ast.expr:
         """The one value that a name certainly has here, or the expression itself."""
         values = self.values_of(node)
-        if len(values) == 1 and not self._is_loop_target(node):
-            return values[0]
-        return node
+        if not values or self._is_loop_target(node):
+            return node
+        return values[0] if len(values) == 1 else self._last_value(node, values)
+
+    def _last_value(self, node: ast.expr, values: list[ast.expr]) -> ast.expr:
+        """The value of a name that is assigned several times, where all of it happens in one straight line."""
+        function, here = self.function_of(node), self.span(node)
+        straight = all(
+            self.function_of(value) is function
+            and self.parents.get(self.statement_of(value)) is function
+            and self.statement_of(value) is not self.statement_of(node)
+            for value in values
+        )
+        before = [value for value in values if self.span(value) < here]
+        if not straight or not before or self.loop_of(node) is not None:
+            return node
+        return before[-1]
 
     def _is_loop_target(self, node: ast.expr) -> bool:
         name = dotted(node)
@@ -413,3 +433,24 @@ def mentions_rank(test: ast.AST) -> bool:
     """Whether a condition asks which process this is."""
     words = words_of(test) - {"zero_grad", "zero_"}
     return any(_RANK.search(word) for word in words if len(word) < 60)
+
+
+def holds_on_one_rank(test: ast.expr) -> bool:
+    """Whether a condition only picks a process (`rank == 0`, `is_main_process and log is not None`): it "
+    "holds somewhere."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(map(mentions_rank, test.values)) and all(
+            holds_on_one_rank(part) or _is_present(part) for part in test.values
+        )
+    simple = isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Compare)
+    periodic = any(isinstance(part, ast.Mod) for part in ast.walk(test))
+    return simple and not periodic and mentions_rank(test)
+
+
+def _is_present(test: ast.expr) -> bool:
+    """`x is not None`."""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.IsNot)
+        and is_constant(test.comparators[0], None)
+    )

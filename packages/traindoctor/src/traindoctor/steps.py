@@ -120,7 +120,9 @@ def _certain_calls(file: PythonFile, scope: ast.AST) -> Iterator[ast.Call]:
 
 def is_certain(file: PythonFile, node: ast.AST, scope: ast.AST) -> bool:
     """Whether a node of a loop or function runs whenever the scope does: no `if`, no inner loop, no early way out."""
-    if file.conditions(node, scope):
+    from traindoctor.python_file import holds_on_one_rank  # it builds upon this module
+
+    if any(not holds_on_one_rank(test) for test in file.conditions(node, scope)):
         return False
     if isinstance(scope, ast.For | ast.While | ast.AsyncFor):
         return file.loop_of(node) is scope

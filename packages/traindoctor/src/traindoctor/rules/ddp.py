@@ -12,7 +12,6 @@ from traindoctor.python_file import (
     argument,
     has_spread,
     is_constant,
-    is_method,
     mentions_rank,
     number,
     words_of,
@@ -175,33 +174,6 @@ def broadcasts_buffers(file: PythonFile, about: Rule) -> Iterator[Finding]:
             fix = set_keyword(file, call, "broadcast_buffers", "False", safe=False)
             message = "DDP sends all buffers at every forward, and nothing in this project has batch norm"
             yield about.at(file.path, file.span(call), message, fix, needs=["buffers"], unless=["batch_norm"])
-
-
-_ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
-
-
-@rule(
-    Kind.PYTHON,
-    code="DDP004",
-    name="accumulation-without-no-sync",
-    severity=Severity.WARNING,
-    summary="Gradients are accumulated, but DDP reduces them in every micro-batch",
-    why="DDP starts its all-reduce in each backward. Under accumulation only the last one is needed; the "
-    "others send the "
-    "same bytes again.",
-    effect="With n micro-batches, n times the gradient traffic (arithmetic; documented for no_sync).",
-    source=f"{DDP_DOCS}.no_sync",
-    remedy="Wrap all but the last micro-batch in `with model.no_sync():`.",
-    bad="(loss / accumulation_steps).backward()",
-    good="with model.no_sync() if not last else nullcontext():\n    (loss / accumulation_steps).backward()",
-)
-def no_sync_missing(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for scope in [*file.training_loops, *file.step_functions]:
-        steps = [n for n in file.inside(scope) if is_method(n, "backward")]
-        if any(_ACCUMULATION.search(word) for word in words_of(scope) if len(word) < 60) and steps:
-            first = min(steps, key=lambda node: (file.span(node).line, file.span(node).column))
-            message = "accumulates gradients, but every backward reduces them over all ranks; use no_sync()"
-            yield about.at(file.path, file.span(first), message, needs=["ddp"], unless=["no_sync"])
 
 
 @rule(

@@ -14,7 +14,6 @@ from traindoctor.python_file import (
     argument,
     has_spread,
     is_constant,
-    is_method,
     number,
 )
 from traindoctor.registry import Rule, rule
@@ -44,7 +43,7 @@ def _loaders(file: PythonFile) -> list[ast.Call]:
     return [call for call in file.calls_of(LOADER) if call.args or call.keywords]
 
 
-def _is_training(file: PythonFile, call: ast.Call) -> bool:
+def feeds_training(file: PythonFile, call: ast.Call) -> bool:
     """Evidence that a loader feeds training: its name or that of its data says so, or it shuffles."""
     parent = file.parents.get(call)
     targets: list[str | None] = []
@@ -139,7 +138,7 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
             continue
         if (
             (workers is None or is_constant(workers, 0))
-            and _is_training(file, call)
+            and feeds_training(file, call)
             and not _streams(file, call)
         ):
             if (
@@ -220,7 +219,7 @@ def not_persistent(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
         if (
             argument(call, "persistent_workers") is not None
             or has_spread(call)
-            or not _is_training(file, call)
+            or not feeds_training(file, call)
             or workers is None
         ):
             continue
@@ -357,76 +356,3 @@ def shuffle_with_sampler(file: PythonFile, about: Rule) -> Iterator[Finding]:
             yield about.at(
                 file.path, file.span(call), "shuffle=True with a sampler raises ValueError; drop shuffle"
             )
-
-
-@rule(
-    Kind.PYTHON,
-    code="DAT010",
-    name="blocking-copy-from-pinned-memory",
-    severity=Severity.INFO,
-    summary="A batch from a pinning loader is copied with .cuda() or .to(device) without non_blocking",
-    why="Pinning pays only when the copy is asynchronous; without non_blocking=True the host waits for each tensor.",
-    effect="Qualitative here (needs a GPU): one host wait per tensor and step.",
-    source="PyTorch tutorial, A guide on good usage of non_blocking and pin_memory",
-    fix="safe or unsafe",
-    bad="x = x.cuda()",
-    good="x = x.cuda(non_blocking=True)",
-)
-def blocking_copy(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    pinning = any(is_constant(argument(call, "pin_memory", 7), True) for call in file.calls_of(LOADER))
-    if not pinning:
-        return
-    for loop in [*file.training_loops, *_loops_around_steps(file)]:
-        names = (
-            {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
-            if isinstance(loop, ast.For)
-            else set()
-        )
-        for node in file.inside(loop):
-            if not is_method(node, "cuda", "to") or not isinstance(node, ast.Call) or has_spread(node):
-                continue
-            assert isinstance(node.func, ast.Attribute)
-            if not isinstance(node.func.value, ast.Name) or node.func.value.id not in names:
-                continue
-            device = node.args[0] if node.args else None
-            copies = node.func.attr == "cuda" or (
-                isinstance(device, ast.Name) and "device" in device.id.lower()
-            )
-            if copies and argument(node, "non_blocking") is None and len(node.args) < 2:
-                fix = set_keyword(file, node, "non_blocking", "True", safe=_replaces_its_source(file, node))
-                yield about.at(
-                    file.path,
-                    file.span(node),
-                    f"{file.text(node)} waits although the loader pins memory",
-                    fix,
-                )
-
-
-def _replaces_its_source(file: PythonFile, call: ast.Call) -> bool:
-    """`x = x.cuda()`: nobody can change the host's copy while it is on its way to a CUDA device."""
-    assert isinstance(call.func, ast.Attribute)
-    parent = file.parents.get(call)
-    if not isinstance(parent, ast.Assign) or [dotted(target) for target in parent.targets] != [
-        dotted(call.func.value)
-    ]:
-        return False
-    if call.func.attr == "cuda":
-        return True
-    device = file.value_of(call.args[0])
-    if isinstance(device, ast.Call) and file.resolve(device.func) == "torch.device" and device.args:
-        device = device.args[0]
-    places = [device.body, device.orelse] if isinstance(device, ast.IfExp) else [device]
-    names = [place.value if isinstance(place, ast.Constant) else None for place in places]
-    return all(isinstance(name, str) and name.split(":")[0] in ("cuda", "cpu") for name in names)
-
-
-def _loops_around_steps(file: PythonFile) -> list[ast.For]:
-    """Loops that give each batch to a step in a function of its own."""
-    found: dict[ast.For, None] = {}
-    for call, _ in file.calls:
-        if function_called(file, call) in file.step_functions:
-            loop = file.loop_of(call)
-            if isinstance(loop, ast.For):
-                found[loop] = None
-    training = set(file.training_loops)
-    return [loop for loop in found if loop not in training]

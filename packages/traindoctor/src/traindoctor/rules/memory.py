@@ -1,4 +1,4 @@
-"""Memory: activation checkpointing, graphs kept alive, evaluation with gradients."""
+"""Memory: graphs kept alive, caches emptied, evaluation with gradients."""
 
 from __future__ import annotations
 
@@ -8,84 +8,8 @@ from collections.abc import Iterator
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile, argument, has_spread, is_method, words_of
 from traindoctor.registry import Rule, rule
-from traindoctor.rules.edits import replace_node, set_keyword
+from traindoctor.rules.edits import replace_node
 from traindoctor.types import Finding, Kind, Severity
-
-CHECKPOINTS = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
-CHECKPOINT_DOCS = "PyTorch docs, torch.utils.checkpoint"
-_WHOLE = {
-    "backbone",
-    "model",
-    "transformer",
-    "encoder",
-    "decoder",
-    "net",
-    "network",
-    "unet",
-    "dit",
-    "mmdit",
-    "trunk",
-}
-
-
-@rule(
-    Kind.PYTHON,
-    code="MEM001",
-    name="checkpoint-without-use-reentrant",
-    severity=Severity.WARNING,
-    summary="Activation checkpointing without saying which variant",
-    why="Without use_reentrant PyTorch warns, falls back to the old re-entrant variant, and announces an error. The "
-    "re-entrant one gives no gradient at all when no input requires one, and does not support keyword arguments.",
-    effect="Documented: use_reentrant=False is recommended; a later version raises.",
-    source=f"{CHECKPOINT_DOCS} (note and warning)",
-    fix="unsafe",
-    remedy="Unsafe because parameters that got no gradient so far, where no input of the block needs one, "
-    "are then trained.",
-    bad="x = checkpoint(block, x)",
-    good="x = checkpoint(block, x, use_reentrant=False)",
-)
-def without_reentrant(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of(*CHECKPOINTS):
-        sequential = file.resolve(call.func) == CHECKPOINTS[1]
-        starred = any(keyword.arg is None for keyword in call.keywords)
-        if argument(call, "use_reentrant", 3 if sequential else None) is None and not starred and call.args:
-            fix = set_keyword(file, call, "use_reentrant", "False", safe=False)
-            yield about.at(
-                file.path,
-                file.span(call),
-                "checkpoint() without use_reentrant; pass use_reentrant=False",
-                fix,
-            )
-
-
-@rule(
-    Kind.PYTHON,
-    code="MEM002",
-    name="whole-backbone-checkpointed",
-    severity=Severity.WARNING,
-    summary="One checkpoint around the whole network",
-    why="A checkpoint saves the activations between its start and its end. Around everything, the "
-    "recomputation in backward "
-    "brings all of them back at once: the peak stays, the time doubles.",
-    effect="Measured on one H200 (this project): 4021 MiB without, 4094 MiB around the whole backbone, 925 "
-    "MiB per block.",
-    source=f"{CHECKPOINT_DOCS}; Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174)",
-    remedy="Call checkpoint for each block inside the loop over blocks.",
-    bad="x = checkpoint(self.backbone, x, use_reentrant=False)",
-    good="for block in self.blocks:\n    x = checkpoint(block, x, use_reentrant=False)",
-)
-def whole_backbone(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of(CHECKPOINTS[0]):
-        target = dotted(call.args[0]) if call.args else None
-        in_loop = file.loop_of(call) is not None or any(
-            isinstance(parent, ast.ListComp | ast.GeneratorExp) for parent in file.ancestors(call)
-        )
-        if target and target.startswith("self.") and target.rsplit(".", 1)[-1] in _WHOLE and not in_loop:
-            yield about.at(
-                file.path,
-                file.span(call),
-                f"one checkpoint around {target} saves no peak memory; use one per block",
-            )
 
 
 @rule(

@@ -9,6 +9,7 @@ from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile, is_constant, is_method, words_of
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import anomaly_detection_asked_for
+from traindoctor.steps import is_certain
 from traindoctor.types import Finding, Kind, Severity
 from traindoctor.yaml_file import YamlFile
 
@@ -40,10 +41,30 @@ def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
             reads = dotted(call.args[0]) in ("loss", "total_loss", "train_loss")  # float(loss) calls .item()
         if reads and _reads_in_comprehension(file, call):
             continue  # SYN006 speaks of these
-        if reads and not _on_host(file, call) and file.runs_every_step(call):
-            yield about.at(
-                file.path, file.span(call), f"{file.text(call)[:60]} waits for the GPU in every step"
-            )
+        if not reads or _on_host(file, call):
+            continue
+        message = f"{file.text(call)[:60]} waits for the GPU in every step"
+        if file.runs_every_step(call):
+            yield about.at(file.path, file.span(call), message)
+        elif _in_forward(file, call):
+            message = f"{file.text(call)[:60]} in forward waits for the GPU in every step"
+            yield about.at(file.path, file.span(call), message, needs=["training"])
+
+
+def _in_forward(file: PythonFile, node: ast.AST) -> bool:
+    """Whether a node certainly runs in the forward of a torch module."""
+    function = file.function_of(node)
+    owner = file.parents.get(function)
+    if (
+        not isinstance(function, ast.FunctionDef)
+        or function.name != "forward"
+        or not isinstance(owner, ast.ClassDef)
+    ):
+        return False
+    modules = ("Module", "LightningModule", "PreTrainedModel")
+    return any(ast.unparse(base).endswith(modules) for base in owner.bases) and is_certain(
+        file, node, function
+    )
 
 
 _HOST_MAKERS = (
