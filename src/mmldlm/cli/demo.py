@@ -14,11 +14,12 @@ STORE, NUM_SENTENCES = Path("data/demo"), 7000
 def demo(
     run: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("saved/demo"),
 ) -> None:
-    """Prepare the built-in text, train a small model, evaluate it and write a report. Again: goes on where it was."""
+    """Prepare the built-in text, train a small model, evaluate it and write a report. Run again, it resumes."""
     from rich.console import Console
 
     from mmldlm.cli.decode import decode
     from mmldlm.cli.evaluate import evaluate
+    from mmldlm.cli.next_steps import program
     from mmldlm.cli.prepare import prepare
     from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
@@ -39,13 +40,13 @@ def demo(
     evaluate(run=run)
     announce(4, "decode held-out latents into text")
     decode(run=str(run), from_split="validation", num=5, length="original")
-    report = run / "reports" / "validation" / "report.html"
+    mmldlm, report = program(), run / "reports" / "validation" / "report.html"
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
     console.print(
         f"report        {report}\npair store    {STORE}\nrun           {run}\n\nWhat to try next:\n"
-        f"  mmldlm decode {run} --text 'The state of the union is strong.'\n"
-        f"  mmldlm generate {run} -n 4\n"
-        f"  mmldlm train --recipe demo --run saved/longer train.steps=4000\n"
-        f"  mmldlm prepare --input YOUR.txt --out data/mine --cut sentences",
+        f"  {mmldlm} decode {run} --text 'The state of the union is strong.'\n"
+        f"  {mmldlm} generate {run} -n 4\n"
+        f"  {mmldlm} train --recipe demo --run saved/longer train.steps=4000\n"
+        f"  {mmldlm} prepare YOUR.txt --out data/mine --cut sentences",
         highlight=False, markup=False,
     )  # fmt: skip
