@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -109,36 +110,20 @@ def prepare(
     >>> store.texts[1], store.latents[1, 0].tolist()
     ('the open sea', [0.0, 1.0, 0.0])
     """
+    words = locals()
     inputs, rows, latents = _read_source(source, latents, "source")
     vectors = None if latents is None else Vectors.of(latents)
-    settings = PrepareSettings(
-        input=inputs,
-        tokenizer=tokenizer,
-        encoder=None if encoder is None else encoder_name(encoder),
-        text_field=text_field,
-        text_unit=text_unit,
-        dataset_config=dataset_config,
-        dataset_split=dataset_split,
-        cut=cut,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        limit=limit,
-        validation=validation,
-        test=test,
-        prompt=prompt,
-        normalize=normalize if encoder is None or isinstance(encoder, str) else bool(normalize),
-        dimension=dimension,
-        latent_dtype=latent_dtype,
-        shard_documents=shard_documents,
-        seed=seed,
-        derive=derive,
-        validation_input=_names(validation_source, "validation_source"),
-        test_input=_names(test_source, "test_source"),
-        validation_dataset_split=validation_dataset_split,
-        test_dataset_split=test_dataset_split,
-        latents=None if vectors is None else vectors.name,
-        latent_field=latent_field or None,
-    )
+    named = {item.name: words[item.name] for item in fields(PrepareSettings) if item.name in words}
+    named |= {
+        "input": inputs,
+        "encoder": None if encoder is None else encoder_name(encoder),
+        "normalize": normalize if encoder is None or isinstance(encoder, str) else bool(normalize),
+        "validation_input": _names(validation_source, "validation_source"),
+        "test_input": _names(test_source, "test_source"),
+        "latents": None if vectors is None else vectors.name,
+        "latent_field": latent_field or None,
+    }
+    settings = PrepareSettings(**named)
     return run(
         settings,
         out,

@@ -94,5 +94,5 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 def file_entry(path: Path) -> FileEntry:
     """Size and checksum of a file as it is on the disk now."""
-    found = read_digest(path)
-    return {"bytes": found.size, "sha256": found.sha256}
+    digest = read_digest(path)
+    return {"bytes": digest.size, "sha256": digest.sha256}

@@ -31,12 +31,12 @@ class Order:
     def documents(self, positions: np.ndarray) -> np.ndarray:
         """Index in the split of the document at each position."""
         epochs, ranks = np.divmod(positions, self.num_documents)
-        found = np.empty(len(positions), dtype=np.int64)
+        indices = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             key = randomness.make_key(self.seed, randomness.ORDER, int(epoch))
-            found[here] = randomness.permute(ranks[here], self.num_documents, key)
-        return found
+            indices[here] = randomness.permute(ranks[here], self.num_documents, key)
+        return indices
 
 
 def document_keys(seed: int, epochs: np.ndarray, ids: np.ndarray, draw: int = 0) -> np.ndarray:

@@ -93,8 +93,8 @@ def plan_batches(
 
 def _sizes_of(batch: BatchConfig, stage: BatchStage) -> BatchConfig:
     names = ("tokens_per_step", "documents_per_step", "micro_tokens", "micro_documents")
-    given = {name: value for name in names if (value := getattr(stage, name)) is not None}
-    return replace(batch, schedule=[], **given)
+    sizes = {name: value for name in names if (value := getattr(stage, name)) is not None}
+    return replace(batch, schedule=[], **sizes)
 
 
 def plan_shape(

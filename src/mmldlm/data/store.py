@@ -38,7 +38,7 @@ class PairStore:
     >>> import tempfile
     >>> import mmldlm
     >>> path = tempfile.mkdtemp()
-    >>> made = mmldlm.prepare(
+    >>> _ = mmldlm.prepare(
     ...     ["a coil of rope", "the open sea"], path, encoder=lambda texts: [[len(text), 1.0] for text in texts]
     ... )
     >>> store = mmldlm.PairStore.open(path)
@@ -157,16 +157,16 @@ class PairStore:
     def _damage(self, name: str, entry: Any) -> str | None:
         path = self.path / name
         try:
-            found = file_entry(path)
+            actual = file_entry(path)
         except OSError as error:
             return f"{path}: {error.strerror or error}"
-        if found["bytes"] != entry["bytes"]:
-            return f"{path}: {found['bytes']} bytes instead of {entry['bytes']}"
-        return None if found["sha256"] == entry["sha256"] else f"{path}: checksum differs"
+        if actual["bytes"] != entry["bytes"]:
+            return f"{path}: {actual['bytes']} bytes instead of {entry['bytes']}"
+        return None if actual["sha256"] == entry["sha256"] else f"{path}: checksum differs"
 
 
 class Split:
-    """Random access to the documents of one split. It may go to another process, which opens files anew."""
+    """Random access to the documents of one split. It may go to another process, which opens the files again."""
 
     def __init__(self, store: PairStore, name: str, entry: SplitEntry) -> None:
         self.store, self.name, self.entry = store, name, entry

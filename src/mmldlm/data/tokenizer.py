@@ -133,9 +133,9 @@ def _load_builtin(name: str) -> Backend:
 def _load_gpt2(folder: Path) -> Backend:
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-    made = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    made.add_special_tokens(["<|endoftext|>"])
-    return Tokenizer.from_str(made.to_str())
+    bpe = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    bpe.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer.from_str(bpe.to_str())
 
 
 def _load_file(path: Path) -> Backend:

@@ -48,7 +48,7 @@ class Place:
 
 
 def store_state(path: Path, settings: dict[str, Any]) -> str:
-    """`new`, `partial` or `finished`; refuses a folder of other settings or of something else."""
+    """`new`, `partial` or `finished`; rejects a folder with other settings or other contents."""
     if not path.exists():
         return "new"
     if not path.is_dir():
@@ -60,10 +60,10 @@ def store_state(path: Path, settings: dict[str, Any]) -> str:
     finished = (path / MANIFEST).is_file()
     if not finished and not any(path.glob("*/shard-*.json")):
         return "new"  # nothing that could be lost
-    found = read_json(path / SETTINGS, "remove the folder and start again")["settings"]
-    if found != settings:
+    recorded = read_json(path / SETTINGS, "remove the folder and start again")["settings"]
+    if recorded != settings:
         raise UserError(
-            f"{path}: was made with other settings: {_difference(found, settings)}; "
+            f"{path}: was made with other settings: {_difference(recorded, settings)}; "
             "choose another folder, or use the same settings to go on"
         )
     return "finished" if finished else "partial"
@@ -116,10 +116,10 @@ class StoreWriter:
             raise UserError(f"{self.path}: this pair store is finished already; choose another folder")
         made_by = self._made_by()
         if state == "partial":
-            found = read_json(self.path / SETTINGS, "remove the folder and start again")["made_by"]
-            if found != made_by:
+            recorded = read_json(self.path / SETTINGS, "remove the folder and start again")["made_by"]
+            if recorded != made_by:
                 raise UserError(
-                    f"{self.path}: was begun with other parts: {_difference(found, made_by)}; "
+                    f"{self.path}: was begun with other parts: {_difference(recorded, made_by)}; "
                     "choose another folder"
                 )
         try:
@@ -295,7 +295,7 @@ class StoreWriter:
         return PairStore.open(self.path)
 
     def close(self) -> None:
-        """Give the folder free for others; what is on the disk stays."""
+        """Release the folder for other processes; what is on the disk stays."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

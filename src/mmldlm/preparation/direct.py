@@ -1,7 +1,7 @@
-"""The short way through a sentence-transformers model: texts are tokenized all at once, by all cores, into flat arrays.
+"""The direct way through a sentence-transformers model: all texts are tokenized at once, on all cores, into flat arrays.
 
 `SentenceTransformer.encode` tokenizes batch by batch in Python, and a GPU waits meanwhile. Models may treat texts in
-ways of their own, so this way is taken only where it gives the same latents for some texts.
+ways of their own, so the direct way is used only where it gives the same latents for some texts.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class TokenTable:
         lengths = self.lengths[rows]
         places = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
         positions = ranges(self.starts[rows], lengths)
-        found = {"attention_mask": places.astype(np.int64)}
+        inputs = {"attention_mask": places.astype(np.int64)}
         for name, values, fill in (("input_ids", self.ids, pad), ("token_type_ids", self.type_ids, 0)):
-            found[name] = np.full(places.shape, fill, np.int64)
-            found[name][places] = values[positions]
-        return found
+            inputs[name] = np.full(places.shape, fill, np.int64)
+            inputs[name][places] = values[positions]
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -96,29 +96,29 @@ class Direct:
 
     def tokenize(self, texts: list[str]) -> TokenTable:
         """All texts, each cut to what the model takes."""
-        found = self.tokenizer.encode_batch_fast(texts)
-        full_lengths = np.fromiter(map(len, found), np.int64, len(found))
+        encodings = self.tokenizer.encode_batch_fast(texts)
+        full_lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         if self.max_tokens is not None:
             for row in np.flatnonzero(full_lengths > self.max_tokens):
-                found[row] = self._cutting.encode(texts[row])
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
+                encodings[row] = self._cutting.encode(texts[row])
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids, types = (
             np.fromiter(
-                chain.from_iterable(getattr(one, name) for one in found), np.int64, int(lengths.sum())
+                chain.from_iterable(getattr(one, name) for one in encodings), np.int64, int(lengths.sum())
             )
             for name in ("ids", "type_ids")
         )
         return TokenTable(ids, types, lengths, full_lengths)
 
     def embed(self, table: TokenTable, rows: np.ndarray) -> torch.Tensor:
-        """Latents (n, C) of these texts, float32, on the model's device, which may still be at work on them."""
+        """Latents (n, C) of these texts, float32, on the model's device, which may still be computing them."""
         import torch
 
         padded = table.padded(rows, self.pad)
         inputs = {name: self._sent(torch.from_numpy(padded[name])) for name in self.names}
         with torch.inference_mode():
-            found: torch.Tensor = self.model(inputs)["sentence_embedding"].float()
-        return found
+            latents: torch.Tensor = self.model(inputs)["sentence_embedding"].float()
+        return latents
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         """To the device; from pinned memory, so that the host need not wait for the work before it."""
@@ -128,7 +128,7 @@ class Direct:
 
 
 def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
-    """The short way, if it leads to the same latents; else None."""
+    """The direct way, if it gives the same latents; else None."""
     try:
         direct = _build(model)
         if direct is None:
@@ -136,7 +136,7 @@ def direct_way(model: SentenceTransformer, prompt: str) -> Direct | None:
         texts = [prompt + text for text in _PROBE]
         ours = direct.embed(direct.tokenize(texts), np.arange(len(texts))).cpu().numpy()
         theirs = model.encode(_PROBE, prompt=prompt or None, show_progress_bar=False, convert_to_numpy=True)
-    except Exception:  # a model of another kind may fail anywhere; its own way remains
+    except Exception:  # a model of another kind may fail anywhere; its own `encode` remains
         return None
     if ours.shape != theirs.shape:
         return None
@@ -179,9 +179,9 @@ def _find_frame(direct: Direct) -> Frame | None:
     expected = direct.tokenize(_PROBE)
     for num_before in range(added + 1):
         frame = Frame(whole[:num_before], whole[num_before + len(plain[0]) :], direct.max_tokens)
-        found = frame.around(plain)
+        table = frame.around(plain)
         if all(
-            np.array_equal(getattr(found, name), getattr(expected, name))
+            np.array_equal(getattr(table, name), getattr(expected, name))
             for name in ("ids", "type_ids", "lengths", "full_lengths")
         ):
             return frame

@@ -197,7 +197,7 @@ def run(
     report, out = report or Report(), Path(out)
     options = settings.segment_options()
     sources = settings.sources(rows, vectors)
-    settings, given = _with_latents(settings, sources)
+    settings, given_latents = _with_latents(settings, sources)
     written = settings.to_json(sources)
     state = store_state(out, written)
     if state == "finished":
@@ -212,7 +212,7 @@ def run(
             "use text_unit=line to make each line a document"
         )
     tokenizer = Tokenizer.load(settings.tokenizer)
-    source = given or _load_encoder(settings, encoder, tokenizer, sources, device, batch_size, report)
+    source = given_latents or _load_encoder(settings, encoder, tokenizer, sources, device, batch_size, report)
     try:
         with _open_writer(out, settings, written, tokenizer, source) as writer:
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
