@@ -5,7 +5,14 @@ import importlib
 
 import pytest
 
-MODULES = ["mmldlm.api.evaluate", "mmldlm.api.model", "mmldlm.latents"]
+MODULES = [
+    "mmldlm.api.evaluate",
+    "mmldlm.api.model",
+    "mmldlm.api.prepare",
+    "mmldlm.data.store",
+    "mmldlm.latents",
+    "mmldlm.preparation.encoders",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,4 +1,4 @@
-"""The direct way through a sentence-transformers model: all texts are tokenized at once, on all cores, into flat arrays.
+"""The direct way through a sentence-transformers model: texts are tokenized all at once, on all cores, as flat arrays.
 
 `SentenceTransformer.encode` tokenizes batch by batch in Python, and a GPU waits meanwhile. Models may treat texts in
 ways of their own, so the direct way is used only where it gives the same latents for some texts.
