@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -21,5 +22,5 @@ def build(kind: Any, value: Any) -> Any:
     if origin is dict:
         return {key: build(args[1], item) for key, item in value.items()}
     if kind is float:
-        return float("nan") if value is None else float(value)
+        return math.nan if value is None else float(value)
     return value

@@ -6,6 +6,7 @@ Everything random is a function of the seed. Shapes: n documents, r resamples.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,15 +51,19 @@ def bootstrap(statistic: Statistic, count: int, seed: int, num_resamples: int = 
     """
     if count < 2:
         return statistic(np.zeros((num_resamples, count), dtype=np.int64))
-    result = stats.bootstrap(
-        (np.arange(count),),
-        lambda rows, axis: statistic(rows),
-        n_resamples=num_resamples,
-        batch=max(1, min(num_resamples, _MOST_AT_ONCE // count)),
-        vectorized=True,
-        method="percentile",
-        random_state=np.random.default_rng([seed, _STREAM]),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", stats.DegenerateDataWarning
+        )  # resamples without a value are left out later
+        result = stats.bootstrap(
+            (np.arange(count),),
+            lambda rows, axis: statistic(rows),
+            n_resamples=num_resamples,
+            batch=max(1, min(num_resamples, _MOST_AT_ONCE // count)),
+            vectorized=True,
+            method="percentile",
+            random_state=np.random.default_rng([seed, _STREAM]),
+        )
     return np.asarray(result.bootstrap_distribution)
 
 

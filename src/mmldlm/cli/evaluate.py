@@ -51,13 +51,13 @@ def evaluate(
 ) -> None:
     """Measure a trained model: bounds, decoding, retrieval, generation, round trips."""
     from mmldlm.api.evaluate import evaluate as measure
-    from mmldlm.cli.bars import Bar
+    from mmldlm.cli.progress import ProgressBar
 
-    with Bar("eval") as bar:
+    with ProgressBar("eval") as bar:
         result = measure(
             run, data=data, split=split, num=num, steps=_step_counts(steps), num_decoded=num_decoded,
             num_generated=num_generated, overrides=settings or [], encoder=encoder, sts=sts,
-            reference_lm=reference_lm, seed=seed, out=out or True, device=device, progress=bar.update,
+            reference_lm=reference_lm, seed=seed, out=out or True, device=device, progress=bar,
         )  # fmt: skip
     if as_json:
         from mmldlm.json_lines import encode

@@ -63,7 +63,8 @@ class NoiseBucket:
 
     low: float
     high: float
-    squared_error: float
+    squared_error: float | None
+    """None where there is no draw."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.quantities import Quantity
+from mmldlm.evaluation.quantities import RESOLUTION, Quantity
 from mmldlm.evaluation.report import RESULT, read_result
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet, Evaluation
 from mmldlm.plain_values import build
@@ -289,6 +289,6 @@ def _compare_quantity(
 
 
 def _verdict(difference: Estimate, quantity: Quantity, first: str, other: str) -> str:
-    if not (difference.low > 0.0 or difference.high < 0.0):
+    if not (difference.low > 0.0 or difference.high < 0.0) or abs(difference.value) < RESOLUTION:
         return SAME
     return f"{other if (difference.low > 0.0) == (quantity.better == MORE) else first} is better"

@@ -72,8 +72,11 @@ class LatentErrors:
 
     def curve(self) -> list[NoiseBucket]:
         """The squared error over the noise."""
-        ends = zip(self.edges[:-1], self.edges[1:], self.squared_error, strict=True)
-        return [NoiseBucket(float(a), float(b), float(error)) for a, b, error in ends]
+        errors = [None if math.isnan(error) else float(error) for error in self.squared_error]
+        return [
+            NoiseBucket(float(low), float(high), error)
+            for low, high, error in zip(self.edges[:-1], self.edges[1:], errors, strict=True)
+        ]
 
 
 def measure_latent_bounds(context: Context) -> LatentBounds | None:

@@ -147,9 +147,12 @@ def _latent_bound(bounds: LatentBounds) -> Picture:
 
     def draw(axes: Axes) -> None:
         for kind, name, color in zip(kinds, TEXT_NAMES.values(), _KIND_COLORS, strict=True):
-            rows = [row for row in kind.snr_curve if row.squared_error == row.squared_error]
-            x = [((1 + row.low) * (1 + row.high)) ** 0.5 - 1 for row in rows]
-            y = [row.squared_error * (1 + place) for row, place in zip(rows, x, strict=True)]
+            points = [
+                (((1 + row.low) * (1 + row.high)) ** 0.5, row.squared_error)
+                for row in kind.snr_curve
+                if row.squared_error is not None
+            ]
+            x, y = [middle - 1 for middle, _ in points], [error * middle for middle, error in points]
             axes.plot(x, y, marker="o", markersize=3.5, color=color, label=name)
         axes.axhline(1.0, color=GREY, linewidth=1, linestyle=_DASHES, label="standard normal")
         axes.set_xscale("log")

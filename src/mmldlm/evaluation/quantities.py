@@ -17,6 +17,8 @@ from mmldlm.statistics import LESS, MORE, Estimate, bootstrap, estimate, summari
 
 KINDS = ("ratio", "bleu", "spearman", "gap")
 _DIGITS = 6
+RESOLUTION = 10.0**-_DIGITS
+"""Values per document are kept to this; smaller differences mean nothing."""
 _ORDERS = 4
 """Longest n-grams of BLEU."""
 
