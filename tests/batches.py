@@ -13,7 +13,7 @@ from mmldlm.data.store import Documents
 from mmldlm.layout import Caps
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
-from mmldlm.types import Batch
+from mmldlm.types import PackedBatch
 
 SHAPE = DataShape(vocab_size=97, num_slots=2, num_channels=5, max_length=12)
 LENGTHS = (3, 12, 1, 7, 5, 9)
@@ -39,7 +39,7 @@ def small_denoiser(seed: int = 0, shape: DataShape = SHAPE, **changes: object) -
 
 def small_corruption(seed: int = 0, **changes: object) -> Corruption:
     """Mixed modes with dropped conditions."""
-    return Corruption(CorruptionConfig(**changes), seed, SHAPE.vocab_size)
+    return Corruption(CorruptionConfig(**changes), vocab_size=SHAPE.vocab_size, seed=seed)
 
 
 def small_documents(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Documents:
@@ -62,7 +62,7 @@ def pick(documents: Documents, chosen: np.ndarray) -> Documents:
 
 def batch_of(
     documents: Documents, chosen: np.ndarray | None = None, caps: Caps | None = None, layout: str = "packed"
-) -> Batch:
+) -> PackedBatch:
     """A clean micro-batch of the chosen documents, each with its own key and position."""
     chosen = np.arange(len(documents.lengths)) if chosen is None else chosen
     part = pick(documents, chosen)

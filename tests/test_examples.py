@@ -24,6 +24,11 @@ def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def test_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = load_example("own_loop", monkeypatch).main(num_steps=60)
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+
+
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     share_right = load_example("own_encoder", monkeypatch).main(tmp_path, steps=40)
     assert share_right > 0.6

@@ -59,9 +59,7 @@ def test_what_decides_the_computation_is_part_of_the_template():
     counts = Counts(1.0, 1.0, 1.0).as_tensors()
     rows = min(len(full.scored), len(partly.scored))
     same = [
-        MicroBatch(
-            replace(noisy, scored=noisy.scored[:rows], scored_weight=noisy.scored_weight[:rows]), counts
-        )
+        MicroBatch(replace(noisy, scored=noisy.scored[:rows], scored_real=noisy.scored_real[:rows]), counts)
         for noisy in (full, partly)
     ]
     assert full.layout.full

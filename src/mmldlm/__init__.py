@@ -12,9 +12,13 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Comparison": "mmldlm.evaluation.compare",
+    "Corruption": "mmldlm.corruption.joint",
+    "Denoiser": "mmldlm.model.denoiser",
     "Encoder": "mmldlm.preparation.encoders",
     "Evaluation": "mmldlm.evaluation.results",
     "Model": "mmldlm.api.model",
+    "Objective": "mmldlm.objective.joint",
+    "PackedBatch": "mmldlm.types",
     "PairStore": "mmldlm.data.store",
     "Run": "mmldlm.api.runs",
     "UserError": "mmldlm.errors",

@@ -6,7 +6,7 @@ Shapes: N documents, T tokens, S latent slots, C latent channels, D width, V voc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmldlm.layout import Layout
+from mmldlm import randomness
+from mmldlm.errors import UserError
+from mmldlm.layout import Layout, packed_layout
 
 Moved = TypeVar("Moved")
 
@@ -29,8 +31,15 @@ class When(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Clean documents of one micro-batch."""
+class PackedBatch:
+    """Clean documents of one micro-batch: one stream of tokens and their latents.
+
+    >>> import numpy as np
+    >>> from mmldlm import PackedBatch
+    >>> batch = PackedBatch.of([[3, 1, 4], [1, 5]], np.zeros((2, 7), np.float32))
+    >>> batch.tokens.tolist(), tuple(batch.latents.shape), batch.layout.lengths.tolist()
+    ([3, 1, 4, 1, 5], (2, 1, 7), [3, 2])
+    """
 
     tokens: Tensor
     """(T,) int64; what filler holds does not matter."""
@@ -43,6 +52,39 @@ class Batch:
     """(N,) uint64, the document's own source of randomness."""
     when: When = field(default_factory=When)
     """The step that it belongs to."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[Sequence[int] | np.ndarray],
+        latents: np.ndarray | Tensor,
+        *,
+        seed: int = 0,
+        first: int = 0,
+    ) -> PackedBatch:
+        """Token ids of each text and their normalised latents, (n, channels) or (n, slots, channels).
+
+        `first` is the number of documents that were trained on before: times and noise are a function of the seed and
+        of each document's number.
+        """
+        lengths = np.array([len(text) for text in tokens], np.int64)
+        array = np.asarray(latents, np.float32)
+        array = array[:, None] if array.ndim == 2 else array
+        if array.ndim != 3 or len(array) != len(lengths):
+            raise UserError(
+                f"latents of shape {tuple(np.shape(latents))}: (n, channels) or (n, slots, channels) is needed for the "
+                f"{len(lengths)} texts"
+            )
+        if not len(lengths) or lengths.min() == 0:
+            raise UserError("tokens: at least one text is needed, and each needs at least one token")
+        positions = first + np.arange(len(lengths))
+        return cls(
+            tokens=torch.from_numpy(np.concatenate([np.asarray(text, np.int64) for text in tokens])),
+            latents=torch.from_numpy(np.ascontiguousarray(array)),
+            layout=packed_layout(lengths, array.shape[1]),
+            positions=positions,
+            keys=randomness.make_key(seed, positions),
+        )
 
 
 @dataclass(frozen=True)
@@ -84,8 +126,8 @@ class NoisyBatch:
     """(N,) float32, 1 where the document length is scored."""
     scored: Tensor
     """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of row 0."""
-    scored_weight: Tensor
-    """(R,) float32 weight of each in the loss, 0 for the repeats."""
+    scored_real: Tensor
+    """(R,) bool, false for the repeats."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +140,15 @@ class Counts:
     """Latent slots that are a target."""
     documents: float | Tensor
     """Documents whose length is scored."""
+
+    @classmethod
+    def of(cls, *batches: NoisyBatch) -> Counts:
+        """Those of a step that consists of these micro-batches."""
+        return cls(
+            tokens=sum(float((batch.length_target * batch.layout.lengths).sum()) for batch in batches),
+            slots=sum(float(batch.latent_target.sum()) * batch.layout.num_slots for batch in batches),
+            documents=sum(float(batch.length_target.sum()) for batch in batches),
+        )
 
     def as_tensors(self) -> Counts:
         """Numbers that can travel to a device."""

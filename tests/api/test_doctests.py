@@ -9,9 +9,13 @@ MODULES = [
     "mmldlm.api.evaluate",
     "mmldlm.api.model",
     "mmldlm.api.prepare",
+    "mmldlm.corruption.joint",
     "mmldlm.data.store",
     "mmldlm.latents",
+    "mmldlm.model.denoiser",
+    "mmldlm.objective.joint",
     "mmldlm.preparation.encoders",
+    "mmldlm.types",
 ]
 
 

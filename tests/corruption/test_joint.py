@@ -24,7 +24,7 @@ def test_corruption_at_time_0_is_exactly_the_identity():
     noisy = small_corruption().corrupt_at(batch, pinned(6, 0.0, 0.0))
     assert torch.equal(noisy.noisy_tokens, batch.tokens)
     assert torch.equal(noisy.noisy_latents, batch.latents)
-    assert (noisy.scored_weight > 0).sum() == 0
+    assert not noisy.scored_real.any()
 
 
 def test_corruption_at_time_1_leaves_nothing():
@@ -100,7 +100,7 @@ def test_with_every_condition_dropped_no_trace_of_a_latent_is_left():
     config = CorruptionConfig(ModeWeights(1.0, 0.0, 0.0), condition_dropout=1.0)
     batch = batch_of(small_documents())
     first, second = (
-        Corruption(config, 0, SHAPE.vocab_size).corrupt(replace(batch, latents=latents))
+        Corruption(config, vocab_size=SHAPE.vocab_size, seed=0).corrupt(replace(batch, latents=latents))
         for latents in (batch.latents, 3.0 - batch.latents)
     )
     assert torch.equal(first.noisy_latents, second.noisy_latents)
@@ -115,23 +115,21 @@ def test_dropped_conditions_are_pure_noise_and_are_not_scored():
     assert set(latent_condition) == {0.0, 1.0}
     assert abs(latent_condition.mean() - 0.25) < 0.04
     batch = batch_of(small_documents())
-    noisy = Corruption(config, 0, SHAPE.vocab_size).corrupt_at(
+    noisy = Corruption(config, vocab_size=SHAPE.vocab_size, seed=0).corrupt_at(
         batch, Times(np.ones(6, np.float32), np.full(6, 0.5, np.float32), np.zeros(6, bool), np.ones(6, bool))
     )
     assert (noisy.noisy_tokens == SHAPE.vocab_size).all()
-    assert (noisy.scored_weight > 0).sum() == 0
+    assert not noisy.scored_real.any()
 
 
 @pytest.mark.parametrize("multiple", [1, 16])
 def test_scored_rows_are_the_masked_tokens_of_targets_filled_up(multiple):
     batch = batch_of(small_documents(), caps=Caps(64, 9, 12))
-    corruption = Corruption(CorruptionConfig(), 0, SHAPE.vocab_size, row_multiple=multiple)
+    corruption = Corruption(CorruptionConfig(), vocab_size=SHAPE.vocab_size, seed=0, row_multiple=multiple)
     noisy = corruption.corrupt(batch)
-    real = noisy.scored[noisy.scored_weight > 0]
+    real = noisy.scored[noisy.scored_real]
     times = corruption.times(batch.positions, batch.keys)
     target = torch.from_numpy(times.text_is_target)[batch.layout.document] & batch.layout.real
     expected = torch.nonzero((noisy.noisy_tokens == SHAPE.vocab_size) & target).squeeze(1)
     assert torch.equal(real, expected)
     assert len(noisy.scored) % multiple == 0
-    weight = 1.0 / noisy.text_time[batch.layout.document[real]]
-    torch.testing.assert_close(noisy.scored_weight[: len(real)], weight)

@@ -72,7 +72,10 @@ def misled_model(modes: ModeWeights | None = None, dropout: float = 0.1) -> Load
         prediction_type="clean", mode_weights=modes or ModeWeights(), condition_dropout=dropout
     )
     model = oracle_model(joint_distribution())
-    model.corruption, model.denoiser = Corruption(config, 0, VOCAB, "uniform", 8), cast(Any, Misled())
+    model.corruption, model.denoiser = (
+        Corruption(config, vocab_size=VOCAB, seed=0, row_multiple=8),
+        cast(Any, Misled()),
+    )
     model.normalizer = Normalizer(np.zeros(NUM_CHANNELS, np.float32), np.ones(NUM_CHANNELS, np.float32))
     model.config = replace(model.config, corruption=config)
     return model

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.config import Config, ModeWeights, ObjectiveConfig
+from mmldlm.config import ModeWeights, ObjectiveConfig
 from mmldlm.evaluation.validation import Spread, validation_loss, with_wrong_latents
 from mmldlm.layout import Caps
-from mmldlm.objective.joint import Active, Objective
+from mmldlm.objective.joint import Objective
 from tests import batches
 
 CPU = torch.device("cpu")
@@ -24,8 +24,7 @@ def loss_of(
 ) -> dict[str, float]:
     documents, corruption = batches.small_documents(), batches.small_corruption()
     corruption = replace(corruption, config=replace(corruption.config, **changes))
-    active = Active.of(Config().corruption, ObjectiveConfig(), length_modelled=True)
-    objective = Objective(ObjectiveConfig(), corruption.latent, active)
+    objective = Objective(ObjectiveConfig(), corruption)
     clean = [batches.batch_of(documents, np.array(part), caps) for part in parts]
     given = [corruption.corrupt(batch) for batch in clean] if prebuilt else clean
     denoiser = batches.small_denoiser().train()

@@ -73,7 +73,9 @@ class Oracle:
 
 def oracle_model(joint: np.ndarray, *, schedule: str = "linear", blind: bool = False) -> LoadedModel:
     """The oracle in the place of a trained network."""
-    corruption = Corruption(CorruptionConfig(text_schedule=schedule), 0, VOCAB, "uniform", 8)
+    corruption = Corruption(
+        CorruptionConfig(text_schedule=schedule), vocab_size=VOCAB, seed=0, row_multiple=8
+    )
     config = Config(corruption=corruption.config)
     return LoadedModel(
         denoiser=cast(Any, Oracle(joint, blind=blind)),
@@ -149,7 +151,7 @@ def gaussian_model(
     """The Gaussian oracle in the place of a trained network."""
     config = CorruptionConfig(prediction_type=prediction_type, latent_schedule=schedule)
     model = oracle_model(joint_distribution())
-    model.corruption = Corruption(config, 0, VOCAB, "uniform", 8)
+    model.corruption = Corruption(config, vocab_size=VOCAB, seed=0, row_multiple=8)
     model.config = Config(corruption=config)
     model.denoiser = cast(Any, GaussianOracle(means, deviation, model.corruption))
     return model

@@ -34,7 +34,7 @@ def test_the_declaration_is_what_autograd_finds(case, model):
     )
     objective_config = ObjectiveConfig(**weights)
     active = Active.of(corruption.config, objective_config, length_modelled=True)
-    objective = Objective(objective_config, corruption.latent, active)
+    objective = Objective(objective_config, corruption)
     batch = batch_of(DOCUMENTS)
     counts = corruption.count(
         DOCUMENTS.lengths, corruption.times(batch.positions, batch.keys), SHAPE.num_slots

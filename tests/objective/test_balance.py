@@ -31,8 +31,7 @@ def settled(ratio):
 def step(denoiser, parts, balance, config=CONFIG, **changes):
     """Terms of a step cut into parts; gradients are left on the parameters."""
     corruption = small_corruption()
-    active = Active.of(corruption.config, config, length_modelled=True)
-    objective = Objective(config, corruption.latent, active, **changes)
+    objective = Objective(config, corruption, **changes)
     whole = batch_of(DOCUMENTS)
     times = corruption.times(whole.positions, whole.keys)
     counts = corruption.count(DOCUMENTS.lengths, times, SHAPE.num_slots)
@@ -40,7 +39,7 @@ def step(denoiser, parts, balance, config=CONFIG, **changes):
     total = None
     for part in parts:
         noisy = corruption.corrupt(batch_of(DOCUMENTS, part, Caps(96, 14, 12)))
-        terms = objective(denoiser, noisy, counts, balance)
+        terms = objective(denoiser, noisy, counts, balance=balance)
         terms.trained.backward()
         total = add_terms(total, terms)
     return total, torch.cat([parameter.grad.flatten() for parameter in denoiser.parameters()])
@@ -89,8 +88,9 @@ def test_gradient_norm_brings_the_norms_into_the_ratio_of_the_weights():
         whole = batch_of(DOCUMENTS)
         times = corruption.times(whole.positions, whole.keys)
         counts = corruption.count(DOCUMENTS.lengths, times, SHAPE.num_slots)
-        objective = Objective(config, corruption.latent, Active(True, True, False))
-        trained = objective(denoiser, corruption.corrupt(whole), counts, balance).trained
+        objective, active = Objective(config, corruption), Active(text=True, latent=True, length=False)
+        noisy = corruption.corrupt(whole)
+        trained = objective(denoiser, noisy, counts, active=active, balance=balance).trained
         trunk = [p for name, p in denoiser.named_parameters() if not name.startswith(heads)]
         return torch.autograd.grad(trained, trunk, allow_unused=True)
 

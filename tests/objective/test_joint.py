@@ -14,9 +14,8 @@ EVERYTHING = np.arange(12)
 
 
 def objective_of(corruption, **changes):
-    config = ObjectiveConfig(text_weight=1.3, latent_weight=0.7, length_weight=0.2)
-    active = Active.of(corruption.config, config, length_modelled=True)
-    return Objective(config, corruption.latent, active, **changes)
+    config = ObjectiveConfig(text_weight=1.3, latent_weight=0.7, length_weight=0.2, text_weighting="bound")
+    return Objective(config, corruption, **changes)
 
 
 def step_loss(denoiser, parts, *, prediction_type="clean", caps=None, layout="packed", **changes):

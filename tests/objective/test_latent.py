@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmldlm.config import ObjectiveConfig
-from mmldlm.objective.joint import Active, Objective
+from mmldlm.objective.joint import Objective
 from mmldlm.objective.latent import latent_loss, slot_errors
 from mmldlm.types import Counts
 from tests.batches import batch_of, small_corruption, small_denoiser, small_documents
@@ -86,8 +86,7 @@ def test_the_objective_uses_the_chosen_loss_and_weights(prediction_type):
     corruption = small_corruption(latent_schedule="flow", prediction_type=prediction_type)
     config = ObjectiveConfig()
     denoiser, noisy = small_denoiser(), corruption.corrupt(batch_of(small_documents()))
-    active = Active.of(corruption.config, config, length_modelled=True)
-    terms = Objective(config, corruption.latent, active)(denoiser, noisy, Counts(1.0, 1.0, 1.0))
+    terms = Objective(config, corruption)(denoiser, noisy, Counts(1.0, 1.0, 1.0))
     inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
     output = denoiser(*inputs).latent_prediction
     total = 0.0

@@ -142,7 +142,7 @@ def oracle_model(
 ) -> LoadedModel:
     """The exact model of a distribution; `settings` are those of the corruption."""
     config = Config(corruption=CorruptionConfig(**settings))
-    corruption = Corruption(config.corruption, 0, NUM_LETTERS)
+    corruption = Corruption(config.corruption, vocab_size=NUM_LETTERS, seed=0)
     denoiser = OracleDenoiser(corruption, joint, centres, spread, length_logits)
     return _loaded(cast(Denoiser, denoiser), config, corruption)
 
@@ -173,7 +173,9 @@ def random_model(
         for parameter in denoiser.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
         denoiser.token_head.weight.mul_(3.0)
-    return _loaded(denoiser.eval().requires_grad_(False), config, Corruption(corruption_config, 0, 50))
+    return _loaded(
+        denoiser.eval().requires_grad_(False), config, Corruption(corruption_config, vocab_size=50, seed=0)
+    )
 
 
 def _loaded(denoiser: Denoiser, config: Config, corruption: Corruption) -> LoadedModel:

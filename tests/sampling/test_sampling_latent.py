@@ -134,7 +134,9 @@ def test_a_sick_model_is_refused() -> None:
 
 
 def test_t2l_takes_more_steps_where_the_first_one_says_little():
-    clean, noise = (Corruption(CorruptionConfig(prediction_type=kind), 0, 5) for kind in ("clean", "noise"))
+    clean, noise = (
+        Corruption(CorruptionConfig(prediction_type=kind), vocab_size=5) for kind in ("clean", "noise")
+    )
     assert len(encode_steps(SamplingOptions(), clean)) == 1
     assert len(encode_steps(SamplingOptions(), noise)) == 16
     assert len(encode_steps(SamplingOptions(num_encode_steps=3), noise)) == 3

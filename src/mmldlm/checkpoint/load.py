@@ -174,7 +174,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     """A model in evaluation mode from exported weights and settings."""
     config, data = config_from_dict(export.config), export.data
     shape = DataShape(data["vocab_size"], data["num_slots"], data["num_channels"], data["max_length"])
-    denoiser = Denoiser(config.model, shape)
+    denoiser = Denoiser(config.model, shape, seed=None)
     load_weights(denoiser, export.weights, source=source)
     precision = best_precision(device) if device.type == "cuda" else "fp32"
     attention = "varlen" if flash_runs(device, precision, denoiser.config.head_width) else "sdpa"
@@ -183,9 +183,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     return LoadedModel(
         denoiser=denoiser,
         config=config,
-        corruption=Corruption(
-            config.corruption, config.train.seed, shape.vocab_size, config.objective.text_weighting
-        ),
+        corruption=Corruption(config.corruption, vocab_size=shape.vocab_size, seed=config.train.seed),
         device=device,
         fingerprint=data["fingerprint"],
         normalizer=Normalizer.from_json(data["normalizer"]),

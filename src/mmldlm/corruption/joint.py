@@ -6,10 +6,11 @@ count of scored tokens is known before anything is launched. Shapes: see `types`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmldlm import randomness
@@ -18,17 +19,26 @@ from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
 from mmldlm.corruption.text import TextProcess
 from mmldlm.corruption.times import draw_times
-from mmldlm.types import Batch, Counts, NoisyBatch, Times, When
+from mmldlm.types import Counts, NoisyBatch, PackedBatch, Times, When
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """`corrupt` turns a clean micro-batch into a noisy one; a pure function of the documents' keys and positions."""
+    """`corrupt` turns a clean micro-batch into a noisy one; a pure function of the documents' keys and positions.
 
-    config: CorruptionConfig
-    seed: int
+    >>> import numpy as np
+    >>> from mmldlm import Corruption, PackedBatch
+    >>> corruption = Corruption(vocab_size=97)
+    >>> noisy = corruption.corrupt(PackedBatch.of([[3, 1, 4]] * 100, np.zeros((100, 7), np.float32)))
+    >>> masked = noisy.noisy_tokens == corruption.text.mask_id
+    >>> bool((noisy.noisy_tokens[~masked] == noisy.tokens[~masked]).all())
+    True
+    """
+
+    config: CorruptionConfig = field(default_factory=CorruptionConfig)
+    _: KW_ONLY
     vocab_size: int
-    text_weighting: str = "bound"
+    seed: int = 0
     row_multiple: int = 1
     """Scored rows are filled up to a multiple of this, so that few shapes exist."""
 
@@ -46,11 +56,11 @@ class Corruption:
         """Times of the documents at these positions of the order, in a step of the run (none: its first)."""
         return draw_times(positions, keys, self.config, self.seed, when or When())
 
-    def corrupt(self, batch: Batch) -> NoisyBatch:
+    def corrupt(self, batch: PackedBatch) -> NoisyBatch:
         """Corrupt a micro-batch with the times of its documents' modes."""
         return self.corrupt_at(batch, self.times(batch.positions, batch.keys, batch.when))
 
-    def corrupt_at(self, batch: Batch, times: Times) -> NoisyBatch:
+    def corrupt_at(self, batch: PackedBatch, times: Times) -> NoisyBatch:
         """Corrupt a micro-batch at given times."""
         layout = batch.layout
         text_time, latent_time = torch.from_numpy(times.text_time), torch.from_numpy(times.latent_time)
@@ -60,7 +70,7 @@ class Corruption:
         latent_noise = torch.from_numpy(noise).view(batch.latents.shape)
         exists = layout.lengths > 0
         text_target = torch.from_numpy(times.text_is_target) & exists
-        scored, weight = self._scored(masked & layout.real & text_target[layout.document], token_time)
+        scored, real = self._scored(masked & layout.real & text_target[layout.document])
         return NoisyBatch(
             layout=layout,
             tokens=batch.tokens,
@@ -73,7 +83,7 @@ class Corruption:
             latent_target=(torch.from_numpy(times.latent_is_target) & exists).float(),
             length_target=text_target.float(),
             scored=scored,
-            scored_weight=weight,
+            scored_real=real,
         )
 
     def count(self, lengths: np.ndarray, times: Times, num_slots: int) -> Counts:
@@ -84,20 +94,14 @@ class Corruption:
             documents=float(times.text_is_target[lengths > 0].sum()),
         )
 
-    def _noisy_tokens(self, batch: Batch, token_time: Tensor) -> tuple[Tensor, Tensor]:
+    def _noisy_tokens(self, batch: PackedBatch, token_time: Tensor) -> tuple[Tensor, Tensor]:
         keys, position = batch.keys[batch.layout.document.numpy()], batch.layout.position.numpy()
         chance = torch.from_numpy(randomness.uniform(keys, randomness.TEXT_MASK, position))
         return self.text.corrupt(batch.tokens, token_time, chance)
 
-    def _scored(self, masked: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
+    def _scored(self, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that are scored, filled up with repeats of row 0, and which of them are no repeats."""
         rows = torch.nonzero(masked).squeeze(1)
-        weight = self._weight(token_time[rows])
         missing = -len(rows) % self.row_multiple if len(rows) else self.row_multiple
-        return torch.nn.functional.pad(rows, (0, missing)), torch.nn.functional.pad(weight, (0, missing))
-
-    def _weight(self, time: Tensor) -> Tensor:
-        schedule = self.text.schedule
-        if self.text_weighting == "bound":
-            return schedule.bound_weight(time)
-        # the same for every scored token, and on average one in all for every token
-        return torch.full_like(time, 1.0 / schedule.mean_probability)
+        real = torch.ones(len(rows), dtype=torch.bool)
+        return F.pad(rows, (0, missing)), F.pad(real, (0, missing))

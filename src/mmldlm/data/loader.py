@@ -20,9 +20,9 @@ from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.data.workers import loader_context
 from mmldlm.errors import UserError
 from mmldlm.layout import Caps, packed_layout, padded_layout
-from mmldlm.types import Batch, Counts, MicroBatch, NoisyBatch, Parcel, When
+from mmldlm.types import Counts, MicroBatch, NoisyBatch, PackedBatch, Parcel, When
 
-Corrupt = Callable[[Batch], NoisyBatch]
+Corrupt = Callable[[PackedBatch], NoisyBatch]
 Count = Callable[[np.ndarray, np.ndarray, When], Counts]
 
 
@@ -127,7 +127,7 @@ class StepReader(Dataset[StepBatch]):
             num_tokens=int(lengths.sum()),
             num_places=caps.num_tokens * len(bins),
             num_squares=int(np.square(lengths + self.store.manifest.num_slots).sum()),
-            num_scored=sum(int((part.scored_weight > 0).sum()) for part in mine),
+            num_scored=sum(int(part.scored_real.sum()) for part in mine),
             num_extra=extra,
         )
 
@@ -150,7 +150,7 @@ def make_batch(
     layout: str = "packed",
     *,
     with_rows: bool = True,
-) -> Batch:
+) -> PackedBatch:
     """Documents as one micro-batch; `latents` normalised. With caps, constant shapes."""
     num_slots = latents.shape[1]
     if layout == "padded":
@@ -162,7 +162,7 @@ def make_batch(
     tokens = np.zeros(where.num_tokens, dtype=np.int64)
     tokens[where.real.numpy()] = documents.tokens
     missing = where.num_documents - len(documents.lengths)
-    return Batch(
+    return PackedBatch(
         tokens=torch.from_numpy(tokens),
         latents=torch.from_numpy(np.pad(latents, ((0, missing), (0, 0), (0, 0)))),
         layout=where,

@@ -28,7 +28,7 @@ from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import document_keys, encode_tokens
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.statistics import Estimate
-from mmldlm.types import Batch
+from mmldlm.types import PackedBatch
 
 DecodeText = Callable[[Sequence[Any]], list[str]]
 EncodeText = Callable[[list[str]], np.ndarray]
@@ -136,10 +136,10 @@ class Draws:
         """Draws of each pack, with how many are done after it."""
         yield from pack_rows(self.lengths[self.owner], batch_tokens)
 
-    def batch(self, rows: np.ndarray) -> Batch:
+    def batch(self, rows: np.ndarray) -> PackedBatch:
         """The documents of these draws, clean."""
         owner = self.owner[rows]
-        return Batch(
+        return PackedBatch(
             tokens=torch.from_numpy(np.concatenate([self.tokens[document] for document in owner])),
             latents=torch.from_numpy(self.latents[owner]),
             layout=packed_layout(self.lengths[owner], self.latents.shape[1]),

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import leaves_condition_out
+from mmldlm.corruption.schedule import TextSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bound_results import LATENT_NAMES, Calibration, Gain, TextBound, TextBounds
@@ -185,12 +186,12 @@ def text_costs(
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
     time_curve, answers = TimeCurve.empty(), Answers()
-    corruption = replace(model.corruption, text_weighting="bound", row_multiple=1)
+    corruption = replace(model.corruption, row_multiple=1)
     plan = _TextDraws(model, documents, latent, num_draws, seed, positions)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
-            scores = score(model.denoiser, to_device(noisy, model.device))
+            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text.schedule)
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
@@ -208,12 +209,13 @@ def perplexity(nats_per_token: float) -> float:
 
 
 @torch.inference_mode()
-def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
+def score(denoiser: Denoiser, batch: NoisyBatch, schedule: TextSchedule) -> Scores:
     """Run the denoiser on a noisy pack and score its masked tokens, a chunk of rows at a time."""
     output = denoiser(
         batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
     )
-    rows = batch.scored[batch.scored_weight > 0]
+    rows = batch.scored[batch.scored_real]
+    document = batch.layout.document[rows]
     chunks = rows.split(_CHUNK_ROWS.get(rows.device.type, 1024))
     parts = [
         _score_rows(denoiser.token_logits(output.token_hidden[some]), batch.tokens[some]) for some in chunks
@@ -224,8 +226,8 @@ def score(denoiser: Denoiser, batch: NoisyBatch) -> Scores:
         target = batch.layout.lengths - 1
         length_nats = F.cross_entropy(output.length_logits, target, reduction="none").double().cpu().numpy()
     return Scores(
-        document=batch.layout.document[rows].cpu().numpy(),
-        weight=batch.scored_weight[batch.scored_weight > 0].double().cpu().numpy(),
+        document=document.cpu().numpy(),
+        weight=schedule.bound_weight(batch.text_time[document].cpu()).double().numpy(),
         nats=nats,
         confidence=confidence,
         correct=correct,

@@ -21,7 +21,7 @@ from mmldlm.data.store import PairStore, Split
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
-from mmldlm.types import Batch, Counts, NoisyBatch, to_device
+from mmldlm.types import Counts, NoisyBatch, PackedBatch, to_device
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def validation_loss(
     denoiser: Denoiser,
     corruption: Corruption,
     objective: Objective,
-    batches: Iterable[Batch | NoisyBatch],
+    batches: Iterable[PackedBatch | NoisyBatch],
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
     """Losses over all batches together, as the log names them; a clean batch is corrupted by its own keys."""
-    noisy = [corruption.corrupt(batch) if isinstance(batch, Batch) else batch for batch in batches]
-    counts = _count(noisy)
+    noisy = [corruption.corrupt(batch) if isinstance(batch, PackedBatch) else batch for batch in batches]
+    counts = Counts.of(*noisy)
     compares = objective.active.text and sees_latents(corruption.config)
     was_training = denoiser.training
     denoiser.eval()
@@ -162,12 +162,3 @@ class Spread:
         """Mean over slots and channels of the deviation over documents; None for fewer than two."""
         found = torch.cat(self._found) if self._found else torch.empty(0)
         return found.std(dim=0).mean() if len(found) > 1 else None
-
-
-def _count(batches: list[NoisyBatch]) -> Counts:
-    """What the sums over all batches are divided by."""
-    return Counts(
-        tokens=sum(float((batch.length_target * batch.layout.lengths).sum()) for batch in batches),
-        slots=sum(float(batch.latent_target.sum()) * batch.layout.num_slots for batch in batches),
-        documents=sum(float(batch.length_target.sum()) for batch in batches),
-    )

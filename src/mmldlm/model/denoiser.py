@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from mmldlm.model.layers import (
     TimeEmbedding,
 )
 from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
+from mmldlm.model.weights import init_weights
 from mmldlm.types import DenoiserOutput
 
 VOCABULARY_MULTIPLE = 64
@@ -42,9 +44,29 @@ class DataShape:
 
 
 class Denoiser(nn.Module):
-    """`forward` gives hidden states and the latent prediction; `token_logits` turns rows of the former into logits."""
+    """`forward` gives hidden states and the latent prediction; `token_logits` turns rows of the former into logits.
 
-    def __init__(self, config: ModelConfig, shape: DataShape) -> None:
+    >>> import torch
+    >>> from mmldlm import Denoiser, PackedBatch
+    >>> from mmldlm.config import ModelConfig
+    >>> shape = DataShape(vocab_size=97, num_slots=1, num_channels=5, max_length=8)
+    >>> denoiser = Denoiser(ModelConfig(preset="tiny"), shape)
+    >>> batch, time = PackedBatch.of([[3, 1, 4], [1, 5]], torch.zeros(2, 5)), torch.zeros(2)
+    >>> output = denoiser(batch.tokens, batch.latents, time, time, batch.layout)
+    >>> tuple(denoiser.token_logits(output.token_hidden).shape), tuple(output.latent_prediction.shape)
+    ((5, 97), (2, 1, 5))
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: DataShape,
+        *,
+        seed: int | None = 0,
+        token_counts: np.ndarray | None = None,
+    ) -> None:
+        """First weights are a function of the seed and of how often each token occurs in training (V,), if that is
+        known; seed None leaves them uninitialised, for weights that are loaded."""
         super().__init__()
         self.config, self.shape = resolve_model(config), shape
         self.kernels = Kernels()
@@ -73,6 +95,8 @@ class Denoiser(nn.Module):
             if c.length == "modelled"
             else None
         )
+        if seed is not None:
+            init_weights(self, seed, token_counts)
 
     def forward(
         self,
@@ -127,3 +151,9 @@ class Denoiser(nn.Module):
     def token_logits(self, hidden: Tensor) -> Tensor:
         """(rows, D) -> (rows, V) in fp32. The mask is no output: it cannot be predicted."""
         return self.token_head(hidden)[..., : self.shape.vocab_size].float()
+
+
+def recomputed_blocks(depth: int, share_kept: float) -> set[int]:
+    """Which blocks are computed again when only this share of them may keep their activations; spread evenly."""
+    count = round(depth * (1.0 - share_kept))
+    return {int((i + 0.5) * depth / count) for i in range(count)} if count else set()

@@ -5,18 +5,26 @@ Shapes: N documents, T tokens, S slots, M rows of a stream (T or N*S), H heads, 
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mmldlm.layout import Layout
 from mmldlm.model.attention import attend
 from mmldlm.model.ops import RowsOf, add_and_norm, permute_rows, rotate
-from mmldlm.model.recompute import keep_products
+
+# nothing in a block works in place, which is what this warning is about
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(
+    lambda record: "context_fn" not in record.getMessage()
+)
+
+_KEPT = ("mm", "addmm", "attend_tiles", "_varlen_attn")
+"""Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 
 class Modulation(NamedTuple):
@@ -204,3 +212,16 @@ class LengthHead(nn.Module):
     def forward(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
         x = F.gelu(self.latent(noisy_latents.flatten(1)) + self.time(latent_time[:, None]))
         return self.output(F.gelu(self.hidden(x)))
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = op.name() if callable(getattr(op, "name", None)) else str(op)
+    word = name.split("::")[-1].split(".")[0]
+    if word in _KEPT or word.startswith("_scaled_dot_product"):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def keep_products() -> Any:
+    """For `checkpoint(context_fn=...)`: keep what is dear to compute; norms, modulation and activations are cheap."""
+    return create_selective_checkpoint_contexts(_policy)

@@ -1,4 +1,4 @@
-"""Initial weights, which parameters belong together, and which get no gradient from a loss: said once, here.
+"""Initial weights, which parameters belong together, and which get no gradient from a loss: all in one place.
 
 Parts are what can be frozen by name. What a mode leaves without a gradient is finer: it includes pieces of the last
 block of the stream that produces nothing, because nothing reads that stream any more once attention has.
@@ -6,13 +6,13 @@ block of the stream that produces nothing, because nothing reads that stream any
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.layers import Stream
 
 
@@ -26,8 +26,8 @@ class ParameterGroup:
 
 
 @torch.no_grad()
-def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None = None) -> None:
-    """Give every parameter its first value; a function of the seed and of how often each token occurs."""
+def init_weights(denoiser: nn.Module, seed: int, token_counts: np.ndarray | None = None) -> None:
+    """Give every parameter of a `Denoiser` its first value: a function of the seed and of how often tokens occur."""
     generator = torch.Generator().manual_seed(seed)
 
     def gaussian(weight: Tensor, std: float) -> None:
@@ -38,20 +38,21 @@ def init_weights(denoiser: Denoiser, seed: int, token_counts: np.ndarray | None 
             gaussian(module.weight, module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.zero_()
-    gaussian(denoiser.token_embed.weight, 0.05)
-    gaussian(denoiser.slot_embed, 0.02)
-    for module in denoiser.modules():
-        if isinstance(module, Stream):
-            _init_stream(module, len(denoiser.blocks))
+    parameters = dict(denoiser.named_parameters())
+    gaussian(parameters["token_embed.weight"], 0.05)
+    gaussian(parameters["slot_embed"], 0.02)
+    streams = [module for module in denoiser.modules() if isinstance(module, Stream)]
+    for stream in streams:
+        _init_stream(stream, len(streams) // 2)
     for last in ("text_final", "latent_final", "latent_head.2"):
-        denoiser.get_parameter(f"{last}.weight").zero_()
-    gaussian(denoiser.token_head.weight, 0.02)
+        parameters[f"{last}.weight"].zero_()
+    gaussian(parameters["token_head.weight"], 0.02)
     if token_counts is not None:
         # the best guess before anything is learned: how often each token occurs, each seen half a time more
         rate = torch.from_numpy((token_counts + 0.5) / (token_counts.sum() + 0.5 * len(token_counts)))
-        denoiser.token_head.bias[: len(rate)] = rate.log().float()
-    if denoiser.length_head is not None:
-        denoiser.length_head.output.weight.zero_()
+        parameters["token_head.bias"][: len(rate)] = rate.log().float()
+    if "length_head.output.weight" in parameters:
+        parameters["length_head.output.weight"].zero_()
 
 
 def _init_stream(stream: Stream, depth: int) -> None:
@@ -75,7 +76,7 @@ def part_of(name: str) -> str:
     return by_prefix[words[0].split("_")[0]]
 
 
-def parameter_groups(denoiser: Denoiser) -> list[ParameterGroup]:
+def parameter_groups(denoiser: nn.Module) -> list[ParameterGroup]:
     """All parameters, by part and by whether weight decay applies: matrices yes; biases, norms and embeddings no."""
     groups: dict[tuple[str, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in denoiser.named_parameters():
@@ -94,7 +95,7 @@ class Unused:
     """Parameter -> those of its rows that nothing depends on; the other rows have a gradient."""
 
 
-def unused_parameters(denoiser: Denoiser, *, text: bool, latent: bool, length: bool) -> Unused:
+def unused_parameters(denoiser: nn.Module, *, text: bool, latent: bool, length: bool) -> Unused:
     """What gets no gradient when only these losses exist; a test holds this against autograd.
 
     A stream without a loss still gives keys and values to the last attention. So of its last block the way to them is
@@ -111,7 +112,7 @@ def unused_parameters(denoiser: Denoiser, *, text: bool, latent: bool, length: b
     for side, has_loss in (("text", text), ("latent", latent)):
         if has_loss:
             continue
-        last = f"blocks.{len(denoiser.blocks) - 1}.{side}."
+        last = f"blocks.{_depth(names) - 1}.{side}."
         dead.append(f"{side}_final.")
         dead += [f"{last}{piece}." for piece in ("q_norm", "attention_out", "mlp_in", "mlp_out")]
         num_rows = {name: len(names[last + name]) for name in ("qkv.weight", "modulation.weight")}
@@ -122,6 +123,11 @@ def unused_parameters(denoiser: Denoiser, *, text: bool, latent: bool, length: b
         ):  # of six, the first two: shift and scale before q, k, v
             rows[last + name] = slice(num_rows["modulation.weight"] // 3, None)
     return Unused(frozenset(name for name in names if name.startswith(tuple(dead))), rows)
+
+
+def _depth(names: Iterable[str]) -> int:
+    """Number of blocks, from the names of the parameters."""
+    return 1 + max(int(name.split(".")[1]) for name in names if name.startswith("blocks."))
 
 
 def other_rows(rows: slice) -> slice:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmldlm.config import ObjectiveConfig
-from mmldlm.types import NoisyBatch
 
 _SMOOTHING = 0.1
 """Share of a new measurement of gradient norms; the first ones are averaged."""
@@ -51,13 +49,6 @@ class GradientNorm(nn.Module):
         ratio = self.log_ratio.exp()
         text, latent = self.weights / self.weights.sum()
         return torch.stack([text + latent / ratio, text * ratio + latent])
-
-    def weigh(self, batch: NoisyBatch) -> NoisyBatch:
-        """The batch with its weights multiplied."""
-        text, latent = self.factors()
-        return replace(
-            batch, scored_weight=batch.scored_weight * text, latent_target=batch.latent_target * latent
-        )
 
     def due(self, step: int) -> bool:
         """Whether the norms are to be measured from a step on, counted from 0: at the first one with both losses after

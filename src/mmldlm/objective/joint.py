@@ -7,19 +7,20 @@ of the step, however it was cut up.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmldlm.config import MODES, CorruptionConfig, ObjectiveConfig
-from mmldlm.corruption.latent import LatentProcess
+from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.balance import GradientNorm
-from mmldlm.objective.buckets import NUM_BUCKETS, sum_by_bucket, sums_by_time
 from mmldlm.objective.latent import latent_loss, slot_errors
 from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
+from mmldlm.objective.weights import NUM_BUCKETS, sum_by_bucket, sums_by_time, text_weights
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
 
 
@@ -77,67 +78,98 @@ class Active:
         )
 
 
-@dataclass(frozen=True)
 class Objective:
-    """Prediction -> loss terms."""
+    """Prediction -> loss terms. A run has one: training and validation call it alike.
 
-    config: ObjectiveConfig
-    latent: LatentProcess
-    active: Active
-    scored_rows: bool = True
-    chunk_rows: int = 2048
-    compiled: bool = False
+    >>> import numpy as np
+    >>> from mmldlm import Corruption, Denoiser, Objective, PackedBatch
+    >>> from mmldlm.config import ModelConfig, ObjectiveConfig
+    >>> from mmldlm.model.denoiser import DataShape
+    >>> denoiser = Denoiser(ModelConfig(preset="tiny"), DataShape(97, num_slots=1, num_channels=5, max_length=8))
+    >>> corruption = Corruption(vocab_size=97)
+    >>> batch = PackedBatch.of([[3, 1, 4], [1, 5, 9, 2]], np.ones((2, 5), np.float32))
+    >>> terms = Objective(ObjectiveConfig(), corruption)(denoiser, corruption.corrupt(batch))
+    >>> terms.loss.backward()
+    >>> bool(terms.loss > 0)
+    True
+    """
+
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        corruption: Corruption,
+        *,
+        length_modelled: bool = True,
+        scored_rows: bool = True,
+        chunk_rows: int = 2048,
+        compiled: bool = False,
+    ) -> None:
+        """`length_modelled`: the denoiser has a length head. The others are settings of `speed`: the output head sees
+        scored rows only, so many at a time, in a compiled loss."""
+        self.config, self.corruption = config, corruption
+        self.active = Active.of(corruption.config, config, length_modelled=length_modelled)
+        """The losses of the whole run."""
+        self.scored_rows, self.chunk_rows, self.compiled = scored_rows, chunk_rows, compiled
 
     def __call__(
-        self, denoiser: Denoiser, batch: NoisyBatch, counts: Counts, balance: GradientNorm | None = None
+        self,
+        denoiser: Denoiser,
+        batch: NoisyBatch,
+        counts: Counts | None = None,
+        *,
+        active: Active | None = None,
+        balance: GradientNorm | None = None,
     ) -> LossTerms:
-        """Run the denoiser on a noisy micro-batch and score what was corrupted."""
-        if balance is not None:
-            batch = balance.weigh(batch)
+        """Run the denoiser on a noisy micro-batch and score what was corrupted.
+
+        `counts` are those of the whole step (None: the micro-batch is the step), `active` the losses that exist in it
+        (None: those of the run), `balance` the factors that `trained` has and the reported terms have not.
+        """
+        counts, active = counts or Counts.of(batch), active or self.active
+        factors = balance.factors() if balance is not None else None
         output: DenoiserOutput = denoiser(
             batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
         )
         zero = batch.text_time.new_zeros(())
-        text, latent, length, correct, scored = zero, zero, zero, zero, zero
-        text_by_time = latent_by_time = zero.new_zeros(2, NUM_BUCKETS)
-        text_parts = latent_parts = zero.new_zeros(NUM_BUCKETS)
-        if self.active.text:
-            rows = TextRows.scored(batch) if self.scored_rows else TextRows.of_all(batch)
+        length, nothing = zero, zero.new_zeros(NUM_BUCKETS)
+        text = latent = _Part(zero, nothing, zero.new_zeros(2, NUM_BUCKETS))
+        correct, scored = zero, zero
+        if active.text:
+            rows = self._rows(batch, None if factors is None else factors[0])
             result = self._text(denoiser, output, batch, rows)
-            text = result.weighted / _at_least_one(counts.tokens)
+            text = _text_part(result, rows, _at_least_one(counts.tokens))
             correct, scored = result.correct, result.rows
-            text_by_time = sums_by_time(result.nats, rows.weight > 0, rows.time)
-            if balance is not None:
-                text_parts = sum_by_bucket(result.costs, rows.time) / _at_least_one(counts.tokens)
-        if self.active.latent:
-            target = self.latent.target(batch.latents, batch.latent_noise, batch.latent_time)
-            prediction = self.latent.prediction(
-                output.latent_prediction, batch.noisy_latents, batch.latent_time
-            )
-            errors = slot_errors(prediction, target, self.config)
-            latent = latent_loss(errors, batch.latent_target) / _at_least_one(counts.slots)
-            latent_by_time = _latent_by_time(errors, batch)
-            if balance is not None:
-                costs = errors.detach().sum(1) * batch.latent_target
-                latent_parts = sum_by_bucket(costs, batch.latent_time) / _at_least_one(counts.slots)
-        if self.active.length:
+        if active.latent:
+            weight = batch.latent_target if factors is None else batch.latent_target * factors[1]
+            latent = self._latent(output, batch, weight, _at_least_one(counts.slots))
+        if active.length:
             length = length_loss(output.length_logits, batch) / _at_least_one(counts.documents)
-        loss = self._sum(text, latent, length)
-        terms = LossTerms(loss, text, latent, length, correct, scored, text_by_time, latent_by_time, loss)
-        if balance is None:
+        trained = self._sum(text.loss, latent.loss, length)
+        terms = LossTerms(
+            trained, text.loss, latent.loss, length, correct, scored, text.by_time, latent.by_time, trained
+        )
+        if factors is None:
             return terms
-        return self._balanced(terms, balance, torch.stack([text_parts, latent_parts]))
+        plain = (torch.stack([text.by_bucket, latent.by_bucket]) / factors[:, None]).sum(1)
+        loss = self._sum(plain[0], plain[1], length.detach())
+        return replace(terms, loss=loss, text=plain[0], latent=plain[1])
 
     def _sum(self, text: Tensor, latent: Tensor, length: Tensor) -> Tensor:
         weights = self.config
         return weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
 
-    def _balanced(self, terms: LossTerms, balance: GradientNorm, parts: Tensor) -> LossTerms:
-        """The terms of a weighed batch, whose losses by bucket are `parts`: what is trained on keeps the factors, the
-        rest is reported without them."""
-        text, latent = (parts / balance.factors()[:, None]).sum(1)
-        loss = self._sum(text, latent, terms.length.detach())
-        return replace(terms, loss=loss, text=text, latent=latent)
+    def _rows(self, batch: NoisyBatch, factor: Tensor | None) -> TextRows:
+        """The tokens that the head is asked about, with their weights."""
+        token_time = batch.text_time[batch.layout.document]
+        time = token_time[batch.scored]
+        schedule = self.corruption.text.schedule
+        weight = text_weights(self.config.text_weighting, schedule, time, batch.scored_real)
+        if factor is not None:
+            weight = weight * factor
+        if self.scored_rows:
+            return TextRows(batch.tokens.index_select(0, batch.scored), weight, time)
+        of_all = torch.zeros_like(token_time).index_add(0, batch.scored, weight)
+        return TextRows(batch.tokens, of_all, token_time)
 
     def _text(
         self, denoiser: Denoiser, output: DenoiserOutput, batch: NoisyBatch, rows: TextRows
@@ -149,6 +181,20 @@ class Objective:
             vocab_size=denoiser.shape.vocab_size, chunk_rows=self.chunk_rows, compiled=self.compiled,
         )  # fmt: skip
 
+    def _latent(
+        self, output: DenoiserOutput, batch: NoisyBatch, weight: Tensor, count: float | Tensor
+    ) -> _Part:
+        process = self.corruption.latent
+        target = process.target(batch.latents, batch.latent_noise, batch.latent_time)
+        prediction = process.prediction(output.latent_prediction, batch.noisy_latents, batch.latent_time)
+        errors = slot_errors(prediction, target, self.config)
+        costs = errors.detach().sum(1) * weight
+        return _Part(
+            latent_loss(errors, weight) / count,
+            sum_by_bucket(costs, batch.latent_time) / count,
+            _latent_by_time(errors, batch),
+        )
+
 
 @dataclass(frozen=True)
 class TextRows:
@@ -159,18 +205,23 @@ class TextRows:
     """0 where the row is not scored."""
     time: Tensor
 
-    @classmethod
-    def scored(cls, batch: NoisyBatch) -> TextRows:
-        """Those that are scored, and what fills them up."""
-        tokens, document = (x.index_select(0, batch.scored) for x in (batch.tokens, batch.layout.document))
-        return cls(tokens, batch.scored_weight, batch.text_time[document])
 
-    @classmethod
-    def of_all(cls, batch: NoisyBatch) -> TextRows:
-        """All tokens of the micro-batch."""
-        time = batch.text_time[batch.layout.document]
-        weight = torch.zeros_like(time).index_add(0, batch.scored, batch.scored_weight)
-        return cls(batch.tokens, weight, time)
+class _Part(NamedTuple):
+    """The loss of one modality."""
+
+    loss: Tensor
+    by_bucket: Tensor
+    """(B,): the same by time, without a graph; summed in an order that never changes."""
+    by_time: Tensor
+    """(2, B): see `LossTerms`."""
+
+
+def _text_part(result: TextLoss, rows: TextRows, count: float | Tensor) -> _Part:
+    return _Part(
+        result.weighted / count,
+        sum_by_bucket(result.costs, rows.time) / count,
+        sums_by_time(result.nats, rows.weight > 0, rows.time),
+    )
 
 
 def _latent_by_time(errors: Tensor, batch: NoisyBatch) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -97,7 +97,6 @@ class Attempts:
             return terms
         self._may_blame_compiler = False
         plain_blocks(self.setup)
-        self.stepper.objective = replace(self.stepper.objective, compiled=False)
         self.stepper.forget()
         return self._gradients(batch)
 

@@ -7,7 +7,6 @@ result is that of the step however it was cut up.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +26,7 @@ Found = list[Tensor | None]
 
 def has_both(stepper: Stepper, batch: StepBatch) -> bool:
     """Whether both losses of a step reach something that they share; without that there is nothing to compare."""
-    active, counts = stepper.objective.active, batch.counts
+    active, counts = stepper.active, batch.counts
     there = active.text and active.latent and float(counts.tokens) > 0 and float(counts.slots) > 0
     return there and bool(_trunk(stepper.denoiser))
 
@@ -56,12 +55,11 @@ def _norms(stepper: Stepper, batch: StepBatch, part: str) -> Found:
 def _gradients(stepper: Stepper, batch: StepBatch, part: str, parameters: list[nn.Parameter]) -> Found:
     """Of this rank's documents. A common scale does not matter, so that of fp16 stays inside."""
     active = Active(text=part == "text", latent=part == "latent", length=False)
-    objective = replace(stepper.objective, active=active)
     total: Found = [None] * len(parameters)
     for parcel in batch.micro_batches:
         micro_batch = parcel.open()
         with stepper.runtime.autocast():
-            terms = objective(stepper.denoiser, micro_batch.noisy, micro_batch.counts)
+            terms = stepper.objective(stepper.denoiser, micro_batch.noisy, micro_batch.counts, active=active)
         loss = stepper.scaler.scale(getattr(terms, part))
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         total = [_sum(*pair) for pair in zip(total, found, strict=True)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.ranks import Ranks
-from mmldlm.objective.buckets import NUM_BUCKETS, means
+from mmldlm.objective.weights import NUM_BUCKETS, means
 from mmldlm.training.clock import StepClock
 from mmldlm.training.step import StepResult
 

@@ -23,8 +23,7 @@ def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
     from mmldlm.data.loader import make_batch
     from mmldlm.data.store import Documents
     from mmldlm.model.denoiser import DataShape, Denoiser
-    from mmldlm.model.weights import init_weights
-    from mmldlm.objective.joint import Active, Objective
+    from mmldlm.objective.joint import Objective
     from mmldlm.types import to_device
 
     shape = DataShape(vocab_size=97, num_slots=2, num_channels=5, max_length=max(_LENGTHS))
@@ -32,9 +31,7 @@ def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
         mode_weights=ModeWeights(**dict.fromkeys(("l2t", "t2l", "joint"), 0.0) | {mode: 1.0}),
         condition_dropout=0.5,  # of four documents, some have a condition and some have none
     )
-    objective_config = ObjectiveConfig()
     denoiser = Denoiser(ModelConfig(preset="tiny"), shape)
-    init_weights(denoiser, 0)
     # Some weights start at zero and hide the gradient of what comes before them.
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -45,13 +42,12 @@ def own_target(mode: str, device: Any = "cpu") -> tuple[Any, LossFunction]:
     latents = rng.normal(size=(len(lengths), shape.num_slots, shape.num_channels)).astype(np.float32)
     ids = rng.integers(0, 2**62, len(lengths))
     documents = Documents(rng.integers(0, shape.vocab_size, int(lengths.sum())), lengths, latents, ids)
-    corruption = Corruption(corruption_config, 0, shape.vocab_size)
+    corruption = Corruption(corruption_config, vocab_size=shape.vocab_size)
     positions = np.arange(len(lengths), dtype=np.int64)
     keys = randomness.make_key(7, ids)
     batch = to_device(corruption.corrupt(make_batch(documents, latents, positions, keys)), device)
     counts = corruption.count(lengths, corruption.times(positions, keys), shape.num_slots)
-    active = Active.of(corruption_config, objective_config, length_modelled=True)
-    objective = Objective(objective_config, corruption.latent, active)
+    objective = Objective(ObjectiveConfig(), corruption)
     denoiser = denoiser.to(device)
     return denoiser, lambda: objective(denoiser, batch, counts).loss
 

@@ -19,12 +19,10 @@ from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.errors import UserError
-from mmldlm.model.attention_choice import candidates, choose_attention_for
-from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.attention import candidates, choose_attention_for
+from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks
 from mmldlm.model.flops import step_flops
 from mmldlm.model.layers import Kernels
-from mmldlm.model.recompute import recomputed_blocks
-from mmldlm.model.weights import init_weights
 from mmldlm.objective.balance import build_balance
 from mmldlm.objective.joint import Active, Objective
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
@@ -143,15 +141,13 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
             )
     data_shape = data_shape_of(store)
     corruption = Corruption(
-        config.corruption, config.train.seed, data_shape.vocab_size, config.objective.text_weighting,
+        config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,
         row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
     )  # fmt: skip
-    denoiser = Denoiser(config.model, data_shape)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
+    denoiser = Denoiser(config.model, data_shape, seed=config.train.seed, token_counts=counts)
     ranks = ranks or Ranks()
-    init_weights(denoiser, config.train.seed, counts)
     denoiser.to(runtime.device)
-    active = Active.of(config.corruption, config.objective, length_modelled=config.model.length == "modelled")
     setup = Setup(
         config=config,
         runtime=runtime,
@@ -163,11 +159,11 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
         corruption=corruption,
         objective=Objective(
             config.objective,
-            corruption.latent,
-            active,
-            config.speed.scored_rows,
-            config.speed.chunk_rows,
-            runtime.compile,
+            corruption,
+            length_modelled=denoiser.length_head is not None,
+            scored_rows=config.speed.scored_rows,
+            chunk_rows=config.speed.chunk_rows,
+            compiled=runtime.compile,
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
@@ -216,4 +212,4 @@ def plain_blocks(setup: Setup) -> None:
     """Take compilation back."""
     for block in setup.denoiser.blocks:
         block._compiled_call_impl = None
-    setup.objective = replace(setup.objective, compiled=False)
+    setup.objective.compiled = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
@@ -14,7 +14,7 @@ from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import other_rows
 from mmldlm.objective.balance import GradientNorm
-from mmldlm.objective.joint import LossTerms, Objective, add_terms
+from mmldlm.objective.joint import Active, LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
 from mmldlm.training.balance import gradient_norms, has_both
 from mmldlm.training.ema import Ema
@@ -56,6 +56,11 @@ class Stepper:
     trained: Trained | None = None
     """What is updated at present; None: everything."""
 
+    @property
+    def active(self) -> Active:
+        """The losses that exist at present."""
+        return self.objective.active if self.trained is None else self.trained.active
+
     def train_only(self, trained: Trained) -> bool:
         """From now on only these losses exist, and nothing else gets an update of any kind; true if that is new."""
         if self.trained == trained:
@@ -67,7 +72,7 @@ class Stepper:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in trained.names)
             parameter.grad = None
-        self.trained, self.objective = trained, replace(self.objective, active=trained.active)
+        self.trained = trained
         self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
         if self.ema is not None:
             self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
@@ -111,7 +116,10 @@ class Stepper:
 
     def _terms(self, micro_batch: MicroBatch) -> LossTerms:
         def compute(denoiser: Denoiser) -> dict[str, Tensor]:
-            return vars(self.objective(denoiser, micro_batch.noisy, micro_batch.counts, self.balance))
+            terms = self.objective(
+                denoiser, micro_batch.noisy, micro_batch.counts, active=self.active, balance=self.balance
+            )
+            return vars(terms)
 
         return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
 

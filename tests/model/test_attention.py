@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmldlm.layout import Caps, packed_layout, padded_layout
-from mmldlm.model import attention_choice
-from mmldlm.model.attention_choice import candidates, choose_attention_for
+from mmldlm.model import attention
+from mmldlm.model.attention import candidates, choose_attention_for
 
 LAYOUT = packed_layout(np.array([3, 5]), 1, Caps(16, 4, 8))
 
@@ -23,7 +23,7 @@ def measured(monkeypatch, tmp_path):
         return times[name]
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(attention_choice, "_measure", measure)
+    monkeypatch.setattr(attention, "_measure", measure)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *args: "some GPU")
     return calls
 

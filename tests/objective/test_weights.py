@@ -1,13 +1,28 @@
-"""Sums per time bucket against a plain loop, and their place in the log."""
+"""Weights of times in closed form; sums per time bucket against a plain loop, and their place in the log."""
 
 import numpy as np
 import pytest
 import torch
 
+from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.metrics import read_log
-from mmldlm.objective.buckets import NUM_BUCKETS, means, sums_by_time
+from mmldlm.objective.weights import NUM_BUCKETS, means, sums_by_time, text_weights
 from tests.runs import make_trainer
 from tests.stores import write_store
+
+
+@pytest.mark.parametrize("name", TEXT_SCHEDULES)
+def test_weights_of_times(name):
+    schedule, time = TEXT_SCHEDULES[name], torch.linspace(0.0, 1.0, 1001, dtype=torch.float64)[1:]
+    real = torch.ones(1000, dtype=torch.bool)
+    real[:10] = False
+    bound, uniform = (text_weights(kind, schedule, time, real) for kind in ("bound", "uniform"))
+    assert not bound[:10].any()
+    assert not uniform[:10].any()
+    share = schedule.mask_probability(time)
+    slope = torch.gradient(share, spacing=(time,))[0]
+    torch.testing.assert_close(bound[10:-1], (slope / share)[10:-1], rtol=1e-3, atol=0)
+    assert float((uniform.double() * share).sum() / 1000) == pytest.approx(1.0, rel=5e-3)
 
 
 def test_sums_and_means_are_those_of_a_plain_loop():

@@ -1,5 +1,12 @@
-"""Losses by the time at which a document was corrupted: late times are hard, early ones easy, the mean says little.
+"""What each time counts in the loss, and losses by time.
 
+With p(t) the mask probability, a masked token at text time t weighs
+
+    uniform   1 / (mean of p over times): the same for all, and on average one for every token
+    bound     p'(t) / p(t): the continuous-time bound on the negative log-likelihood
+
+Latent times all weigh 1; how often each is drawn is `corruption.latent_time_power`. Late times are hard and early ones
+easy, so the mean loss says little: the log also has it by time.
 Shapes: R scored rows or slots, B buckets of equal width over [0, 1].
 """
 
@@ -8,7 +15,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmldlm.corruption.schedule import TextSchedule
+
 NUM_BUCKETS = 8
+
+
+def text_weights(weighting: str, schedule: TextSchedule, time: Tensor, real: Tensor) -> Tensor:
+    """(R,) float32: weight of masked tokens at these text times (R,), 0 where `real` (R,) is false."""
+    if weighting == "bound":
+        return torch.where(real, schedule.bound_weight(time), 0.0)
+    return real * (1.0 / schedule.mean_probability)
 
 
 def bucket_of(time: Tensor) -> Tensor:
