@@ -25,7 +25,7 @@ def test_inspect_shows_no_control_sequences(tmp_path: Path) -> None:
     )
     shown = CliRunner().invoke(app, ["inspect", str(store.path)]).output
     assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(shown)
-    for line in ("- a red one", "- a bcd", "- left right", "- line  break", "\U0001f469\u200d\U0001f680"):
+    for line in ("- a red one", "- a bcd", "- leftright", "- line break", "\U0001f469\u200d\U0001f680"):
         assert line in shown
     as_json = CliRunner().invoke(app, ["inspect", str(store.path), "--json"]).output
     assert json.loads(as_json)["examples"] == TEXTS

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-_JOINERS = "\u200c\u200d"
-_SEQUENCES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x1b\\|\x07|$)|\x1b.|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
-)
-"""Control sequences of terminals: CSI (colours, cursor), OSC and other strings (titles, links), two-byte ones."""
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -106,6 +98,7 @@ def import_(
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from mmldlm.cli.records import printable
     from mmldlm.tables import folding_table
 
     console = Console()
@@ -124,25 +117,16 @@ def _show(summary: dict[str, Any]) -> None:
         "",
         *_histogram(summary["lengths"]),
         "",
-        *(f"- {printable(str(text))[:200]}" for text in summary["examples"]),
+        *(f"- {' '.join(printable(str(text)).split())[:200]}" for text in summary["examples"]),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """A text for a terminal: control sequences are removed, other control characters become spaces."""
-    plain = _SEQUENCES.sub("", text)
-    return "".join(
-        " " if unicodedata.category(letter) in ("Cc", "Cf") and letter not in _JOINERS else letter
-        for letter in plain
-    )
 
 
 def _words(values: dict[str, Any] | None) -> str:
     if values is None:
         return "not known"
     return ", ".join(
-        f"{key} {str(value)[:12] if key == 'sha256' else printable(repr(value))}"
+        f"{key} {str(value)[:12] if key == 'sha256' else repr(value)}"
         for key, value in values.items()
         if key != "probe"
     )
