@@ -29,7 +29,7 @@ EXPECTED_CODES = {
     "hung": {"M501", "M502", "M602"},
 }
 MAY_COME_TOO = {
-    "nan": {"M101", "M102", "M103", "M201", "M202", "M205", "M801", "M502"},
+    "nan": {"M101", "M102", "M103", "M105", "M201", "M202", "M205", "M801", "M502"},
     "diverging": {"M101", "M102", "M103", "M104", "M201", "M202", "M801"},
     "memory": {"M401", "M402", "M502"},
     "hung": {"M501", "M502", "M602", "M603", "M601"},
@@ -141,7 +141,7 @@ def _judge_faulty(case: Case, code: int, codes: set[str], errors: set[str]) -> t
     if case.trainer.errors == "plain" and case.scenario == "memory":
         expected.add("M502")  # memory of the host, not of a device
     if case.scenario == "nan" and case.trainer.filters_nan:
-        expected |= {"M201", "M205"}
+        expected |= {"M105", "M201", "M205"}
     if not errors & expected:
         kind = "unread" if code == CANNOT_JUDGE else "missed"
         return kind, (f"exit code {code}, errors {sorted(errors)}, expected one of {sorted(expected)}",)

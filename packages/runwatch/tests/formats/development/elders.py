@@ -266,7 +266,7 @@ def rsl_rl(run: Run, log: Log) -> None:
         }
         rows |= {
             "Mean value loss": f"{point.loss:.4f}",
-            "Mean surrogate loss": f"{-0.06 * point.draw * point.loss:.4f}",
+            "Mean surrogate loss": f"{-0.006 * point.draw + 0.0 * point.loss:.4f}",
             "Mean entropy loss": f"{11.2 - point.idx / 40:.4f}",
         }
         rows |= {
@@ -284,7 +284,7 @@ def rsl_rl(run: Run, log: Log) -> None:
         entropy = 11.2 - point.idx / 40
         log.steps, log.losses = (
             (point.idx, (point.idx + 1) * 98304),
-            (point.loss, -0.06 * point.draw * point.loss, entropy),
+            (point.loss, -0.006 * point.draw + 0.0 * point.loss, entropy),
         )
 
 
