@@ -27,6 +27,8 @@ _PUBLIC = {
     "list_runs": "mmldlm.api.runs",
     "load": "mmldlm.api.model",
     "prepare": "mmldlm.api.prepare",
+    "sample_latents": "mmldlm.sampling.chain",
+    "sample_text": "mmldlm.sampling.chain",
     "train": "mmldlm.api.train",
 }
 """Public name -> module that defines it."""

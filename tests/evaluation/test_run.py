@@ -30,7 +30,7 @@ from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
-from mmldlm.sampling.checks import require_conditional
+from mmldlm.sampling.options import require_conditional
 from mmldlm.statistics import Estimate
 from tests.batches import small_config
 from tests.stores import write_store

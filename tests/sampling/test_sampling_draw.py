@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmldlm.sampling.draw import CHUNK_ROWS, draw, keep_top_p, largest_probability
+from mmldlm.sampling.orders import CHUNK_ROWS, draw, keep_top_p, largest_probability
 
 PROBABILITY = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2, 0.0])
 GRID = (torch.arange(20000) + 0.5) / 20000

@@ -42,7 +42,7 @@ def predict(predictor: ModelPredictor, pack: Pack, **changes: torch.Tensor) -> P
 
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0, 7.0])
 def test_formula_for_text(guidance: float) -> None:
-    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES)), toy_pack()
+    predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES)), toy_pack()
     rows = torch.tensor([0, 2, 3, 6, 23])
     conditional = predict(predictor, pack).token_logits[rows]
     noise = latent_noise(pack.keys, (1, 2))
@@ -56,7 +56,7 @@ def test_formula_for_text(guidance: float) -> None:
 
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0])
 def test_formula_for_latents(guidance: float) -> None:
-    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES, spread=0.5)), toy_pack(latent_time=0.8)
+    predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES, spread=0.5)), toy_pack(latent_time=0.8)
     conditional = predict(predictor, pack).clean_latents
     masks = torch.full_like(pack.noisy_tokens, MASK)
     unconditional = predict(predictor, pack, noisy_tokens=masks, text_time=torch.ones(6)).clean_latents
@@ -66,9 +66,9 @@ def test_formula_for_latents(guidance: float) -> None:
 
 
 def test_guidance_1_is_the_network_itself_in_one_pass() -> None:
-    predictor, pack = ModelPredictor(oracle_model(JOINT, CENTRES)), toy_pack()
+    predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES)), toy_pack()
     rows = torch.tensor([0, 2])
-    calls = predictor.model.denoiser.calls  # type: ignore[attr-defined]
+    calls = predictor.denoiser.calls  # type: ignore[attr-defined]
     logits, latents = guided_logits(predictor, pack, rows, 1.0), guided_latents(predictor, pack, 1.0, MASK)
     assert len(calls) == 2
     assert torch.equal(logits, predict(predictor, pack).token_logits[rows])
@@ -135,7 +135,7 @@ def test_guidance_is_refused_where_training_never_left_the_condition_out() -> No
         lambda: vary(model, latents, options, strength=0.5, tokens=[text], keys=keys),
         lambda: generate(model, 1, options, lengths=lengths, keys=keys),
     ):
-        with pytest.raises(UserError, match=r"guidance=2: .* never learnt"):
+        with pytest.raises(UserError, match=r"guidance=2: .* never trained"):
             call()
     found = decode_latents(model, latents, options, lengths=lengths, keys=keys, against=latents + 1)
     assert found[0].shape == (4,)

@@ -8,10 +8,10 @@ import torch
 
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
+from mmldlm.sampling.chain import sample_latents, sample_text
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import group_documents, latent_noise
-from mmldlm.sampling.steps import interleave, make_steps
+from mmldlm.sampling.pack import group_documents, interleave, latent_noise, make_steps
 from tests.sampling.sampling_oracles import chi_square, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2, seed=2), np.array([[-1.0, 1.0], [1.0, -1.0]])
@@ -134,3 +134,16 @@ def test_groups_hold_every_document_once_and_fit() -> None:
     assert all(lengths[group].sum() + 2 * len(group) <= 64 for group in groups)
     assert len(groups) < 200
     assert [group.tolist() for group in group_documents(np.array([100, 3, 100]), 1, 8)] == [[1], [0], [2]]
+
+
+def test_samplers_for_a_loop_of_ones_own() -> None:
+    """A denoiser and its corruption are enough; the samples are those of the whole way."""
+    model, lengths = random_model(), np.array([4, 6, 3])
+    options = SamplingOptions(num_sampling_steps=3, seed=5)
+    keys = document_keys(5, 3)
+    latents = np.random.default_rng(0).normal(size=(3, 2, 3)).astype(np.float32)
+    expected = decode_latents(model, latents, options, lengths=lengths, keys=keys)
+    tokens = sample_text(model.denoiser, model.corruption, torch.from_numpy(latents), lengths, options)
+    assert [text.tolist() for text in tokens] == [text.tolist() for text in expected]
+    encoded = sample_latents(model.denoiser, model.corruption, tokens, options=options)
+    assert encoded.numpy() == pytest.approx(encode_tokens(model, tokens, options, keys=keys), abs=1e-5)

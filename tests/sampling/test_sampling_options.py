@@ -1,4 +1,4 @@
-"""Mistakes are told in one line before any work is done; progress is told while it is."""
+"""Options are checked when they are made; progress is reported."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from mmldlm.config import SamplingConfig
 from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
+from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
 from tests.sampling.sampling_oracles import random_model
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"top_p": 0.0}, "top_p=0.0"),
@@ -28,10 +28,10 @@ from tests.sampling.sampling_oracles import random_model
         ({"batch_tokens": 0}, "batch_tokens=0"),
     ],
 )
-def test_values_out_of_range_are_refused(changes: dict[str, Any], told: str) -> None:
+def test_values_out_of_range_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         SamplingOptions(**changes)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -42,30 +42,19 @@ def test_options_come_from_the_run_and_may_be_changed() -> None:
     assert SamplingOptions.from_config(SamplingConfig()) == SamplingOptions()
 
 
-@pytest.mark.parametrize(
-    ("latents", "told"),
-    [
-        (np.zeros((2, 3)), r"shape \(2, 3\).*\(documents, 2, 3\)"),
-        (np.zeros((2, 2, 4)), "2 slot"),
-        (np.array([[[0.0] * 3] * 2, [[np.nan] * 3] * 2]), "1 of 2 hold NaN.*index 1"),
-        (np.full((1, 2, 3), "x"), "numbers are needed"),
-    ],
-)
-def test_bad_latents_are_refused(latents: np.ndarray, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        decode_latents(random_model(), latents, SamplingOptions(), keys=document_keys(0, len(latents)))
-
-
-def test_bad_texts_and_lengths_are_refused() -> None:
-    model, keys, options = random_model(), document_keys(0, 2), SamplingOptions()
-    with pytest.raises(UserError, match="index 1 is empty"):
-        encode_tokens(model, [np.array([1]), np.array([], np.int64)], options, keys=keys)
-    for token in (50, -1):
-        with pytest.raises(UserError, match=f"token {token}: .* 0 to 49"):
-            encode_tokens(model, [np.array([1]), np.array([2, token])], options, keys=keys)
-    for lengths in ([3], [3, 0]):
-        with pytest.raises(UserError, match="lengths"):
-            generate(model, 2, options, lengths=np.array(lengths), keys=keys)
+def test_arguments_of_the_library_are_settings_under_shorter_names() -> None:
+    options = SamplingOptions.from_arguments(SamplingConfig(), seed=4, steps=3, order="block:5", top_p=None)
+    assert (options.num_sampling_steps, options.text_sampler, options.block_length) == (3, "block", 5)
+    assert (options.seed, options.top_p) == (4, 1.0)
+    for arguments, message in (
+        ({"steps": 0}, "steps=0"),
+        ({"encode_steps": 0}, "steps=0"),
+        ({"order": "random"}, "order=random: allowed are confidence"),
+        ({"order": "block:x"}, "order=block:x"),
+        ({"solver": "euler"}, "solver=euler"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            SamplingOptions.from_arguments(SamplingConfig(), **arguments)
 
 
 def test_progress_reaches_its_end() -> None:

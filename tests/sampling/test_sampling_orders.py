@@ -14,11 +14,10 @@ from mmldlm import randomness
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.sampling.decode import decode_latents, document_keys
-from mmldlm.sampling.draw import draw
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import Pack
+from mmldlm.sampling.orders import draw
+from mmldlm.sampling.pack import Pack, make_steps
 from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.sampling.steps import make_steps
 from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,
     chi_square,
@@ -208,7 +207,7 @@ def test_ancestral_is_the_same_as_asking_about_everything_at_every_step() -> Non
     for step in make_steps("text", num_steps):
         times = (torch.full((4,), step.time), pack.latent_time)
         logits = (
-            ModelPredictor(model)
+            ModelPredictor.of(model)
             .predict(torch.from_numpy(tokens), pack.noisy_latents, *times, pack.layout)
             .token_logits
         )

@@ -25,11 +25,10 @@ from mmldlm.sampling import judge as judge_module
 from mmldlm.sampling import replacing
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
 from mmldlm.sampling.guidance import guided_logits
-from mmldlm.sampling.judge import Checked, Judge
+from mmldlm.sampling.judge import Checked, Judge, Ragged, slices
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack
 from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.sampling.ragged import Ragged, slices
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import checked_stages, decode_checked
 from mmldlm.types import DenoiserOutput
@@ -205,7 +204,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
             torch.from_numpy(one), torch.from_numpy(LATENTS[[i]]), time,
             torch.zeros(1), np.array([len(one)]), KEYS[[i]], against=torch.from_numpy(LATENTS[::-1].copy()[[i]]),
         )  # fmt: skip
-        logits = guided_logits(ModelPredictor(model), pack, torch.tensor([at]), guidance)[0]
+        logits = guided_logits(ModelPredictor.of(model), pack, torch.tensor([at]), guidance)[0]
         best = [token for token in logits.argsort(descending=True).tolist() if token != texts[i][at]]
         assert found[row].tolist() == best[:NUM_REPLACEMENTS]
 

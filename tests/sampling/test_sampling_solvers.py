@@ -14,11 +14,10 @@ from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.schedule import CosineLatent, LatentSchedule, LinearLatent
 from mmldlm.layout import Layout
 from mmldlm.sampling.decode import document_keys, encode_tokens, generate
-from mmldlm.sampling.latent import LATENT_STEPS
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import Pack, latent_noise
+from mmldlm.sampling.pack import Pack, Step, latent_noise, make_steps
 from mmldlm.sampling.predictor import Prediction
-from mmldlm.sampling.steps import Step, make_steps
+from mmldlm.sampling.solvers import LATENT_STEPS
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 TYPES = ("clean", "noise", "velocity")

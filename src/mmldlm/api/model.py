@@ -50,7 +50,6 @@ from mmldlm.latents import between
 from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.runtime import choose_device
 from mmldlm.sampling.blanks import parse_blanks
-from mmldlm.sampling.checks import require_conditional, require_unconditional, trained_parts
 from mmldlm.sampling.decode import (
     Progress,
     decode_latents,
@@ -60,7 +59,7 @@ from mmldlm.sampling.decode import (
     paraphrase_tokens,
 )
 from mmldlm.sampling.judge import Encode
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional, trained_parts
 from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 

@@ -15,8 +15,7 @@ from mmldlm.data.store import Documents, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
-from mmldlm.sampling.checks import require_conditional, require_unconditional, trained_parts
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional, trained_parts
 
 SEARCHED_AT_ONCE = 8192
 """Documents of a split that are in memory at a time."""

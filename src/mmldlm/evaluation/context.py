@@ -23,10 +23,9 @@ from mmldlm.errors import UserError
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet
 from mmldlm.layout import packed_layout
-from mmldlm.sampling.checks import trained_parts
 from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import document_keys, encode_tokens
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, trained_parts
 from mmldlm.statistics import Estimate
 from mmldlm.types import PackedBatch
 

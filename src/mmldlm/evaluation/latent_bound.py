@@ -145,7 +145,7 @@ def latent_errors(
 ) -> LatentErrors:
     """With the `right` text, a `shuffled` one (a stranger's) or `none` (every token masked)."""
     plan = _LatentDraws(model, documents, text, largest_snr, num_draws, seed)
-    corruption, predictor = replace(model.corruption, row_multiple=1), ModelPredictor(model)
+    corruption, predictor = replace(model.corruption, row_multiple=1), ModelPredictor.of(model)
     errors, no_rows = np.empty(len(plan.owner)), torch.empty(0, dtype=torch.int64)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))

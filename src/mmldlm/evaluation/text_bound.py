@@ -28,7 +28,7 @@ from mmldlm.evaluation.calibration import Answers, TimeCurve, measure_calibratio
 from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.sampling.checks import trained_parts
+from mmldlm.sampling.options import trained_parts
 from mmldlm.statistics import LESS, MORE, Estimate
 from mmldlm.types import NoisyBatch, Times, to_device
 

@@ -3,8 +3,8 @@
     guided = unconditional + guidance * (conditional - unconditional)
 
 The unconditional prediction sees the other modality at time 1, as when training drops the condition: for text
-that is pure latent noise, for latents a text of masks. A pack that names latents to be led away from compares its text
-with what they say instead. Guidance 1 is the network itself and costs one pass.
+that is pure latent noise, for latents a text of masks. With `Pack.against`, the text is compared with the prediction
+for those latents instead. Guidance 1 is the network itself and costs one pass.
 Shapes: R rows of tokens, V vocabulary, N documents, S latent slots, C latent channels.
 """
 
@@ -15,17 +15,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.pack import Pack, latent_noise
-from mmldlm.sampling.predictor import Prediction, Predictor
+from mmldlm.sampling.predictor import Prediction, Predictor, require_finite
+
+NO_ROWS = torch.zeros(0, dtype=torch.int64)
 
 
 def guided_logits(predictor: Predictor, pack: Pack, rows: Tensor, guidance: float) -> Tensor:
     """(R, V) logits of these rows of tokens."""
-    conditional = _logits(predictor, pack, rows)
+    conditional = _predict(predictor, pack, rows).token_logits
     if guidance == 1.0:
         return conditional
-    unconditional = _logits(predictor, without_latents(pack), rows)
+    unconditional = _predict(predictor, without_latents(pack), rows).token_logits
     return unconditional + guidance * (conditional - unconditional)
 
 
@@ -39,7 +40,7 @@ def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: i
 
 
 def without_latents(pack: Pack) -> Pack:
-    """The same text beside the latents that it is led away from, or else beside pure noise."""
+    """The same text with the latents that guidance leads away from, or else with pure noise."""
     if pack.against is not None:
         return replace(pack, noisy_latents=pack.against, latent_time=torch.zeros_like(pack.latent_time))
     noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
@@ -47,22 +48,18 @@ def without_latents(pack: Pack) -> Pack:
 
 
 def without_text(pack: Pack, mask_id: int) -> Pack:
-    """The same latents beside a text of masks."""
+    """The same latents with a text of masks."""
     masks = torch.full_like(pack.noisy_tokens, mask_id)
     return replace(pack, noisy_tokens=masks, text_time=torch.ones_like(pack.text_time))
 
 
-def _logits(predictor: Predictor, pack: Pack, rows: Tensor) -> Tensor:
-    return _ask(predictor, pack, rows).token_logits
-
-
 def _latents(predictor: Predictor, pack: Pack) -> Tensor:
-    latents = _ask(predictor, pack, torch.zeros(0, dtype=torch.int64)).clean_latents
+    latents = _predict(predictor, pack, NO_ROWS).clean_latents
     require_finite(latents)
     return latents
 
 
-def _ask(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
+def _predict(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
     """One pass of the network, which is counted."""
     if pack.tally is not None:
         pack.tally.add()

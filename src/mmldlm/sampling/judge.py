@@ -1,31 +1,34 @@
-"""Who judges a decoded text: it is turned back into a latent, and that is compared with the one that was given.
+"""How good a decoded text is: it is turned back into a latent, which is compared with the one that was decoded.
 
-Shapes: n documents, S latent slots, C latent channels.
+Thousands of variants of texts are compared at a time, so they are kept in one array (`Ragged`).
+Shapes: n documents, m texts to compare, S latent slots, C latent channels, N texts, T tokens of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from mmldlm import randomness
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.data.format import ranges
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.ragged import CHUNK_TOKENS, slices
 
 ROUND = 2**41
 """Word of the keys of rounds; no step has such a number."""
 MAX_PROBED = 32
 """Tokens of a text that are tried in turn in a round; of longer texts, so many drawn ones."""
 
+CHUNK_TOKENS = 2**19
+"""Tokens of variants that are held in memory at a time; enough to fill the batches of any encoder."""
 Encode = Callable[[list[np.ndarray]], np.ndarray]
 """Texts (token ids) to raw latents (n, S, C), such as the encoder that made the training data."""
 
@@ -36,7 +39,7 @@ class Checked:
 
     tokens: list[np.ndarray]
     cosine: np.ndarray
-    """(n,) float64, of the text's own latent to the given one."""
+    """(n,) float64, of the text's own latent to the one that was decoded."""
     first_cosine: np.ndarray
     """(n,) that of the first candidate before any round."""
     passes: np.ndarray
@@ -59,7 +62,7 @@ class Checked:
 
 
 class Judge:
-    """The given latents and how texts are compared with them."""
+    """The latents that are decoded and how texts are compared with them."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Judge:
     def cosine(
         self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray, encoded: np.ndarray
     ) -> np.ndarray:
-        """(m,) cosine of each text's latent to the given one of its owner; the cost is added to the owner's."""
+        """(m,) cosine of each text's latent to that of its owner; the cost is added to the owner's."""
         np.add.at(encoded, owner, 1)
         sizes = np.array([len(text) for text in texts], np.int64)
         parts = [
@@ -132,15 +135,11 @@ def unwritten_tokens(model: LoadedModel) -> np.ndarray:
     return np.array(sorted(token for token in unwritten if token < vocab_size), np.int64)
 
 
-def probed_places(
-    tokens: list[np.ndarray], keys: np.ndarray, shortest: int = 2
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens are tried in turn: text and place of each; texts that are shorter than told have none."""
+def probed_places(tokens: list[np.ndarray], keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are tried in turn: text and place of each."""
     owner: list[int] = []
     place: list[int] = []
     for i, text in enumerate(tokens):
-        if len(text) < shortest:
-            continue
         chosen = np.arange(len(text))
         if len(text) > MAX_PROBED:
             chance = randomness.uniform(keys[i], randomness.SHUFFLE, chosen)
@@ -148,3 +147,49 @@ def probed_places(
         owner += [i] * len(chosen)
         place += chosen.tolist()
     return np.array(owner, np.int64), np.array(place, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Token ids of texts, one after the other."""
+
+    tokens: np.ndarray
+    """(T,) int64, or something else that each token has."""
+    lengths: np.ndarray
+    """(N,) int64"""
+
+    @classmethod
+    def of(cls, texts: Sequence[np.ndarray]) -> Ragged:
+        """These texts, of which there is at least one."""
+        return cls(np.concatenate(texts).astype(np.int64), np.array([len(text) for text in texts], np.int64))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(N,) where each text begins."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """The texts at these rows, which may come again."""
+        lengths = self.lengths[rows]
+        return Ragged(self.tokens[ranges(self.starts[rows], lengths)], lengths)
+
+    def put(self, rows: np.ndarray, places: np.ndarray, values: np.ndarray | int) -> Ragged:
+        """The same texts with other tokens at these places of these rows."""
+        tokens = self.tokens.copy()
+        tokens[self.starts[rows] + places] = values
+        return Ragged(tokens, self.lengths)
+
+    def split(self) -> list[np.ndarray]:
+        """The texts one by one."""
+        bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
+        return [self.tokens[start:end] for start, end in bounds]
+
+
+def slices(costs: np.ndarray, limit: int) -> Iterator[slice]:
+    """Neighbours that together cost no more than the limit; what costs more comes alone."""
+    ends, start = np.cumsum(costs), 0
+    while start < len(costs):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield slice(start, stop)
+        start = stop

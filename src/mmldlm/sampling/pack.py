@@ -1,4 +1,4 @@
-"""The documents that a sampler works on: some of them, one after the other, all on the host.
+"""The documents that a sampler works on, one after the other, all on the host; and the steps that they take.
 
 Shapes: N documents, T tokens, S latent slots, C latent channels, n documents of a whole call.
 """
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,10 +19,34 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.layout import Layout, packed_layout
 
+Modality = Literal["text", "latent"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move of one modality to an earlier time."""
+
+    modality: Modality
+    time: float
+    next_time: float
+    step_idx: int
+
+
+def make_steps(modality: Modality, num_steps: int, latest_time: float = 1.0) -> list[Step]:
+    """Equal steps from the latest time to 0."""
+    times = np.linspace(latest_time, 0.0, num_steps + 1)
+    return [Step(modality, float(times[i]), float(times[i + 1]), i) for i in range(num_steps)]
+
+
+def interleave(latent_steps: list[Step], text_steps: list[Step]) -> list[Step]:
+    """Both chains in one order: whichever would be later in time moves next, the latent before the text."""
+    steps = [*latent_steps, *text_steps]
+    return sorted(steps, key=lambda step: (-step.next_time, step.modality))
+
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the tokens of a pack are. All packs of a chain share it, so the network's layout is made once."""
+    """Where the tokens of a pack are. All packs of a chain share it, so the network's layout is computed once."""
 
     lengths: np.ndarray
     num_slots: int
@@ -44,7 +69,7 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """How often the network was asked about each document of a call."""
+    """How many passes of the network each document of a call has cost."""
 
     passes: np.ndarray
     """(n,) int64, counted up in place."""
@@ -58,7 +83,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class LatentMemory:
-    """What a multistep sampler knows of the step before."""
+    """What a multistep solver remembers of the previous step."""
 
     clean: Tensor
     """(N, S, C) the clean latents that were predicted."""
@@ -82,13 +107,13 @@ class Pack:
     keys: np.ndarray
     """(N,) uint64"""
     fixed: np.ndarray | None = None
-    """(T,) bool, tokens that were given and stay; None: there are none."""
+    """(T,) bool, tokens that stay as they are; None: there are none."""
     against: Tensor | None = None
     """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
     memory: LatentMemory | None = None
     tally: Tally | None = None
     places: Places | None = None
-    """Made from the lengths where it is not handed on."""
+    """Computed from the lengths where it is not handed on."""
 
     def __post_init__(self) -> None:
         if self.places is None or self.places.lengths is not self.lengths:

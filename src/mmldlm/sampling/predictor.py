@@ -1,11 +1,12 @@
-"""What a sampler asks for: the network as a function from a noisy pack to clean tokens and clean latents.
+"""What a sampler needs: the network as a function from a noisy pack to clean tokens and clean latents.
 
-Samplers keep their documents on the host and know nothing of devices, number types or prediction types.
+Samplers keep their documents on the host and do not know devices, number types or prediction types.
 Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channels, V vocabulary.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,8 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.corruption.joint import Corruption
+from mmldlm.errors import UserError
 from mmldlm.layout import Layout
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.types import to_device
 
 
@@ -23,9 +27,9 @@ class Prediction:
     """What is expected to be under the noise."""
 
     token_logits: Tensor
-    """(T, V) float32 on the network's device; (R, V) where only some rows were asked for."""
+    """(T, V) float32 on the network's device; (R, V) where only some rows were requested."""
     latents: Tensor | Callable[[], Tensor]
-    """The clean latents, or how to get them: steps of the text do without, and without waiting for the device."""
+    """The clean latents, or a function that computes them: steps of the text do not need to wait for the device."""
 
     @property
     def clean_latents(self) -> Tensor:
@@ -34,7 +38,7 @@ class Prediction:
 
 
 class Predictor(Protocol):
-    """Anything that can tell clean from noisy: a trained network, or an oracle. Inputs are on the host."""
+    """Anything that predicts clean from noisy: a trained network, or an oracle. Inputs are on the host."""
 
     def predict(
         self,
@@ -48,18 +52,25 @@ class Predictor(Protocol):
         """Logits are computed for the given rows of tokens only; None: for all."""
         ...
 
-    def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
-        """(N, longest length) float32; index i means length i + 1."""
-        ...
-
 
 class ModelPredictor:
-    """A trained model as a predictor."""
+    """A denoiser as a predictor."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        corruption: Corruption,
+        device: torch.device,
+        autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self.denoiser, self.corruption, self.device, self.autocast = denoiser, corruption, device, autocast
         self._placed: tuple[Layout, Layout] | None = None
-        """The layout asked about last, and its copy on the device: the steps of a chain share one."""
+        """The last layout and its copy on the device: the steps of a chain share one."""
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> ModelPredictor:
+        """A loaded model, in its precision."""
+        return cls(model.denoiser, model.corruption, model.device, model.autocast)
 
     @torch.no_grad()
     def predict(
@@ -72,15 +83,14 @@ class ModelPredictor:
         rows: Tensor | None = None,
     ) -> Prediction:
         """One pass of the network."""
-        device, denoiser = self.model.device, self.model.denoiser
-        inputs = [x.to(device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
-        with self.model.autocast():
-            output = denoiser(*inputs, self._on_device(layout))
-            hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(device)]
-            token_logits = denoiser.token_logits(hidden)
+        inputs = [x.to(self.device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
+        with self.autocast():
+            output = self.denoiser(*inputs, self._on_device(layout))
+            hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(self.device)]
+            token_logits = self.denoiser.token_logits(hidden)
 
         def clean_latents() -> Tensor:
-            process, raw = self.model.corruption.latent, output.latent_prediction.float().cpu()
+            process, raw = self.corruption.latent, output.latent_prediction.float().cpu()
             prediction = process.prediction(raw, noisy_latents, latent_time)
             return process.to_clean(prediction, noisy_latents, latent_time)
 
@@ -88,12 +98,14 @@ class ModelPredictor:
 
     def _on_device(self, layout: Layout) -> Layout:
         if self._placed is None or self._placed[0] is not layout:
-            self._placed = (layout, to_device(layout, self.model.device))
+            self._placed = (layout, to_device(layout, self.device))
         return self._placed[1]
 
-    @torch.no_grad()
-    def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
-        """What the length head says; the caller has made sure that there is one."""
-        head, device = self.model.denoiser.length_head, self.model.device
-        assert head is not None
-        return head(noisy_latents.to(device), latent_time.to(device)).float()
+
+def require_finite(values: Tensor) -> None:
+    """Reject a model whose predictions are not numbers."""
+    if not values.isfinite().all():
+        raise UserError(
+            "the model predicts NaN or infinity, so nothing can be sampled from it; "
+            "use an earlier checkpoint, and look at the losses of the run"
+        )

@@ -18,14 +18,20 @@ import torch
 
 from mmldlm import randomness
 from mmldlm.data.format import ranges
-from mmldlm.sampling.checks import check_latents
-from mmldlm.sampling.draw import require_finite
 from mmldlm.sampling.guidance import guided_logits
-from mmldlm.sampling.judge import MAX_PROBED, ROUND, Checked, Judge, probed_places
+from mmldlm.sampling.judge import (
+    CHUNK_TOKENS,
+    MAX_PROBED,
+    ROUND,
+    Checked,
+    Judge,
+    Ragged,
+    probed_places,
+    slices,
+)
+from mmldlm.sampling.orders import masked_tokens, time_of_share
 from mmldlm.sampling.pack import Pack, Tally, group_documents
-from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.sampling.ragged import CHUNK_TOKENS, Ragged, slices
-from mmldlm.sampling.unmask import masked_tokens, time_of_share
+from mmldlm.sampling.predictor import ModelPredictor, require_finite
 
 NUM_REPLACEMENTS = 8
 """Most probable other tokens that are tried in each place."""
@@ -74,7 +80,7 @@ def _improve(
 ) -> np.ndarray:
     """One round of some documents, in place; those are returned that may get better still."""
     texts = Ragged.of([found.tokens[i] for i in documents])
-    owner, place = probed_places(texts.split(), keys, shortest=1)
+    owner, place = probed_places(texts.split(), keys)
     swaps = _swaps(judge, proposals, found, documents, texts, owner, place)
     text, size = swaps.tries(len(documents))
     first = np.searchsorted(swaps.text, text)
@@ -126,11 +132,9 @@ class Proposals:
     """What the network would say instead of single tokens."""
 
     def __init__(self, judge: Judge) -> None:
-        self.judge, self.predictor = judge, ModelPredictor(judge.model)
-        self.latents = torch.from_numpy(check_latents(judge.model, judge.latents))
-        self.against = (
-            None if judge.against is None else torch.from_numpy(check_latents(judge.model, judge.against))
-        )
+        self.judge, self.predictor = judge, ModelPredictor.of(judge.model)
+        self.latents = torch.from_numpy(judge.latents)
+        self.against = None if judge.against is None else torch.tensor(judge.against)
         self.num = min(NUM_REPLACEMENTS, max(1, judge.model.denoiser.shape.vocab_size - 1))
 
     def ask(

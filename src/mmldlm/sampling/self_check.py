@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmldlm import randomness
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.sampling.decode import Progress, decode_latents
 from mmldlm.sampling.judge import Checked, Encode, Judge
 from mmldlm.sampling.options import SamplingOptions

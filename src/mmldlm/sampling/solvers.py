@@ -1,13 +1,14 @@
 """Latent samplers: deterministic paths from the document's noise to a latent.
 
 The path of a noisy latent x = signal * clean + sigma * noise back in time obeys dx = clean dsignal + noise dsigma,
-with clean and noise as the network sees them on the way.
+with clean and noise as the network predicts them on the way.
 
 ddim      clean and noise stay as they are during a step: first order
 dpmpp_2m  clean goes on as between the last two steps, a straight line in the log signal-to-noise ratio: second order
-heun      clean and noise are means of both ends of a step: second order, for two passes a step (one in the last)
+heun      clean and noise are means of both ends of a step: second order, two passes per step (one in the last)
 
-All three ask a process only for its levels and conversions, so they serve any schedule. One step gives the mean of the
+All three use only the levels and conversions of a process, so they work with any schedule. A new solver is one
+function with the signature of `LatentStep` and one line in `LATENT_STEPS`. One step gives the mean of the
 latent given the condition. Shapes: N documents, S latent slots, C latent channels.
 """
 
@@ -23,9 +24,8 @@ from torch import Tensor
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.sampling.guidance import guided_latents
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import LatentMemory, Pack
+from mmldlm.sampling.pack import LatentMemory, Pack, Step
 from mmldlm.sampling.predictor import Predictor
-from mmldlm.sampling.steps import Step
 
 LatentStep = Callable[[Predictor, Pack, LatentProcess, int, Step, SamplingOptions], Pack]
 
@@ -74,9 +74,9 @@ def heun_step(
     step: Step,
     options: SamplingOptions,
 ) -> Pack:
-    """Go to the next time as `ddim_step` does, look from there, and take the mean of both views.
+    """Go to the next time as `ddim_step` does, predict again there, and take the mean of both predictions.
 
-    At time 0 there is no noise to look at, so the last step is that of `ddim_step`.
+    At time 0 there is no noise left, so the last step is that of `ddim_step`.
     """
     pack = _at(pack, step.time)
     clean = guided_latents(predictor, pack, options.guidance, mask_id)
@@ -112,7 +112,7 @@ def _moved(pack: Pack, process: LatentProcess, clean: Tensor, next_time: float) 
 
 
 def _noise(pack: Pack, process: LatentProcess, clean: Tensor) -> Tensor:
-    """The noise in the latents of a pack; the predictor speaks of clean latents, whatever its network predicts."""
+    """The noise in the latents of a pack; the predictor returns clean latents, whatever its network predicts."""
     as_clean = replace(process, prediction_type="clean")
     return as_clean.to_noise(clean, pack.noisy_latents, pack.latent_time)
 
