@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from mmldlm.training.loop import Trainer
+    from mmldlm.training.fit import Trainer
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,10 +23,13 @@ MEMORY, ROOM = "/dev/shm", 4 * 2**30
 def pytest_configure(config: pytest.Config) -> None:
     """Temporary folders in memory: runs flush all they write, and on a busy disk the suite would mostly wait for that.
 
-    pytest removes the folders of tests that passed (`tmp_path_retention_policy`); --basetemp puts them elsewhere.
+    pytest removes the folders of tests that passed (`tmp_path_retention_policy`); --basetemp puts them elsewhere. And
+    tests press Ctrl-C, which must work also where the suite runs in the background.
     """
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job of a script: children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from mmldlm.distributed.ranks import Ranks
 from mmldlm.metrics import read_log
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import start_runtime
-from mmldlm.training.loop import Hooks, Trainer
+from mmldlm.training.fit import Trainer
+from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import set_up
 
 RECIPE = """
@@ -86,8 +87,8 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def hit_loader(trainer: Trainer, number: int) -> None:
     """Send a signal to the processes of the run's own loader; one that has gone already is past it."""
-    assert trainer.watched is not None
-    for worker in trainer.watched.workers:
+    assert trainer.batches.watched is not None
+    for worker in trainer.batches.watched.workers:
         if worker.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, number)

@@ -105,8 +105,8 @@ def run_steps(trainer, count):
 def losses(trainer, count):
     found = []
     for batch in run_steps(trainer, count):
-        trainer._one_step(batch, 0.0)
-        found.append(trainer.interval.fields()["loss"])
+        trainer.train_step(batch, 0.0)
+        found.append(trainer.window.fields()["loss"])
     return found
 
 
@@ -129,7 +129,7 @@ BALANCES = {
 def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_path, graphs, balance):
     trainer = make_trainer(tmp_path, store, *WIDE, f"speed.cuda_graphs={graphs}", *BALANCES[balance])
     for batch in run_steps(trainer, 8):
-        trainer._one_step(batch, 0.0)
+        trainer.train_step(batch, 0.0)
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     batches = run_steps(trainer, 8)
     torch.cuda.set_sync_debug_mode("warn")
@@ -137,7 +137,7 @@ def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_pat
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for batch in batches:
-                trainer._one_step(batch, 0.0)
+                trainer.train_step(batch, 0.0)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message).lower()]
@@ -197,12 +197,12 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_pieces(store, tmp_path):
         return run(micro_batch)
 
     trainer.stepper.pass_over = too_large
-    batches, found = trainer._batches(), []
+    batches, found = trainer.batches, []
     for _ in range(8):
-        trainer._one_step(next(batches), 0.0)
-        found.append(trainer.interval.fields()["loss"])
+        trainer.train_step(next(batches), 0.0)
+        found.append(trainer.window.fields()["loss"])
     np.testing.assert_allclose(found, expected, rtol=2e-3)
-    assert trainer.setup.halvings == 0
+    assert trainer.resizing.halvings == 0
     assert '"out_of_memory"' in trainer.run.events.read_text()
     assert '"grown"' in trainer.run.events.read_text()
 

@@ -29,10 +29,10 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
 
     found = measure(job)
     trainer = make_trainer(tmp_path, load_recipe(job.recipe).data.store)
-    batches, losses = trainer._batches(), []
+    batches, losses = trainer.batches, []
     for _ in range(3):
-        trainer._one_step(next(batches), 0.0)
-        losses.append(trainer.interval.fields()["loss"])
+        trainer.train_step(next(batches), 0.0)
+        losses.append(trainer.window.fields()["loss"])
     assert found.losses == losses
     assert found.valid_loss == make_validation(trainer.setup)(trainer.setup.denoiser)["valid_loss"]
     assert [block.steps for block in found.blocks] == [3, 2]
@@ -93,7 +93,7 @@ def test_a_failure_is_the_file_that_is_left(job, tmp_path):
 
 def test_what_the_engine_warns_of_is_kept_once(job, monkeypatch):
     def warn(self, steps):
-        logging.getLogger("mmldlm.training.attempt").warning("torch.compile failed, going on without it")
+        logging.getLogger("mmldlm.training.recovery").warning("torch.compile failed, continuing without it")
         return run_block(self, steps)
 
     run_block = Drive.block

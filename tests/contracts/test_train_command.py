@@ -31,8 +31,8 @@ def start(place, *words):
     command = [sys.executable, "-m", "mmldlm", "train", "--recipe", "small.yaml", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def run(place, *words):
@@ -117,7 +117,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     stopped = int(
-        re.search(r"stopped after step (\d+), checkpoint saved; run the same command to go on", err)[1]
+        re.search(r"stopped after step (\d+), checkpoint saved; run the same command to resume", err)[1]
     )
     code, _, err = run(
         place,
@@ -136,7 +136,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
     process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert f"going on from step {stopped} of 3000" in err
+    assert f"resuming from step {stopped} of 3000" in err
     steps = [line["step"] for line in read_log(log)]
     assert steps == list(range(1, len(steps) + 1))
 

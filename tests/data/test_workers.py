@@ -21,7 +21,7 @@ from tests.stores import write_store
 
 def hit_workers(trainer, number, steps):
     """Send a signal to all loader processes at the start of these steps, once each."""
-    run, left = trainer._one_step, list(steps)
+    run, left = trainer.train_step, list(steps)
 
     def one_step(batch, waited):
         if trainer.step in left:
@@ -29,7 +29,7 @@ def hit_workers(trainer, number, steps):
             hit_loader(trainer, number)
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
 
 
 def failures(trainer):
@@ -52,11 +52,11 @@ def test_killed_workers_are_started_anew_and_the_run_is_bit_identical(store, who
 
 def test_only_the_processes_of_the_loader_are_hit_and_one_that_is_gone_is_no_error(store, tmp_path):
     trainer = make_trainer(tmp_path, store, *WORKERS)
-    batches = trainer._batches()
+    batches = trainer.batches
     next(batches)
     bystander = subprocess.Popen(["sleep", "60"])
     try:
-        gone, other = trainer.watched.workers
+        gone, other = trainer.batches.watched.workers
         os.kill(gone.pid, signal.SIGKILL)
         gone.join(10.0)
         hit_loader(trainer, signal.SIGKILL)
@@ -80,9 +80,9 @@ def test_workers_that_hang_are_started_anew_too(store, whole, tmp_path):
 def test_a_worker_that_dies_with_the_lock_of_all_hangs_nobody(store, tmp_path):
     """As a process may that is stopped or killed just while it looks whether it is to end."""
     trainer = make_trainer(tmp_path, store, *WORKERS)
-    batches = trainer._batches()
+    batches = trainer.batches
     next(batches)
-    event = trainer.watched.context.end_event.event
+    event = trainer.batches.watched.context.end_event.event
 
     def take_along():
         event._cond.acquire()
@@ -127,8 +127,8 @@ def test_a_slow_worker_is_waited_for(store, whole, tmp_path):
 
     reader = trainer.setup.reader
 
-    def slow_reader():
-        made = reader()
+    def slow_reader(plan):
+        made = reader(plan)
         made.corrupt = corrupt
         return made
 
@@ -143,8 +143,8 @@ def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(stor
     hit_workers(trainer, signal.SIGKILL, [5])
     reader = trainer.setup.reader
 
-    def deadly_reader():
-        made = reader()
+    def deadly_reader(plan):
+        made = reader(plan)
         make = made.make
         made.make = lambda where: os.kill(os.getpid(), signal.SIGKILL) if where.step >= 6 else make(where)
         return made
@@ -152,15 +152,15 @@ def test_workers_that_always_die_end_the_run_with_one_line_and_a_checkpoint(stor
     trainer.setup.reader = deadly_reader
     with pytest.raises(UserError, match=r"loader process \d+ died .* after 1 restarts .*data.num_workers=0"):
         trainer.fit()
-    assert trainer.saver.last_saved == trainer.step == 6
+    assert trainer.checkpoints.saver.last_saved == trainer.step == 6
 
 
 def hang_from(trainer, step, seconds=300.0):
     """What reads the documents of this step, and of later ones, does not come back."""
     reader = trainer.setup.reader
 
-    def stuck_reader():
-        made = reader()
+    def stuck_reader(plan):
+        made = reader(plan)
         make = made.make
         made.make = lambda where: time.sleep(seconds) if where.step >= step else make(where)
         return made
@@ -170,15 +170,14 @@ def hang_from(trainer, step, seconds=300.0):
 
 def ask_later(trainer, step, number):
     """A signal comes while the run waits for the documents of this step."""
-    fed = trainer._fed
+    run = trainer.train_step
 
-    def signalling(feed):
-        for batch in fed(feed):
-            yield batch
-            if trainer.step == step:
-                threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+    def train_step(batch, waited):
+        run(batch, waited)
+        if trainer.step == step:
+            threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
 
-    trainer._fed = signalling
+    trainer.train_step = train_step
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -194,7 +193,7 @@ def test_a_signal_ends_the_waiting_for_data_that_do_not_come(
         trainer.fit()
     assert told.value.exit_code == code
     assert time.monotonic() - began < 100  # not the end of anybody's patience
-    assert trainer.saver.last_saved == 5
+    assert trainer.checkpoints.saver.last_saved == 5
     assert json.loads(trainer.run.events.read_text().splitlines()[-1])["reason"].startswith("Interrupted: ")
     again = make_trainer(tmp_path, store)
     again.fit()
@@ -239,37 +238,37 @@ def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
     monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.prefetch=1")
-    run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
+    run, (path,) = trainer.train_step, (store / "train").glob("*.arrow")
 
     def one_step(batch, waited):
         if trainer.step == 5:
             damage(path)
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     with pytest.raises(UserError, match=rf"{path.name}: {told}"):
         trainer.fit()
-    assert trainer.saver.last_saved == trainer.step >= 6
+    assert trainer.checkpoints.saver.last_saved == trainer.step >= 6
 
 
 def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120).path
     trainer = make_trainer(tmp_path, store)
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
         if trainer.step == 5:
             shutil.rmtree(store)
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     with pytest.raises(
         UserError, match=r"store/train/.*\.arrow: this file of the pair store is missing"
     ) as told:
         trainer.fit()
     assert "\n" not in str(told.value)
-    assert trainer.saver.last_saved == 6
+    assert trainer.checkpoints.saver.last_saved == 6
 
 
 def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypatch):
@@ -277,15 +276,15 @@ def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypa
     monkeypatch.setattr(store_format, "CHECK_SECONDS", 1e9)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, "data.num_workers=1", "data.prefetch=1")
-    run, (path,) = trainer._one_step, (store / "train").glob("*.arrow")
+    run, (path,) = trainer.train_step, (store / "train").glob("*.arrow")
 
     def one_step(batch, waited):
         if trainer.step == 5:
             os.truncate(path, 0)
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     with pytest.raises(UserError, match=rf"{path.name}: damaged shard"):
         trainer.fit()
     assert "SIGBUS" in failures(trainer)[0]
-    assert trainer.saver.last_saved == trainer.step
+    assert trainer.checkpoints.saver.last_saved == trainer.step

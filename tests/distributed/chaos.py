@@ -16,7 +16,7 @@ import torch
 from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
-from mmldlm.training.loop import Trainer
+from mmldlm.training.fit import Trainer
 from tests.distributed.scenarios import state_of
 from tests.runs import make_trainer
 
@@ -29,7 +29,7 @@ def starve(trainer: Trainer, ranks: Ranks, seed: int) -> list[int]:
 
     def maybe(*args: Any) -> None:
         trainer.resizing.patience = 1  # full size again soon, so that it can happen again
-        if trainer.setup.halvings < 1 and dice.random() < 0.004:
+        if trainer.resizing.halvings < 1 and dice.random() < 0.004:
             failed.append(trainer.step)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 

@@ -22,7 +22,7 @@ from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.training.loop import Trainer
+from mmldlm.training.fit import Trainer
 from tests.runs import make_trainer
 
 SCENARIOS: dict[str, Callable[[Ranks, Path, Path], Trainer]] = {}
@@ -60,14 +60,14 @@ def scenario(run: Callable[[Ranks, Path, Path], Trainer]) -> Callable[[Ranks, Pa
 
 def stop_at(trainer: Trainer, step: int, *, here: bool = True) -> None:
     """As if a signal came during that step."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(*args: Any) -> None:
         if trainer.step + 1 == step and here:
             trainer.stop.received = signal.SIGTERM
         run(*args)
 
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
 
 
 def watch_documents(trainer: Trainer) -> dict[int, list[str]]:
@@ -110,7 +110,7 @@ def resumed(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 def not_finite(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     """At step 6, one document of rank 1 is not a number."""
     trainer = make_trainer(folder, store, "train.log_every=1", ranks=ranks)
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch: Any, waited: float) -> None:
         if trainer.step == 5:
@@ -121,7 +121,7 @@ def not_finite(ranks: Ranks, folder: Path, store: Path) -> Trainer:
         if trainer.step == 6:
             trainer.after = state_of(trainer)
 
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
     return trainer
 
 
@@ -129,14 +129,14 @@ def not_finite(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 def rolled_back(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     """Three bad steps in a row on rank 1: more than the budget."""
     trainer = make_trainer(folder, store, "train.log_every=1", "train.skip_budget=3", ranks=ranks)
-    run, bad = trainer._one_step, iter(range(3))
+    run, bad = trainer.train_step, iter(range(3))
 
     def one_step(batch: Any, waited: float) -> None:
         if trainer.step >= 5 and next(bad, None) is not None and ranks.rank == 1:
             batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
         run(batch, waited)
 
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
     return trainer
 
 
@@ -158,10 +158,10 @@ def bad_data(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 def waiting(ranks: Ranks, folder: Path, store: Path, num_workers: int, signalled: int) -> Trainer:
     """Rank 1 waits for the documents of step 7 that never come, rank 0 for rank 1; one of them gets a signal."""
     trainer = make_trainer(folder, store, f"data.num_workers={num_workers}", ranks=ranks)
-    read, run = trainer.setup.reader, trainer._one_step
+    read, run = trainer.setup.reader, trainer.train_step
 
-    def reader() -> Any:
-        made = read()
+    def reader(plan: Any) -> Any:
+        made = read(plan)
         make = made.make
         made.make = lambda where: time.sleep(300) if where.step >= 6 else make(where)  # type: ignore[method-assign]
         return made
@@ -173,7 +173,7 @@ def waiting(ranks: Ranks, folder: Path, store: Path, num_workers: int, signalled
 
     if ranks.rank == 1:
         trainer.setup.reader = reader  # type: ignore[method-assign]
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
     return trainer
 
 
@@ -223,7 +223,7 @@ def memory_inside(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     trainer.summed = []
 
     def give_up(gradient: torch.Tensor) -> torch.Tensor:
-        if trainer.step in (3, 9) and trainer.setup.halvings == 0:
+        if trainer.step in (3, 9) and trainer.resizing.halvings == 0:
             trainer.summed.append(len(trainer.stepper.replicas._works))
             if ranks.rank == 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
@@ -242,7 +242,7 @@ def memory_measuring(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
     def summed(work: Callable[[], torch.Tensor]) -> torch.Tensor:
         def limited_work() -> torch.Tensor:
-            if ranks.rank == 1 and trainer.step == 6 and trainer.setup.halvings == 0:
+            if ranks.rank == 1 and trainer.step == 6 and trainer.resizing.halvings == 0:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
             return work()
 

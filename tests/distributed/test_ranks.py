@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mmldlm.distributed.failures import code_of, error_of, is_compiler_error
-from mmldlm.distributed.ranks import LostRankError, Ranks
+from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_compiler_error
 from mmldlm.runtime import spare_workers
 
 

@@ -18,7 +18,7 @@ from mmldlm.api.health import Health
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.run_folder import lock_run
-from mmldlm.training.loop import Trainer
+from mmldlm.training.fit import Trainer
 from tests.distributed.pair import end, environment, start_pair
 from tests.health import trainer_faults as faults
 from tests.health.judging import Label
@@ -203,7 +203,9 @@ def prepare(folder: Path, store: Path, *words: str) -> Trainer:
     """A run with the real validation, and with the detectors inside as in the command."""
     trainer = make_trainer(folder, store, *words)
     health = Health(
-        trainer.config, lambda *a, **k: trainer.events.record(*a, **k), lambda: trainer.saver.last_saved
+        trainer.config,
+        lambda *a, **k: trainer.events.record(*a, **k),
+        lambda: trainer.checkpoints.saver.last_saved,
     )
     trainer.hooks.validate = make_validation(trainer.setup)
     trainer.hooks.reporter.update = health.update  # type: ignore[method-assign]

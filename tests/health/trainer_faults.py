@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from mmldlm.metrics import text_log
-from mmldlm.training.loop import Trainer
+from mmldlm.training.fit import Trainer
 from tests.health.judging import START
 from tests.runs import hit_loader
 
@@ -58,12 +58,12 @@ class SimulatedTime:
         before_each_step(trainer, lambda batch: self.pass_step())
         trainer.save = self._taking(0.2, trainer.save)  # type: ignore[method-assign]
         trainer.hooks.validate = self._taking(0.3, trainer.hooks.validate)
-        trainer.faults.roll_back = self._taking(0.2, trainer.faults.roll_back)  # type: ignore[method-assign]
+        trainer.roll_back = self._taking(0.2, trainer.roll_back)  # type: ignore[method-assign]
         trainer.events.record = stamped  # type: ignore[method-assign]
         with contextlib.ExitStack() as patches:
             for module in (
-                "mmldlm.training.interval",
-                "mmldlm.training.loop",
+                "mmldlm.training.log_window",
+                "mmldlm.training.fit",
                 "mmldlm.metrics",
                 "mmldlm.api.health",
             ):
@@ -87,24 +87,24 @@ class SimulatedTime:
 
 def before_each_step(trainer: Trainer, act: Callable[[Any], object]) -> None:
     """Something that happens when the data of a step is there; `trainer.step` steps are done by then."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch: Any, waited: float) -> None:
         act(batch)
         run(batch, waited)
 
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
 
 
 def after_each_step(trainer: Trainer, act: Callable[[], object]) -> None:
     """Something that happens when a step is done."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch: Any, waited: float) -> None:
         run(batch, waited)
         act()
 
-    trainer._one_step = one_step  # type: ignore[method-assign]
+    trainer.train_step = one_step  # type: ignore[method-assign]
 
 
 def not_finite(is_bad: Callable[[int], bool], *, times: int = 10**9) -> Inject:
@@ -170,14 +170,14 @@ def full_disk(from_step: int) -> Inject:
     """No checkpoint can be written from a step on."""
 
     def inject(trainer: Trainer, clock: SimulatedTime) -> None:
-        publish = trainer.saver._publish
+        publish = trainer.checkpoints.saver._publish
 
         def refuse(step: int, *rest: Any) -> Any:
             if step >= from_step:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return publish(step, *rest)
 
-        trainer.saver._publish = refuse  # type: ignore[method-assign]
+        trainer.checkpoints.saver._publish = refuse  # type: ignore[method-assign]
 
     return inject
 
@@ -186,9 +186,9 @@ def hung_step(at: int, *, released: bool) -> Inject:
     """A step that does not end until the watchdog has told of it, or never; its seconds pass in real time too."""
 
     def inject(trainer: Trainer, clock: SimulatedTime) -> None:
-        told = trainer.faults.watchdog.on_hung
+        told = trainer.watchdog.on_hung
         seen: list[int] = []
-        trainer.faults.watchdog.on_hung = lambda step, seconds, stacks: (  # type: ignore[assignment]
+        trainer.watchdog.on_hung = lambda step, seconds, stacks: (  # type: ignore[assignment]
             told(step, seconds, stacks),
             seen.append(step),
         )

@@ -51,17 +51,17 @@ def test_the_buckets_of_a_run_add_up_to_its_losses_however_it_is_computed(tmp_pa
     lines = []
     for number, more in enumerate([(), (change,)]):
         trainer = make_trainer(tmp_path / str(number), store, *words, *more)
-        steps = trainer._batches()
+        steps = trainer.batches
         for _ in range(3):
-            trainer._one_step(next(steps), 0.0)
-        sums = trainer.interval.sums
+            trainer.train_step(next(steps), 0.0)
+        sums = trainer.window.sums
         # unweighted nats of all scored tokens, and errors of all scored slots
         latent = sums["latent_by_time"]
         assert latent[0].sum().item() / latent[1].sum().item() == pytest.approx(
             sums["latent"].item() / 3, rel=0.05
         )
         assert sums["text_by_time"][1].sum() == sums["scored"]
-        lines.append(trainer.interval.fields())
+        lines.append(trainer.window.fields())
     for key in ("text_loss_by_time", "latent_loss_by_time"):
         assert lines[0][key] == pytest.approx(lines[1][key], rel=1e-4, nan_ok=True)
 

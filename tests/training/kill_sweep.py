@@ -53,9 +53,7 @@ def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], dict, list[dict]]:
     found = load_latest(folder / "run" / "checkpoints", report=lambda message: None)
     assert found is not None
     tensors = {f"{group} {name}": t for group, named in found.tensors.items() for name, t in named.items()}
-    state = {key: found.meta[key] for key in ("position", "tokens", "documents", "rollbacks")} | {
-        "step": found.step
-    }
+    state = {key: found.meta[key] for key in ("progress", "rollbacks", "resizing", "plateau", "modes")}
     return tensors, state, untimed(folder / "run" / "training_log.jsonl")
 
 

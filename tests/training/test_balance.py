@@ -78,9 +78,9 @@ def test_measuring_leaves_no_gradient_behind(store, tmp_path):
     measured = make_trainer(tmp_path / "measured", store, *BALANCED)
     found = []
     for trainer in (plain, measured):
-        batches = trainer._batches()
+        batches = trainer.batches
         for _ in range(3):
-            trainer._one_step(next(batches), 0.0)
+            trainer.train_step(next(batches), 0.0)
         trainer.stepper.gradients(next(batches))
         found.append([p.grad.clone() for p in trainer.setup.denoiser.parameters() if p.grad is not None])
     assert measured.stepper._norms is not None

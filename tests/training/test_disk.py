@@ -22,19 +22,19 @@ from pathlib import Path
 from tests.runs import make_trainer
 
 trainer = make_trainer(Path(sys.argv[1]), Path(sys.argv[2]))
-run = trainer._one_step
+run = trainer.train_step
 
 def one_step(batch, waited):
     run(batch, waited)
     if trainer.step == 5:
-        trainer.saver.wait()
+        trainer.checkpoints.saver.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
     if trainer.step == 11:
-        trainer.saver.wait()
-        assert "the file is larger than a limit allows" in trainer.unsaved, trainer.unsaved
+        trainer.checkpoints.saver.wait()
+        assert "the file is larger than a limit allows" in trainer.checkpoints.unsaved, trainer.checkpoints.unsaved
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-trainer._one_step = one_step
+trainer.train_step = one_step
 trainer.fit()
 """
 
@@ -84,7 +84,7 @@ def test_every_file_of_a_checkpoint_damaged_in_turn_is_noticed_and_the_run_ends_
             assert found.step == 4, (name, damage.__name__)
             assert len(messages) == 1
             assert f"step_00000008/{name}" in messages[0]
-            assert "step_00000004 instead" in messages[0]
+            assert "step_00000004 is used instead" in messages[0]
             shutil.rmtree(newest)
             aside.rename(newest)
     flip(newest / "optimizer.safetensors")
@@ -93,14 +93,14 @@ def test_every_file_of_a_checkpoint_damaged_in_turn_is_noticed_and_the_run_ends_
     again.fit()
     assert same(weights(again), before)
     assert curve(again) == curve(stopped)
-    assert "going on from" in caplog.text
+    assert "is used instead" in caplog.text
 
 
 def test_a_folder_that_becomes_read_only_under_a_run_costs_no_work(
     store, whole, tmp_path, monkeypatch, caplog
 ):
     trainer = make_trainer(tmp_path, store)
-    run = trainer._one_step
+    run = trainer.train_step
 
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(args[0]))
@@ -108,17 +108,17 @@ def test_a_folder_that_becomes_read_only_under_a_run_costs_no_work(
     def one_step(batch, waited):
         run(batch, waited)
         if trainer.step == 5:
-            trainer.saver.wait()
+            trainer.checkpoints.saver.wait()
             for name in ("write", "mkdir", "rename", "replace"):
                 monkeypatch.setattr(os, name, refuse)
         if trainer.step == 11:
-            trainer.saver.wait()
-            assert "the file system is read-only" in trainer.unsaved
+            trainer.checkpoints.saver.wait()
+            assert "the file system is read-only" in trainer.checkpoints.unsaved
             monkeypatch.undo()
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     trainer.fit()
     assert "lines wait in memory until then" in caplog.text
     assert same(weights(trainer), weights(whole))
     assert curve(trainer) == curve(whole)
-    assert trainer.unsaved is None
+    assert trainer.checkpoints.unsaved is None

@@ -18,14 +18,14 @@ class StopAt:
     def start(self, step, num_steps):
         import signal
 
-        run, flag = self.trainer._one_step, self.trainer.stop
+        run, flag = self.trainer.train_step, self.trainer.stop
 
         def one_step(*args, **kwargs):
             run(*args, **kwargs)
             if self.trainer.step == self.step:
                 flag._handle(signal.SIGINT, None)
 
-        self.trainer._one_step = one_step
+        self.trainer.train_step = one_step
 
     def update(self, step, fields):
         pass
@@ -41,19 +41,19 @@ def test_a_stopped_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(stor
     second.fit()
     assert same(weights(second), weights(whole))
     assert curve(second) == curve(whole)
-    assert second.position == whole.position
+    assert second.progress.position == whole.progress.position
 
 
 def test_losing_everything_after_a_checkpoint_changes_nothing(store, whole, tmp_path):
     first = make_trainer(tmp_path, store)
-    run, crash = first._one_step, itertools.count(1)
+    run, crash = first.train_step, itertools.count(1)
 
     def one_step(*args, **kwargs):
         if next(crash) == 11:
             raise RuntimeError("the machine died")
         run(*args, **kwargs)
 
-    first._one_step = one_step
+    first.train_step = one_step
     with pytest.raises(RuntimeError, match="the machine died"):
         first.fit()
     assert max(line["step"] for line in read_log(first.run.training_log)) == 9
@@ -101,7 +101,7 @@ def test_micro_batches_may_change_on_resume(store, whole, tmp_path):
         first.fit()
     second = make_trainer(tmp_path, store, "batch.micro_tokens=100")
     second.fit()
-    assert second.tokens == whole.tokens
+    assert second.progress.tokens == whole.progress.tokens
     found = weights(second)
     for key, value in weights(whole).items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
@@ -128,20 +128,20 @@ def test_another_store_is_refused(store, tmp_path):
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_averages_nor_moments(store, tmp_path):
     for fused in ("true", "false"):
         trainer = make_trainer(tmp_path / fused, store, f"speed.fused_optimizer={fused}")
-        batches = trainer._batches()
-        trainer._one_step(next(batches), 0.0)
+        batches = trainer.batches
+        trainer.train_step(next(batches), 0.0)
         before = {key: value.clone() for key, value in weights(trainer).items()}
         assert not same(
             before, weights(trainer) | trainer.stepper.ema.average
         )  # a lead that could be taken up
         batch = next(batches)
         batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
-        trainer._one_step(batch, 0.0)
+        trainer.train_step(batch, 0.0)
         assert same(before, weights(trainer))
-        trainer._one_step(next(batches), 0.0)
+        trainer.train_step(next(batches), 0.0)
         moved = {key for key, value in weights(trainer).items() if not torch.equal(value, before[key])}
         assert {"token_embed.weight", "ema token_embed.weight"} <= moved
-        fields = trainer.interval.fields()
+        fields = trainer.window.fields()
         assert fields["skipped_steps"] == 1
         assert fields["loss"] == fields["loss"]
 
@@ -174,14 +174,14 @@ def test_now_and_then_a_bad_step_does_not_end_a_run(store, tmp_path):
         "train.checkpoint_every=1000",
         "train.skip_budget=8",
     )
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
         if trainer.step % 2:
             batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     trainer.fit()
     assert sum(line.get("skipped_steps", 0) for line in read_log(trainer.run.training_log)) == 12
 
@@ -201,8 +201,8 @@ def test_settings_of_the_optimizer_reach_it(store, tmp_path):
         for parameter in group["params"]:
             decays = parameter.ndim == 2 and names[parameter] not in ("token_embed.weight", "slot_embed")
             assert group["weight_decay"] == (0.3 if decays else 0.0), names[parameter]
-    trainer._one_step(next(trainer._batches()), 0.0)
-    norm = trainer.interval.fields()["grad_norm"]
+    trainer.train_step(next(trainer.batches), 0.0)
+    norm = trainer.window.fields()["grad_norm"]
     averages = [
         tensor for name, tensor in trainer.snapshot().tensors["optimizer"].items() if "exp_avg." in name
     ]

@@ -48,7 +48,7 @@ def test_a_run_stopped_around_a_reduction_ends_bit_identical(store, whole, tmp_p
     second.fit()
     assert same(weights(second), weights(whole))
     assert curve(second) == curve(whole)
-    assert second.plateau.state() == whole.plateau.state()
+    assert second.plateau.state_dict() == whole.plateau.state_dict()
 
 
 def test_validation_is_judged_where_a_run_validates(store, tmp_path):
@@ -65,7 +65,7 @@ def test_a_rollback_takes_the_schedule_back_with_the_weights(store, tmp_path):
     """The checkpoint of step 8 lies before the reduction of step 10, which the rollback at step 12 undoes."""
     words = (*BY_LOG, "train.skip_budget=2", "train.checkpoint_every=8", "optim.plateau_patience=5")
     trainer = make_trainer(tmp_path, store, *words, "train.steps=20")
-    poison(trainer, lambda where: trainer.step in (10, 11) and not trainer.faults.rollbacks.count)
+    poison(trainer, lambda where: trainer.step in (10, 11) and not trainer.rollbacks.count)
     trainer.fit()
     (rollback,) = events(trainer, "rolled_back")
     assert (rollback["from_step"], rollback["step"]) == (12, 8)

@@ -64,13 +64,13 @@ def parameter_of(name):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_has_no_loss_or_is_frozen_does_not_move_in_any_way(store, tmp_path, optimizer):
     trainer = make_trainer(tmp_path, store, STAGES, f"optim.name={optimizer}", "train.frozen=[length_head]")
-    run, seen = trainer._one_step, [(copies(trainer), None)]
+    run, seen = trainer.train_step, [(copies(trainer), None)]
 
     def one_step(*args):
         run(*args)
         seen.append((copies(trainer), trainer.stepper.trained))
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     trainer.fit()
     moved = set()
     for (before, _), (after, trained) in itertools.pairwise(seen):
@@ -166,13 +166,13 @@ def test_a_block_is_compiled_once_for_each_pattern_of_frozen_parameters(store, t
     monkeypatch.setattr(setup, "compile_blocks", compile_blocks)
     words = (TURNS.replace("_epoch: 0.", ": "), "corruption.mode_repeat=true", "speed.compile=true")
     trainer = make_trainer(tmp_path, store, *words, "speed.scored_rows=false", "train.steps=9")
-    run, compiled = trainer._one_step, []
+    run, compiled = trainer.train_step, []
 
     def one_step(*args):
         run(*args)
         compiled.append(counter.frame_count)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     torch._dynamo.reset()
     try:
         trainer.fit()
@@ -186,13 +186,13 @@ def test_losses_are_told_of_the_steps_that_have_them(store, tmp_path):
     """Where each step has one mode, a mean over all steps would tell a text loss that is too small."""
     words = ("corruption.mode_choice=batch", "corruption.mode_weights.joint=0", "train.steps=12")
     trainer = make_trainer(tmp_path, store, *words, "train.log_every=12", "train.valid_every=0")
-    add, seen = trainer.interval.add, []
+    add, seen = trainer.window.add, []
 
     def added(result, batch):
         seen.append((result.terms, batch.counts))
         add(result, batch)
 
-    trainer.interval.add = added
+    trainer.window.add = added
     trainer.fit()
     (line,) = [line for line in read_log(trainer.run.training_log) if "loss" in line]
     text = [float(terms.text) for terms, counts in seen if counts.tokens]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mmldlm.training.muon import Muon, orthogonalize
-from mmldlm.training.optim import Optimizers
+from mmldlm.training.optim import Muon, Optimizers, orthogonalize
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -88,14 +87,14 @@ def test_a_run_with_muon_learns_and_resumes_bit_by_bit(tmp_path):
     class CrashError(Exception):
         pass
 
-    run = half._one_step
+    run = half.train_step
 
     def one_step(*args):
         run(*args)
         if half.step == 6:
             raise CrashError
 
-    half._one_step = one_step
+    half.train_step = one_step
     with pytest.raises(CrashError):
         half.fit()
     again = make_trainer(tmp_path / "half", store, *words)

@@ -8,7 +8,7 @@ import torch
 from mmldlm.config import BatchConfig
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
-from mmldlm.training.resize import Resizing
+from mmldlm.training.recovery import Resizing
 from tests.runs import make_trainer
 
 
@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_a_run_with_enough_memory(store, tmp_path, expected)
     torch.testing.assert_close(torch.tensor(losses(trainer)), torch.tensor(expected), atol=2e-4, rtol=2e-4)
     told = [(event["event"], event["step"]) for event in events(trainer) if "micro_tokens_after" in event]
     assert told == [("out_of_memory", 4), ("out_of_memory", 4), ("grown", 7), ("grown", 10)]
-    assert trainer.setup.halvings == 0
+    assert trainer.resizing.halvings == 0
 
 
 def test_a_resumed_run_keeps_its_size_until_the_user_gives_another(store, tmp_path):
@@ -57,11 +57,11 @@ def test_a_resumed_run_keeps_its_size_until_the_user_gives_another(store, tmp_pa
     second = make_trainer(tmp_path, store, "train.steps=10")
     limit_memory(second, lambda step: 150)
     second.fit()
-    assert second.setup.halvings == 1
+    assert second.resizing.halvings == 1
     assert "out_of_memory" not in [event["event"] for event in events(second)[told:]]
     third = make_trainer(tmp_path, store, "batch.micro_tokens=100")
     third.fit()
-    assert third.setup.halvings == 0
+    assert third.resizing.halvings == 0
 
 
 def test_memory_that_runs_out_in_the_update_ends_the_run_and_nothing_is_applied_twice(store, tmp_path):

@@ -18,14 +18,14 @@ SETTINGS = ("train.steps=24", "train.log_every=2", "train.skip_budget=4", "train
 
 def poison(trainer, is_bad):
     """Steps whose range of documents is bad have a gradient that is not finite."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
         if is_bad(batch.where):
             batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
 
 
 def events(trainer, kind):
@@ -74,7 +74,7 @@ def test_a_bad_stretch_of_data_is_left_out_and_the_run_ends(halved):
     lines = [line for line in read_log(trainer.run.training_log) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(2, 25, 2))  # rewound, then written again
     assert sum(line["skipped_steps"] for line in lines) == 0
-    assert len(events(trainer, "rolled_back")) == trainer.faults.rollbacks.count == 1
+    assert len(events(trainer, "rolled_back")) == trainer.rollbacks.count == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store,
     def save_and_jump(*, wait):
         save(wait=wait)
         if clean.step == 6:
-            clean.position, clean._begin_anew = planned[9][1], True
+            clean.continue_at(planned[9][1])
 
     clean.save = save_and_jump
     clean.fit()
@@ -105,21 +105,21 @@ def test_after_a_rollback_the_run_is_that_of_one_which_never_saw_the_data(store,
 
 def die_at_step(trainer, at):
     """At a step after the rollback; 6 is the very moment after it."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
-        if trainer.faults.rollbacks.count and trainer.step == at:
+        if trainer.rollbacks.count and trainer.step == at:
             raise RuntimeError("the machine died")
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
 
 
 def die_before_its_save(trainer, at):
     save = trainer.save
 
     def dying(*, wait):
-        if trainer.faults.rollbacks.count:
+        if trainer.rollbacks.count:
             raise RuntimeError("the machine died")
         save(wait=wait)
 
@@ -130,13 +130,13 @@ def die_after_its_save(trainer, at):
     def rewind(step):
         raise RuntimeError("the machine died")
 
-    run = trainer._train
+    run = trainer._loop
 
     def train():
         trainer.log.rewind = rewind
         run()
 
-    trainer._train = train
+    trainer._loop = train
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_run_that_dies_around_a_rollback_ends_bit_identical(store, tmp_path, h
     second = make_trainer(tmp_path / "first", store, *words)
     poison_stretch(second)
     second.fit()
-    assert second.faults.rollbacks.state() == halved.faults.rollbacks.state()
+    assert second.rollbacks.state_dict() == halved.rollbacks.state_dict()
     assert same(weights(second), weights(halved))
     assert curve(second) == curve(halved)
 
@@ -168,7 +168,7 @@ def test_where_the_newest_checkpoint_does_not_help_an_older_one_is_taken_until_t
         trainer.fit()
     # 9 did not help, so 6; the 9 that was trained from there is another one
     assert [event["step"] for event in events(trainer, "rolled_back")] == [9, 6, 9]
-    left_out = trainer.faults.rollbacks.left_out
+    left_out = trainer.rollbacks.left_out
     assert all(start < end for start, end in left_out)
     assert all(before[1] <= after[1] for before, after in itertools.pairwise(left_out))
 
@@ -192,7 +192,7 @@ def test_the_last_two_good_checkpoints_outlive_newer_bad_ones(store, tmp_path):
     assert kept == ["step_00000004", "step_00000006", "step_00000024"]
     with open(trainer.run.checkpoints / "step_00000006" / "model.safetensors", "r+b") as file:
         file.write(b"damaged")
-    found = trainer.faults.rollbacks.choose(trainer.run.checkpoints, lambda message: None)
+    found = trainer.rollbacks.choose(trainer.run.checkpoints, lambda message: None)
     assert found is not None
     assert found.step == 4
 
@@ -220,14 +220,14 @@ def test_bad_documents_are_named_although_the_run_stopped_before_the_line_of_the
 
 def crash_at(trainer, at):
     """At the start of this step, 0 is the first."""
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
         if trainer.step == at:
             raise RuntimeError("the machine died")
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
 
 
 def test_best_and_regular_checkpoints_are_kept_on_top(store, tmp_path):
@@ -253,15 +253,15 @@ def test_best_without_a_validation_at_each_checkpoint_is_refused(store, tmp_path
 def test_weights_that_went_bad_are_exchanged_for_good_ones(store, tmp_path):
     """What no amount of other data would heal."""
     trainer = make_trainer(tmp_path, store, *SETTINGS)
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
         run(batch, waited)
-        if trainer.step == 8 and not trainer.faults.rollbacks.count:
+        if trainer.step == 8 and not trainer.rollbacks.count:
             with torch.no_grad():
                 trainer.setup.denoiser.token_embed.weight.fill_(float("inf"))
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     trainer.fit()
     (rollback,) = events(trainer, "rolled_back")
     assert (rollback["from_step"], rollback["step"]) == (12, 6)
@@ -273,14 +273,14 @@ def test_skips_before_a_checkpoint_do_not_count_again_after_a_rollback(store, tm
     """A checkpoint inside an interval holds its counters; they must not trigger the next rollback."""
     words = ["train.steps=30", "train.log_every=10", "train.checkpoint_every=3", "train.skip_budget=4"]
     trainer = make_trainer(tmp_path, store, *words)
-    run = trainer._one_step
+    run = trainer.train_step
 
     def one_step(batch, waited):
-        if 2 <= trainer.step <= 5 and not trainer.faults.rollbacks.count:
+        if 2 <= trainer.step <= 5 and not trainer.rollbacks.count:
             batch.micro_batches[0].open().noisy.noisy_latents[0] = float("nan")
         run(batch, waited)
 
-    trainer._one_step = one_step
+    trainer.train_step = one_step
     trainer.fit()
     assert trainer.step == 30
-    assert trainer.faults.rollbacks.count == 1
+    assert trainer.rollbacks.count == 1

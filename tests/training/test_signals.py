@@ -44,6 +44,19 @@ def test_one_press_that_arrives_twice_is_one_press_and_a_second_one_leaves(monke
             signal.raise_signal(signal.SIGINT)
 
 
+def test_an_ignored_interrupt_stays_ignored_and_other_signals_work():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopFlag() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.received is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.received == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 SLOW_DISK = """
 import sys, time
 from mmldlm import durable
@@ -68,7 +81,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_slow_disk_and_damages_nothing(tmp_p
     words = ["train", "--recipe", str(recipe), "--run", str(tmp_path / "run"), "train.valid_samples=0"]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_DISK, *words, "train.valid_every=0"], env=env, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW_DISK, *words, "train.valid_every=0"], env=env, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     checkpoints = tmp_path / "run" / "checkpoints"
     until = time.monotonic() + 60

@@ -8,7 +8,7 @@ import torch
 
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
-from mmldlm.training.clock import StepClock
+from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
 from tests.runs import make_trainer
 
@@ -32,14 +32,14 @@ def test_a_batch_that_grows_does_so_at_its_steps(store, tmp_path):
 def test_stages_resume_bit_by_bit_and_their_micro_batches_may_change(store, tmp_path):
     whole, half = (make_trainer(tmp_path / name, store, STAGES) for name in ("whole", "half"))
     whole.fit()
-    run = half._one_step
+    run = half.train_step
 
     def one_step(*args):
         run(*args)
         if half.step == 5:  # the last checkpoint is that of step 4
             raise KeyboardInterrupt
 
-    half._one_step = one_step
+    half.train_step = one_step
     with pytest.raises(KeyboardInterrupt):
         half.fit()
     again = make_trainer(tmp_path / "half", store, STAGES)

@@ -121,15 +121,15 @@ from pathlib import Path
 from tests.runs import make_trainer
 
 trainer = make_trainer(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
-run = trainer._one_step
+run = trainer.train_step
 
 def one_step(batch, waited):
     if trainer.step == 5:
-        trainer.faults.watchdog.timeout = 0.5  # a busy machine may need longer for a step that does not hang
+        trainer.watchdog.timeout = 0.5  # a busy machine may need longer for a step that does not hang
         time.sleep(90)
     run(batch, waited)
 
-trainer._one_step = one_step
+trainer.train_step = one_step
 trainer.fit()
 """
 

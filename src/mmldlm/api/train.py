@@ -25,7 +25,7 @@ from mmldlm.corruption.times import describe_modes, modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.distributed.launch import start_ranks
-from mmldlm.distributed.unheard import unheard
+from mmldlm.distributed.ranks import Muted
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.metrics import text_log
@@ -34,7 +34,8 @@ from mmldlm.run_folder import RunFolder, lock_run
 from mmldlm.runtime import start_runtime
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.training.loop import Hooks, Reporter, Trainer
+from mmldlm.training.fit import Trainer
+from mmldlm.training.progress import Hooks, Reporter
 from mmldlm.training.setup import Setup, set_up
 from mmldlm.training.signals import StopFlag
 
@@ -105,20 +106,20 @@ def _train_main(
         watched = _Watched(reporter, stop)
         hooks = Hooks(make_validation(setup), sample_decoder(setup), watched)
         trainer = Trainer(setup, run, hooks, stop=stop)
-        watched.health = Health(setup.config, trainer.events.record, lambda: trainer.saver.last_saved)
+        watched.health = Health(setup.config, trainer.events.record, lambda: trainer.checkpoints.last_saved)
         trainer.fit()
         weights = trainer.stepper.ema.average if trainer.stepper.ema else setup.denoiser.state_dict()
         write_export(run.export, make_export(weights, setup.config, setup.store, trainer.step))
-    if trainer.unsaved:
+    if trainer.checkpoints.unsaved:
         raise UserError(
-            f"{trainer.unsaved}; the weights are in {run.export}; then run the same command again"
+            f"{trainer.checkpoints.unsaved}; the weights are in {run.export}; then run the same command again"
         )
 
 
 def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     """Any other rank: it computes, and writes nothing."""
     logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank reports the rest
-    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], unheard()), stop=stop).fit()
+    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], Muted()), stop=stop).fit()
 
 
 class _Steps:

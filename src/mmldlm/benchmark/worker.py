@@ -24,7 +24,6 @@ import torch
 from mmldlm.benchmark.measuring import Block, Job, Measurement, Memory
 from mmldlm.config import Config, resolve_model
 from mmldlm.config.recipe import load_recipe
-from mmldlm.data.loader import StepBatch
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
@@ -32,7 +31,8 @@ from mmldlm.evaluation.validation import make_validation
 from mmldlm.model.flops import step_flops
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import Runtime, peak_flops, start_runtime
-from mmldlm.training.loop import Hooks, Trainer
+from mmldlm.training.fit import Trainer
+from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import Setup, set_up
 
 log = logging.getLogger(__name__)
@@ -61,13 +61,11 @@ class Drive:
         run = RunFolder(folder)
         run.create()
         self.trainer = Trainer(setup, run, Hooks(lambda denoiser: {}, lambda denoiser, step: [], Unseen()))
-        self.batches: Iterator[StepBatch | UserError] = self.trainer._batches()
 
     def close(self) -> None:
         """End the loader and give the folder free."""
-        del self.batches
-        self.trainer.saver.close()
-        self.trainer.events.close()
+        for part in (self.trainer.batches, self.trainer.checkpoints.saver, self.trainer.events):
+            part.close()
 
     def block(self, steps: int) -> Block:
         """So many steps, from an idle device to an idle device."""
@@ -93,7 +91,7 @@ class Drive:
 
     def read(self) -> dict[str, Any]:
         """What the engine says about the steps since the last call; waits for the device."""
-        return self.trainer.interval.fields()
+        return self.trainer.window.fields()
 
     def memory(self) -> Memory:
         """Peaks so far. Replaying a recorded graph allocates nothing, so its peak was taken at the recording."""
@@ -105,11 +103,11 @@ class Drive:
 
     def _step(self, into: Block) -> None:
         began = time.perf_counter()
-        batch = next(self.batches)
+        batch = next(self.trainer.batches)
         waited = time.perf_counter() - began
         if isinstance(batch, UserError):  # met in a loader process
             raise batch
-        self.trainer._one_step(batch, waited)
+        self.trainer.train_step(batch, waited)
         into.documents += batch.num_documents
         into.tokens += batch.num_tokens
         into.places += batch.num_places

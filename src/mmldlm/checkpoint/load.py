@@ -39,7 +39,7 @@ from mmldlm.checkpoint.files import (
     read_manifest,
     read_tensors,
 )
-from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights
+from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, upgraded
 from mmldlm.config import Config
 from mmldlm.config.recipe import config_from_dict
 from mmldlm.corruption.joint import Corruption
@@ -76,7 +76,7 @@ def load_latest(
             except DamagedError as error:
                 passed.append(str(error))
                 continue
-            _tell(passed, f"going on from {path} instead", report)
+            _report(passed, f"{path} is used instead", report)
             return snapshot
         if candidates(folder) == listed:
             break
@@ -88,7 +88,7 @@ def load_latest(
     )
 
 
-def _tell(passed: list[str], remedy: str, report: Callable[[str], None]) -> None:
+def _report(passed: list[str], remedy: str, report: Callable[[str], None]) -> None:
     for message in passed:
         report(f"{message}; {remedy}")
 
@@ -116,7 +116,8 @@ def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Sna
     if manifest.kind != CHECKPOINT:
         raise DamagedError(path, f"holds a {manifest.kind}, not a checkpoint")
     check_sizes(path, manifest)
-    return Snapshot(manifest.step, _read_groups(path, manifest, groups), _read_meta(path, manifest))
+    tensors = _read_groups(path, manifest, groups)
+    return upgraded(Snapshot(manifest.step, tensors, _read_meta(path, manifest)))
 
 
 def _read_groups(

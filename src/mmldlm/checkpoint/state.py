@@ -1,11 +1,15 @@
-"""Everything that must survive a restart, as named tensors and plain JSON. Nothing is ever pickled."""
+"""Everything that must survive a restart, as named tensors and plain JSON. Nothing is ever pickled.
+
+A run is a list of named parts, each with `state_dict` and `load_state_dict`. Of a part's state the tensors become a
+group of the checkpoint (a file) and the rest an entry of its `meta`, both under the part's name.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import safetensors
 import torch
@@ -45,6 +49,69 @@ def versions() -> dict[str, str]:
     }
 
 
+class Part(Protocol):
+    """Something that a run has to remember."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Tensors, and values that JSON can hold."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Put back what `state_dict` returned."""
+        ...
+
+
+class ModuleWeights:
+    """The weights of a module as a part of a run."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters and buffers."""
+        return dict(self.module.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All must fit."""
+        load_weights(self.module, state, source="the checkpoint")
+
+
+def take_snapshot(parts: Mapping[str, Part], step: int, about: Mapping[str, Any]) -> Snapshot:
+    """The state of all parts after `step` updates; `about` describes the run in the meta of the checkpoint."""
+    tensors: dict[str, dict[str, Tensor]] = {}
+    meta = dict(about)
+    for name, part in parts.items():
+        state = part.state_dict()
+        if held := {key: value for key, value in state.items() if isinstance(value, Tensor)}:
+            tensors[name] = held
+        meta[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    return Snapshot(step, tensors, meta)
+
+
+def restore_snapshot(parts: Mapping[str, Part], snapshot: Snapshot) -> None:
+    """Put all parts back; one that is younger than the checkpoint stays as it is."""
+    for name, part in parts.items():
+        state = {**snapshot.tensors.get(name, {}), **snapshot.meta.get(name, {})}
+        if state:
+            part.load_state_dict(state)
+
+
+def upgraded(snapshot: Snapshot) -> Snapshot:
+    """A checkpoint from before parts had names, in the form of today; others are returned unchanged."""
+    meta, old = snapshot.meta, ("position", "tokens", "documents")
+    if not all(key in meta for key in (*old, "settings")):
+        return snapshot
+    progress = {key: meta[key] for key in old} | {"step": snapshot.step}
+    if "valid_loss" in meta:
+        progress["validated"] = [snapshot.step, meta["valid_loss"]]
+    resizing = meta.get("resizing", {}) | {"config": meta["settings"]["batch"]}
+    # a run from before this was kept had measured at the last multiple
+    balance = {"last": meta.get("norms_measured_at", max(0, snapshot.step - 1))}
+    parts = {"progress": progress, "resizing": resizing, "modes": {"stage": meta.get("mode_stage", 0)}}
+    parts |= {"balance": balance} if "balance" in snapshot.tensors else {}
+    return Snapshot(snapshot.step, snapshot.tensors, meta | parts)
+
+
 def plain_name(name: str) -> str:
     """The name without what wrappers put in, wherever it stands: `module.a._orig_mod.b` -> `a.b`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -77,14 +144,14 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
             if tensors[given[name]].shape != state[wanted[name]].shape
         ],
     }
-    _refuse(problems, f"{source} does not fit the model", "use the settings that the weights were made with")
+    _reject(problems, f"{source} does not fit the model", "use the settings that the weights were made with")
     module.load_state_dict({wanted[name]: tensors[given[name]] for name in shared}, strict=True)
 
 
-def _refuse(problems: dict[str, list[str]], what: str, remedy: str) -> None:
-    told = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
-    if told:
-        raise UserError(f"{what}: {'; '.join(told)}; {remedy}")
+def _reject(problems: dict[str, list[str]], what: str, remedy: str) -> None:
+    listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+    if listed:
+        raise UserError(f"{what}: {'; '.join(listed)}; {remedy}")
 
 
 def optimizer_tensors(
@@ -133,7 +200,7 @@ def load_optimizer_tensors(
     }
     for group in groups:
         _compare(group, states, problems)
-    _refuse(
+    _reject(
         problems, "the saved optimizer state does not fit the model", "resume with the settings of the run"
     )
     for group, options in zip(groups, optimizer.param_groups, strict=True):

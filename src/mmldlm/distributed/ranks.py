@@ -1,7 +1,7 @@
-"""The processes of a run, and how they agree.
+"""The processes of a run: how they agree, and what one rank does about a failure of another.
 
 Agreement goes through the hosts (gloo), never through the GPU, so it does not wait for what the device still computes.
-For one rank every question is answered by itself.
+With one rank nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmldlm.errors import UserError
+
+OUT_OF_MEMORY, COMPILER, FAILED = 1, 2, 3
+"""Kinds of failure in a step."""
 
 
 class LostRankError(UserError):
@@ -112,3 +115,50 @@ def _brief(reason: str) -> str:
     """The first sentence, without the place in somebody's source code."""
     line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
     return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0][:160]
+
+
+class OutOfMemoryElsewhereError(torch.OutOfMemoryError):
+    """Another rank ran out of memory; the step is done again by all."""
+
+
+class CompilerElsewhereError(RuntimeError):
+    """The compiler failed on another rank; all go on without it."""
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether an error comes out of torch.compile, here or on another rank, rather than out of our code."""
+    compilers = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+    return isinstance(error, CompilerElsewhereError) or type(error).__module__.startswith(compilers)
+
+
+def code_of(error: Exception, ranks: Ranks) -> int:
+    """Kind of failure and rank in one number above 0; of several, the largest counts."""
+    if isinstance(error, torch.OutOfMemoryError):
+        kind = OUT_OF_MEMORY
+    else:
+        kind = COMPILER if is_compiler_error(error) else FAILED
+    return kind * ranks.world_size + ranks.rank
+
+
+def error_of(code: int, ranks: Ranks) -> Exception:
+    """What the other ranks raise."""
+    kind, rank = divmod(code, ranks.world_size)
+    if kind == OUT_OF_MEMORY:
+        return OutOfMemoryElsewhereError(f"rank {rank} ran out of memory")
+    if kind == COMPILER:
+        return CompilerElsewhereError(f"torch.compile failed on rank {rank}")
+    return LostRankError(
+        f"rank {ranks.rank} of {ranks.world_size}: rank {rank} failed, and its own output says why; "
+        f"the same command goes on from the last checkpoint"
+    )
+
+
+class Muted:
+    """Stands on the other ranks where the main one has its log, ledger, saver and reporter; it does nothing."""
+
+    last_saved: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None

@@ -3,9 +3,9 @@
 Why a rank that fails cannot leave the others waiting. Before a bucket of gradients is summed on the device, all
 ranks agree on the host that they have come so far: a rung. Buckets have the same order on all ranks, so all climb
 the same rungs; one more comes after the last bucket. A rank that runs out of memory, wherever that is, answers the
-next rung with no instead of yes, and every rank that hears a no begins no further sum. So each rung is reached by
+next rung with no instead of yes, and every rank that receives a no begins no further sum. So each rung is reached by
 all ranks, each sum on the device is begun by all of them or by none, and after a no all ranks raise, forget the
-gradients and wrap the denoiser anew, because DDP does not survive a backward pass that was cut off. A rank that
+gradients and wrap the denoiser again, because DDP does not survive a backward pass that was cut off. A rank that
 dies closes its connections, which ends the rung that the others wait at.
 """
 
@@ -22,11 +22,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from mmldlm.config import DistributedConfig
-from mmldlm.distributed.failures import code_of, error_of
-from mmldlm.distributed.ranks import LostRankError, Ranks
-from mmldlm.distributed.reduction import left_alone, sum_bucket
+from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of
 
 T = TypeVar("T")
+KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Applied(nn.Module):
@@ -158,7 +157,7 @@ class Replicas:
         wrapped.register_comm_hook(None, lambda state, bucket: self._reduce(bucket.buffer()))
         return wrapped
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Other parameters are trained from now on: take DDP off, and look again for what the loss leaves out."""
         self._unwrap()
         self.unreached = None
@@ -169,5 +168,29 @@ class Replicas:
             work.wait()
         self._works.clear()
         if self.ddp is not None:
+            # DDP has no public way to take itself off a module that is to be wrapped again
             self.ddp._remove_autograd_hooks()
             self.ddp = None
+
+
+def sum_bucket(buffer: Tensor, compression: str) -> tuple[Any, Future[Tensor]]:
+    """Begin the sum of a bucket over ranks, in full or in half the bytes; the work, and the future of the sum.
+
+    DDP by itself would take the mean. Every part of our loss is a local sum over a global count, so the sum is the
+    gradient of the step.
+    """
+    if compression == "none":
+        work: Any = dist.all_reduce(buffer, async_op=True)
+        return work, work.get_future().then(lambda future: future.value()[0])
+    # shares of the mean: the sum of all could exceed what fp16 holds
+    share = dist.get_world_size()
+    small = buffer.to(KINDS[compression]).div_(share)
+    work = dist.all_reduce(small, async_op=True)
+    return work, work.get_future().then(lambda future: buffer.copy_(future.value()[0]).mul_(share))
+
+
+def left_alone(buffer: Tensor) -> Future[Tensor]:
+    """The buffer as it is, where the step was given up."""
+    future: Future[Tensor] = Future()
+    future.set_result(buffer)
+    return future

@@ -6,7 +6,7 @@ After a linear warm-up every schedule gives a level, a share of `optim.lr`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ _LEVELS: dict[str, Callable[[int, int, OptimConfig], float]] = {
 
 @dataclass
 class Plateau:
-    """What the plateau schedule remembers of the losses it was shown; a checkpoint keeps it."""
+    """What the plateau schedule remembers of the losses it was shown; kept in checkpoints."""
 
     best: float | None = None
     best_step: int = 0
@@ -87,13 +87,13 @@ class Plateau:
     measure: str = ""
     """Name of the loss that was judged; best losses of another kind do not count."""
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
 
-    def load(self, state: dict[str, Any]) -> None:
-        """From a checkpoint; a run that did not have this yet has seen nothing."""
-        for name, value in (asdict(Plateau()) | state).items():
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name, value in (asdict(Plateau()) | dict(state)).items():
             setattr(self, name, value)
 
     def judge(self, step: int, measure: str, loss: float, config: OptimConfig) -> bool:

@@ -1,13 +1,14 @@
 """Which parameters a stage of the modes trains, and the change from one stage to the next.
 
-What gets no loss gets no update at all: no gradient step, no weight decay, no momentum, and its average stands still.
+What gets no loss gets no update at all: no gradient step, no weight decay, no momentum, and its average stays as it is.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mmldlm.config import Config
 from mmldlm.corruption.times import Stage, mode_weights_at, stage_at
@@ -15,9 +16,6 @@ from mmldlm.data.loader import StepRange
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import part_of, unused_parameters
 from mmldlm.objective.joint import Active
-
-if TYPE_CHECKING:
-    from mmldlm.training.loop import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -47,49 +45,49 @@ def trained_in(stage: Stage, config: Config, denoiser: Denoiser) -> Trained:
 
 
 class ModeStages:
-    """Follows the stages of a run and changes what is trained once, at the first step of each."""
+    """Follows the stages of a run; the number of the current one is kept in checkpoints."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, config: Config, denoiser: Denoiser, record: Callable[..., None]) -> None:
+        self.config, self.denoiser, self.record = config, denoiser, record
         self.number = 0
-        """The last stage that was entered; a checkpoint keeps it."""
         self._known: dict[tuple[frozenset[str], tuple[str, ...]], Trained] = {}
 
-    def enter(self, where: StepRange) -> None:
-        """Be ready for a step: nothing happens inside a stage."""
-        trainer = self.trainer
-        epoch = trainer.setup.order.epoch_of(where.start)
-        stage = stage_at(trainer.config.corruption, where.step, epoch)
-        # asked at every step, because a resume or a rollback may lead into any stage
-        trained = self._trained(stage)
-        if trainer.stepper.train_only(trained):
-            trainer.attempts.expect_compilation()
-        if stage.number == self.number:
-            return
-        self.number = stage.number
-        self._tell(where, epoch, stage, trained)
+    def trained_at(self, where: StepRange, epoch: float) -> Trained:
+        """What a step trains, which begins after so many passes over the documents. A new stage is reported.
+
+        Asked at every step, because a resume or a rollback may lead into any stage.
+        """
+        stage = stage_at(self.config.corruption, where.step, epoch)
+        key = (stage.modes, stage.frozen)
+        if key not in self._known:
+            self._known[key] = trained_in(stage, self.config, self.denoiser)
+        if stage.number != self.number:
+            self.number = stage.number
+            self._report(where, epoch, stage, self._known[key])
+        return self._known[key]
 
     def fields(self) -> dict[str, int]:
         """For a line of the log, where there are stages."""
-        return {"mode_stage": self.number} if self.trainer.config.corruption.mode_schedule else {}
+        return {"mode_stage": self.number} if self.config.corruption.mode_schedule else {}
 
-    def _trained(self, stage: Stage) -> Trained:
-        key = (stage.modes, stage.frozen)
-        if key not in self._known:
-            self._known[key] = trained_in(stage, self.trainer.config, self.trainer.setup.denoiser)
-        return self._known[key]
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"stage": self.number}
 
-    def _tell(self, where: StepRange, epoch: float, stage: Stage, trained: Trained) -> None:
-        trainer, config = self.trainer, self.trainer.config
-        weights = vars(mode_weights_at(config.corruption, where.step, epoch))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        self.number = state["stage"]
+
+    def _report(self, where: StepRange, epoch: float, stage: Stage, trained: Trained) -> None:
+        weights = vars(mode_weights_at(self.config.corruption, where.step, epoch))
         losses = [name for name, active in vars(trained.active).items() if active]
-        frozen = sorted({*stage.frozen, *config.train.frozen})
+        frozen = sorted({*stage.frozen, *self.config.train.frozen})
         log.info(
             "step %d: stage %d of the modes: %s, losses %s, frozen %s", where.step, stage.number,
             ", ".join(f"{mode} {weight:g}" for mode, weight in weights.items()), ", ".join(losses),
             ", ".join(frozen) or "none",
         )  # fmt: skip
-        trainer.events.record(
+        self.record(
             "modes", step=where.step, stage=stage.number, mode_weights=weights, losses=losses, frozen=frozen,
             trained_parameters=len(trained.names),
         )  # fmt: skip

@@ -1,12 +1,16 @@
-"""The optimizers over all parameters of the denoiser, driven as one: AdamW, and Muon for matrices.
+"""What turns gradients into weights: AdamW, Muon for matrices, and the average of the weights that is evaluated.
 
 A parameter without a gradient is passed over: no step, no decay, no momentum. So what is frozen stays in its group with
-all that the optimizer remembers of it, also in checkpoints, and goes on from there when it is trained again.
+all that the optimizer remembers of it, also in checkpoints, and continues from there when it is trained again.
+
+Whether a step is skipped is decided on the device: a tensor `found_inf` of 1 leaves weights, moments and averages as
+they are, and the host does not wait to know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +21,9 @@ from mmldlm.checkpoint.state import load_optimizer_tensors, optimizer_tensors
 from mmldlm.config import OptimConfig
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import ParameterGroup, parameter_groups
-from mmldlm.training.muon import Muon
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
 
 
 @dataclass
@@ -25,6 +31,8 @@ class Optimizers:
     """Each parameter belongs to one of them."""
 
     parts: list[torch.optim.Optimizer]
+    names: Mapping[nn.Parameter, str] = field(default_factory=dict)
+    """Of the parameters, for checkpoints."""
     still: dict[nn.Parameter, slice] = field(default_factory=dict)
     """Rows that get no update although the rest of their matrix does, because nothing depends on them at present."""
 
@@ -73,21 +81,22 @@ class Optimizers:
             found += [tensor.detach()[rows] for tensor in (parameter, *whole)]
         return found
 
-    def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-        """All that they keep."""
-        return {key: tensor for part in self.parts for key, tensor in optimizer_tensors(part, names).items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the optimizers keep for each parameter."""
+        return {
+            key: tensor for part in self.parts for key, tensor in optimizer_tensors(part, self.names).items()
+        }
 
-    def load(self, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave; what belongs to no parameter is named by the first."""
-        rest = dict(tensors)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state_dict` returned; what belongs to no parameter is named in the error of the first."""
+        rest = dict(state)
         for part in reversed(self.parts):
-            mine = {names[p] for group in part.param_groups for p in group["params"]}
-            chosen = (
-                rest
-                if part is self.parts[0]
-                else {k: v for k, v in rest.items() if k.partition(".")[2] in mine}
-            )
-            load_optimizer_tensors(part, names, dict(chosen))
+            mine = {self.names[p] for group in part.param_groups for p in group["params"]}
+            if part is not self.parts[0]:
+                chosen = {key: value for key, value in rest.items() if key.partition(".")[2] in mine}
+            else:
+                chosen = rest
+            load_optimizer_tensors(part, self.names, dict(chosen))
             rest = {key: value for key, value in rest.items() if key not in chosen}
 
 
@@ -116,9 +125,9 @@ def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) ->
         lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused,
     )  # fmt: skip
     matrices = [group for group in matrices if group["params"]]
-    return Optimizers(
-        [adamw, Muon(matrices, lr=config.lr, momentum=config.muon_momentum)] if matrices else [adamw]
-    )
+    names = {parameter: name for name, parameter in denoiser.named_parameters()}
+    muon = [Muon(matrices, lr=config.lr, momentum=config.muon_momentum)] if matrices else []
+    return Optimizers([adamw, *muon], names)
 
 
 def _part(group: ParameterGroup, config: OptimConfig, *, muon: bool) -> dict[str, Any]:
@@ -129,6 +138,128 @@ def _part(group: ParameterGroup, config: OptimConfig, *, muon: bool) -> dict[str
     return {"params": chosen, "weight_decay": decay, "part": group.part}
 
 
-def parameter_names(denoiser: Denoiser) -> dict[nn.Parameter, str]:
-    """Parameter -> its name, for saving optimizer state."""
-    return {parameter: name for name, parameter in denoiser.named_parameters()}
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrices are made orthogonal before they are applied; all of one shape at once. For matrices only.
+
+    Keller Jordan, 2024. The update is scaled as in Moonlight (Liu et al., 2025), so that its size is that of AdamW and
+    one learning rate serves both. `torch.optim.Muon` cannot skip a step on the device, and loops over matrices;
+    `found_inf` and `grad_scale` are read here as PyTorch's fused AdamW reads them.
+    """
+
+    found_inf: Tensor | None = None
+    """1 where the step is to change nothing."""
+    grad_scale: Tensor | None = None
+    """What gradients are divided by first."""
+
+    def __init__(self, params: Iterable[Any], *, lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every matrix that has a gradient."""
+        for group in self.param_groups:
+            for parameters in _by_shape(group["params"]):
+                self._update(parameters, **{key: group[key] for key in ("lr", "momentum", "weight_decay")})
+
+    def _update(self, parameters: list[Tensor], *, lr: float, momentum: float, weight_decay: float) -> None:
+        buffers = [self._buffer(parameter) for parameter in parameters]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.grad_scale is not None:
+            grads = list(torch._foreach_div(grads, self.grad_scale))
+        keep: float | Tensor = 1.0
+        if self.found_inf is not None:
+            keep = 1.0 - self.found_inf
+            # a gradient equal to its average leaves the average as it is
+            grads = [torch.where(self.found_inf > 0, b, g) for b, g in zip(buffers, grads, strict=True)]
+        torch._foreach_lerp_(buffers, grads, 1.0 - momentum)
+        ahead = torch._foreach_lerp(grads, buffers, momentum)
+        updates = orthogonalize(torch.stack(ahead)).to(parameters[0].dtype)
+        size = 0.2 * max(parameters[0].shape) ** 0.5
+        for parameter, update in zip(parameters, updates.unbind(0), strict=True):
+            parameter.mul_(1.0 - lr * weight_decay * keep)
+            parameter.sub_(update * (lr * size * keep))
+
+    def _buffer(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = state["momentum_buffer"]
+        assert isinstance(buffer, Tensor)
+        return buffer
+
+
+def _by_shape(parameters: list[Tensor]) -> list[list[Tensor]]:
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+    return list(shapes.values())
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """(n, rows, columns) -> the same singular vectors with singular values near 1, by Newton-Schulz in bf16."""
+    a, b, c = _COEFFICIENTS
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Ema:
+    """Keeps an average of every parameter. Early on the average is short, so that it never lags the start."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.parameters = dict(module.named_parameters())
+        self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.follow(frozenset(self.parameters), {})
+
+    def follow(self, names: Set[str], rows: Mapping[str, slice]) -> None:
+        """From now on only these averages move, and of some of them only these rows."""
+        chosen = {name: rows.get(name, slice(None)) for name in self.parameters if name in names}
+        averages = [self.average[name][part] for name, part in chosen.items()]
+        for average, (name, part) in zip(averages, chosen.items(), strict=True):
+            average.grad = self.parameters[name].detach()[part]
+        self._descent = torch.optim.SGD(averages, lr=1.0, weight_decay=1.0, maximize=True, fused=True)
+
+    @torch.no_grad()
+    def update(self, step: int, skipped: Tensor) -> None:
+        """After update number `step`, counted from 1; where `skipped` is 1, no bit moves, and nothing waits to know.
+
+        A step of gradient descent on |average - weight|^2 / 2, average -= (1 - decay) (average - weight), with the
+        weight as the gradient and the average as the decay. PyTorch's fused SGD looks at the flag on the device, and
+        needs no memory for differences.
+        """
+        decay = min(self.decay, (1.0 + step) / (10.0 + step))
+        self._descent.param_groups[0]["lr"] = 1.0 - decay
+        self._descent.found_inf = skipped  # type: ignore[attr-defined]
+        self._descent.step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages."""
+        return self.average
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put averages back."""
+        for name, tensor in state.items():
+            self.average[name].copy_(tensor)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the module has the averaged weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            average = self.average[name]
+            average.data, parameter.data = parameter.data, average.data

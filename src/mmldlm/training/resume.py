@@ -133,12 +133,6 @@ def _fit_length_head(weights: dict[str, Tensor], denoiser: Denoiser) -> dict[str
     return fitted
 
 
-def same_micro_batches(config: Config, settings: dict[str, Any]) -> bool:
-    """Whether the sizes of micro-batches are still those of the checkpoint's settings."""
-    old = config_to_dict(Config())["batch"] | settings["batch"]
-    return bool(old == config_to_dict(config)["batch"])
-
-
 def _is_fixed(key: str) -> bool:
     return key == "batch.schedule" or any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
 

@@ -26,10 +26,9 @@ from mmldlm.model.layers import Kernels
 from mmldlm.objective.balance import build_balance
 from mmldlm.objective.joint import Active, Objective
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
-from mmldlm.training.ema import Ema
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.modes import trained_in
-from mmldlm.training.optim import build_optimizers
+from mmldlm.training.optim import Ema, build_optimizers
 from mmldlm.training.step import Stepper
 from mmldlm.types import Counts, When, to_device
 
@@ -52,15 +51,17 @@ class Setup:
     order: Order
     denoiser: Denoiser
     ranks: Ranks = field(default_factory=Ranks)
-    halvings: int = 0
-    """How often the micro-batch was halved because memory ran out."""
 
     @property
     def plan(self) -> BatchPlan:
         """How the steps of the run are cut into micro-batches."""
+        return self.plan_halved(0)
+
+    def plan_halved(self, halvings: int) -> BatchPlan:
+        """The same with micro-batches halved so many times, because memory ran out."""
         return plan_batches(
             self.config.batch, self.lengths, world_size=self.ranks.world_size, layout=self.config.speed.layout,
-            halvings=self.halvings,
+            halvings=halvings,
         )  # fmt: skip
 
     @property
@@ -89,11 +90,11 @@ class Setup:
         modelled = self.denoiser.length_head is not None
         return Active.of_modes(stage.modes, self.config.objective, length_modelled=modelled)
 
-    def reader(self) -> StepReader:
-        """Reads training steps."""
+    def reader(self, plan: BatchPlan | None = None) -> StepReader:
+        """Reads training steps, cut as the plan says."""
         with_rows = self.denoiser.kernels.attention in ("sdpa", "rows")
         return StepReader(
-            self.store, self.train_split, self.order, self.plan, self.corruption.corrupt, self.count,
+            self.store, self.train_split, self.order, plan or self.plan, self.corruption.corrupt, self.count,
             with_rows=with_rows and not self.lengths.equal, rank=self.ranks.rank, world_size=self.ranks.world_size,
         )  # fmt: skip
 
@@ -169,7 +170,7 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
         denoiser=denoiser,
         ranks=ranks,
     )
-    setup.plan  # noqa: B018  sizes that do not fit the data are refused here
+    setup.plan  # noqa: B018  sizes that do not fit the data are rejected here
     choose_kernels(setup)
     if runtime.compile:
         compile_blocks(denoiser)
@@ -201,15 +202,7 @@ def _fastest_attention(setup: Setup) -> str:
 
 def compile_blocks(denoiser: Denoiser) -> None:
     """One graph per block without breaks; all blocks share it."""
-    torch._dynamo.config.recompile_limit = (
-        64  # a shape for each stage of the batch and each size of micro-batch
-    )
+    # a shape for each stage of the batch and each size of micro-batch
+    torch._dynamo.config.recompile_limit = 64
     for block in denoiser.blocks:
         block.compile(fullgraph=True, dynamic=False)
-
-
-def plain_blocks(setup: Setup) -> None:
-    """Take compilation back."""
-    for block in setup.denoiser.blocks:
-        block._compiled_call_impl = None
-    setup.objective.compiled = False

@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 only raise a flag; the loop looks at it at the end of a step.
+"""Ctrl-C, SIGTERM and SIGUSR1 only set a flag; the loop looks at it at the end of a step.
 
-Where the loop waits for data, the signal ends the waiting at once: a store that hangs must not delay the stop.
+Where the loop waits for data, the signal ends the waiting at once: a store that hangs must not delay the stop. A SIGINT
+that the parent process had ignored, as a shell does for its background jobs, stays ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
-            self._before = {name: signal.signal(name, self._handle) for name in self.SIGNALS}
+            handled = [name for name in self.SIGNALS if not _ignored_interrupt(name)]
+            self._before = {name: signal.signal(name, self._handle) for name in handled}
         return self
 
     def __exit__(
@@ -90,3 +92,7 @@ class StopFlag:
         if self._waiting and os.getpid() == self._pid:
             self._waiting = False  # once: what follows, such as the last checkpoint, is not cut off
             raise StopWaiting
+
+
+def _ignored_interrupt(name: signal.Signals) -> bool:
+    return name == signal.SIGINT and signal.getsignal(name) == signal.SIG_IGN

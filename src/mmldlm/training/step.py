@@ -1,27 +1,35 @@
-"""One optimizer update: forward and backward over the micro-batches, clip, step, average."""
+"""One optimizer update: forward and backward over the micro-batches, clip, step, average.
+
+With `objective.balance=gradient_norm`, now and then the norms of the gradients of text and latent on what they share
+are measured first: two more passes over the step's documents, one for each loss. They run beside recorded graphs and
+DDP, and touch no gradient that the step itself collects. Summed over micro-batches and ranks before the norm is taken,
+the result is that of the step however it was cut up.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmldlm.config import OptimConfig
 from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.model.weights import other_rows
-from mmldlm.objective.balance import GradientNorm
+from mmldlm.model.weights import other_rows, parameter_groups
+from mmldlm.objective.balance import GradientNorm, norms_of_shared
 from mmldlm.objective.joint import Active, LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
-from mmldlm.training.balance import gradient_norms, has_both
-from mmldlm.training.ema import Ema
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.modes import Trained
-from mmldlm.training.optim import Optimizers
+from mmldlm.training.optim import Ema, Optimizers
 from mmldlm.types import MicroBatch
+
+PerParameter = list[Tensor | None]
+"""A tensor for each parameter that a loss reaches."""
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Stepper:
         if self.trained == trained:
             return False
         if self.replicas is not None:
-            self.replicas.begin_anew()
+            self.replicas.reset()
         self.forget()
         parameters = dict(self.denoiser.named_parameters())
         for name, parameter in parameters.items():
@@ -81,8 +89,8 @@ class Stepper:
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
         self._norms = None
-        if self.balance is not None and self.balance.due(batch.where.step) and has_both(self, batch):
-            self._norms = gradient_norms(self, batch)
+        if self.balance is not None and self.balance.due(batch.where.step) and self._has_both(batch):
+            self._norms = norms_of_shared(self._norms_of(batch, "text"), self._norms_of(batch, "latent"))
         if self.replicas is not None:
             return self._gradients_of_all(self.replicas, batch)
         terms: LossTerms | None = None
@@ -123,6 +131,13 @@ class Stepper:
 
         return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
 
+    def run_eagerly(self) -> None:
+        """Undo compilation, after the compiler failed."""
+        for block in self.denoiser.blocks:
+            block._compiled_call_impl = None  # there is no public way to undo Module.compile
+        self.objective.compiled = False
+        self.forget()
+
     def forget(self) -> None:
         """Drop the gradients of a step that failed half-way, and the memory that it took."""
         if self.graphs is not None:
@@ -138,9 +153,8 @@ class Stepper:
         skipped = (~torch.isfinite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
         moving = self.graphs is None or bool(self.graphs.broken)
-        self.optimizers.zero_grad(
-            set_to_none=moving and self.replicas is None
-        )  # DDP's are parts of its buckets
+        in_buckets = self.replicas is not None  # DDP's gradients are parts of its buckets
+        self.optimizers.zero_grad(set_to_none=moving and not in_buckets)
         return grad_norm, skipped
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:
@@ -148,3 +162,63 @@ class Stepper:
         if self.config.clip_norm <= 0:
             return None
         return (self.config.clip_norm / (grad_norm + 1e-6)).clamp(max=1.0)
+
+    def _has_both(self, batch: StepBatch) -> bool:
+        """Whether both losses of a step reach something that they share; without that there is nothing to compare."""
+        active, counts = self.active, batch.counts
+        present = active.text and active.latent and float(counts.tokens) > 0 and float(counts.slots) > 0
+        return present and bool(_trunk(self.denoiser))
+
+    def _norms_of(self, batch: StepBatch, part: str) -> PerParameter:
+        """For each parameter of the trunk, the norm of the step's gradient of one loss; None where it reaches none."""
+        parameters = _trunk(self.denoiser)
+        reached: list[bool] = []
+
+        def flat() -> Tensor:
+            gradients = self._gradients_of(part, batch, parameters)
+            reached[:] = [gradient is not None for gradient in gradients]
+            return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+
+        summed = flat() if self.replicas is None else self.replicas.summed(flat)
+        sizes = [parameter.numel() for parameter, here in zip(parameters, reached, strict=True) if here]
+        norms = iter(torch._foreach_norm(summed.split(sizes)))
+        return [next(norms) if here else None for here in reached]
+
+    def _gradients_of(self, part: str, batch: StepBatch, parameters: list[nn.Parameter]) -> PerParameter:
+        """Of this rank's documents. A common scale does not matter, so that of fp16 stays inside."""
+        active = Active(text=part == "text", latent=part == "latent", length=False)
+        total: PerParameter = [None] * len(parameters)
+        for parcel in batch.micro_batches:
+            micro_batch = parcel.open()
+            with self.runtime.autocast():
+                terms = self.objective(self.denoiser, micro_batch.noisy, micro_batch.counts, active=active)
+            loss = self.scaler.scale(getattr(terms, part))
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            total = [_sum(*pair) for pair in zip(total, gradients, strict=True)]
+        return total
+
+
+def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if total is None else total if more is None else total + more
+
+
+def _trunk(denoiser: Denoiser) -> list[nn.Parameter]:
+    """All trained parameters but those of the heads, which have one loss each."""
+    groups = [group for group in parameter_groups(denoiser) if not group.part.endswith("_head")]
+    return [p for group in groups for p in group.parameters.values() if p.requires_grad]
+
+
+class BalanceState:
+    """The balance as a part of a run: its buffers, and when it was measured last."""
+
+    def __init__(self, balance: GradientNorm) -> None:
+        self.balance = balance
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {**self.balance.state_dict(), "last": self.balance.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.balance.load_state_dict({key: value for key, value in state.items() if key != "last"})
+        self.balance.last = state["last"]

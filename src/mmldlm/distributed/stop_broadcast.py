@@ -1,9 +1,10 @@
-"""A signal that one rank got, told to the others while they wait.
+"""A signal that one rank received, passed on to the others while they wait.
 
-At the end of each step the ranks agree whether to stop. But a rank that waits for data, perhaps for ever, comes to no
-such end, and the others wait for it, deaf inside an agreement. So a thread of each rank hears the signals (the kernel
-writes each into a pipe at once, whatever Python is doing), and looks once a second whether another rank got one. The
-news takes the way over which the ranks found each other; it is no agreement, it only ends the waiting.
+At the end of each step the ranks agree whether to stop. But a rank that waits for data, perhaps for ever, does not
+reach that point, and the others wait for it inside an agreement, where they handle no signals. So a thread of each rank
+receives the signals (the kernel writes each into a pipe at once, whatever Python is doing), and checks once a second
+whether another rank received one. The message goes through the store by which the ranks found each other; it is no
+agreement, it only ends the waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SECONDS = 1.0
 _numbers = itertools.count()
 
 
-class Hearer(Protocol):
+class Stoppable(Protocol):
     """Whoever can be asked to stop."""
 
     received: signal.Signals | None
@@ -35,18 +36,18 @@ class Hearer(Protocol):
         ...
 
 
-class StopNews:
+class StopBroadcast:
     """Inside the `with`, a signal to any rank is passed on to all; to be entered by all ranks as often."""
 
-    def __init__(self, ranks: Ranks, hearer: Hearer, signals: Collection[signal.Signals]) -> None:
-        self.hearer, self.signals, self._end = hearer, signals, threading.Event()
+    def __init__(self, ranks: Ranks, target: Stoppable, signals: Collection[signal.Signals]) -> None:
+        self.target, self.signals, self._end = target, signals, threading.Event()
         self._thread: threading.Thread | None = None
         if ranks.several:
             self._store: Any = dist.distributed_c10d._get_default_store()
             self._key = f"mmldlm/stop/{next(_numbers)}"  # a process may do several runs, one after the other
-            self._thread = threading.Thread(target=self._watch, name="stop-news", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="stop-broadcast", daemon=True)
 
-    def __enter__(self) -> StopNews:
+    def __enter__(self) -> StopBroadcast:
         if self._thread is not None:
             self._ours, self._pipe = socket.socketpair()
             self._pipe.setblocking(False)
@@ -69,21 +70,21 @@ class StopNews:
     def _watch(self) -> None:
         try:
             while not self._end.is_set():
-                if number := self.hearer.received or self._heard():
+                if number := self.target.received or self._received():
                     self._store.set(self._key, str(int(number)))
                     return
                 if self._store.check([self._key]):
                     number = signal.Signals(int(self._store.get(self._key)))
                     if not self._end.is_set():
-                        self.hearer.pass_on(number)
+                        self.target.pass_on(number)
                     return
         except (
             RuntimeError,
             OSError,
-        ):  # the rank that keeps the news is gone, which all notice at the next agreement
+        ):  # the rank that keeps the message is gone, which all notice at the next agreement
             return
 
-    def _heard(self) -> signal.Signals | None:
+    def _received(self) -> signal.Signals | None:
         """A signal that came within the next second, if one of those that ask to stop did."""
         if not select.select([self._ours], [], [], _SECONDS)[0]:
             return None
@@ -91,13 +92,13 @@ class StopNews:
         return signal.Signals(found[0]) if found else None
 
 
-_listening: set[StopNews] = set()
+_listening: set[StopBroadcast] = set()
 
 
-def _deaf_in_child() -> None:
+def _detach_in_child() -> None:
     """Loader processes are ended by signals, which must not reach their parent's pipe."""
     if _listening and threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_deaf_in_child)
+os.register_at_fork(after_in_child=_detach_in_child)

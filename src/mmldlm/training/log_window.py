@@ -1,18 +1,24 @@
-"""Sums between two lines of the log. They stay on the device; reading them is the only time the host waits for it."""
+"""What is summed between two lines of the log. Sums stay on the device; reading them is the only time the host waits.
+
+The clock: on a GPU the host runs ahead, so the time that it waits for the loader costs nothing while the device still
+works. Events on the device measure how long it was idle between two steps; of that, at most as long as the host waited
+is attributed to data.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmldlm.data.loader import StepBatch
+from mmldlm.data.loader import StepBatch, StepRange
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.objective.weights import NUM_BUCKETS, means
-from mmldlm.training.clock import StepClock
 from mmldlm.training.step import StepResult
 
 _SUMS = (
@@ -37,10 +43,13 @@ _BY_TIME = ("text_by_time", "latent_by_time")
 _SAME = ("grad_norm", "skipped", "steps", "streak", "longest", "text_steps", "latent_steps")
 """What all ranks know alike; the other sums are of a rank's own documents."""
 _COUNTS = ("all_steps", "documents", "tokens", "places", "extra", "micro_batches")
+_REMEMBERED = 1000
+"""Steps of which it is known whether they were skipped."""
 
 
-class Interval:
-    """Collects steps; `fields` turns them into a line of the log and starts anew."""
+class LogWindow:
+    """Collects steps; `fields` turns them into a line of the log and starts the next window. Kept in checkpoints, so
+    that the first line after a resume is complete."""
 
     def __init__(
         self,
@@ -55,6 +64,8 @@ class Interval:
         self.sums = {name: torch.zeros((), device=device) for name in _SUMS}
         self.sums |= {name: torch.zeros(2, NUM_BUCKETS, device=device) for name in _BY_TIME}
         self.counts = dict.fromkeys(_COUNTS, 0)
+        self._recent: deque[tuple[StepRange, Tensor]] = deque(maxlen=_REMEMBERED)
+        """Steps since the last line, and whether each was skipped, on the device."""
         self._restart()
 
     def _restart(self) -> None:
@@ -71,6 +82,7 @@ class Interval:
     def add(self, result: StepResult, batch: StepBatch) -> None:
         """One step."""
         terms, updated = result.terms, 1.0 - result.skipped
+        self._recent.append((batch.where, result.skipped))
         values = {"grad_norm": result.grad_norm, "correct": terms.correct, "scored": terms.scored}
         values |= {"loss": terms.loss, "text": terms.text, "latent": terms.latent, "length": terms.length}
         values |= {name: getattr(terms, name) for name in _BY_TIME}
@@ -89,20 +101,40 @@ class Interval:
         self._tokens += batch.num_tokens
         self._flops += self.flops_of(batch)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, so that the first line after a resume is complete."""
-        return self._over_ranks() | {name: torch.tensor(value) for name, value in self.counts.items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """For a checkpoint; nothing waits for the device."""
+        state = self._over_ranks() | {name: torch.tensor(value) for name, value in self.counts.items()}
+        if self._recent:
+            places = [[where.start, where.end, where.step] for where, _ in self._recent]
+            state["recent_places"] = torch.tensor(places)
+            state["recent_skipped"] = torch.stack([flag.reshape(()) for _, flag in self._recent])
+        return state
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint kept."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """From a checkpoint."""
         for name, tensor in self.sums.items():
-            kept = name if name in tensors or not name.endswith("_steps") else "steps"
-            if kept in tensors:  # a sum younger than the checkpoint starts at 0
-                tensor.copy_(tensors[kept] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
-        self.counts = {name: int(tensors[name]) if name in tensors else 0 for name in _COUNTS}
+            kept = name if name in state or not name.endswith("_steps") else "steps"
+            if kept in state:  # a sum younger than the checkpoint starts at 0
+                tensor.copy_(state[kept] if name in _SAME or self.ranks.main else torch.zeros_like(tensor))
+        self.counts = {name: int(state[name]) if name in state else 0 for name in _COUNTS}
+        self._recent.clear()
+        if "recent_places" in state:
+            flags = state["recent_skipped"].to(self.sums["steps"].device).unbind()
+            for place, flag in zip(state["recent_places"].tolist(), flags, strict=True):
+                self._recent.append((StepRange(*place), flag))
+
+    def take_skipped(self, *, wanted: bool) -> list[StepRange]:
+        """The steps since the last call whose update was skipped, if wanted, which waits for the device."""
+        recent = list(self._recent)
+        self._recent.clear()
+        if not wanted or not recent:
+            return []
+        flags = torch.stack([flag.reshape(()) for _, flag in recent]).tolist()
+        return [where for (where, _), flag in zip(recent, flags, strict=True) if flag]
 
     def forget_skips(self) -> None:
         """After a rollback: what was skipped before it must not count again."""
+        self._recent.clear()
         for name in ("skipped", "streak", "longest"):
             self.sums[name].zero_()
 
@@ -114,7 +146,7 @@ class Interval:
         counts, seconds = self.counts, max(time.perf_counter() - self._began, 1e-9)
         steps = values["steps"] or float("nan")
         text, latent = (min(steps, max(1.0, values[name])) for name in ("text_steps", "latent_steps"))
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "loss": values["loss"] / steps,
             "text_loss": values["text"] / text,
             "latent_loss": values["latent"] / latent,
@@ -136,7 +168,7 @@ class Interval:
             "extra_micro_batches": counts["extra"],
         }
         self._restart()
-        return found
+        return fields
 
     def _over_ranks(self) -> dict[str, Tensor]:
         """Each rank has summed over its own documents; these are the sums over all."""
@@ -153,3 +185,44 @@ class Interval:
         """Time spent on something else, such as validation, does not count against the rate."""
         self._began += seconds
         self.clock.forget()
+
+
+@dataclass
+class StepClock:
+    """`begin` and `end` surround a step; `read` waits for the device, so call it where that is done anyway."""
+
+    device: torch.device
+    _steps: list[tuple[float, torch.cuda.Event | None, torch.cuda.Event | None]] = field(default_factory=list)
+    _last: torch.cuda.Event | None = None
+
+    def begin(self, waited: float) -> None:
+        """A step begins, for whose data the host waited so many seconds."""
+        self._steps.append((waited, self._last, self._event()))
+
+    def end(self) -> None:
+        """All work of the step is launched."""
+        self._last = self._event()
+
+    def forget(self) -> None:
+        """What comes between this step and the next is no waiting for data."""
+        self._last = None
+
+    def read(self) -> float:
+        """Seconds lost to waiting for data since the last call."""
+        lost = sum(_lost(*step) for step in self._steps)
+        self._steps.clear()
+        return lost
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _lost(waited: float, before: torch.cuda.Event | None, begun: torch.cuda.Event | None) -> float:
+    if begun is None or before is None:
+        return waited if begun is None else 0.0
+    begun.synchronize()
+    return min(waited, before.elapsed_time(begun) / 1000.0)

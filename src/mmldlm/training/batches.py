@@ -1,0 +1,79 @@
+"""The steps of a run on the device: loader processes, prefetching and copies, restarted where that is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mmldlm.data.loader import Feed, StepBatch, make_loader, plan_steps
+from mmldlm.data.packing import BatchPlan
+from mmldlm.data.workers import POLL_SECONDS, LoaderError, Restarts, WatchedSteps
+from mmldlm.errors import UserError
+from mmldlm.training.setup import Setup
+from mmldlm.training.signals import AskedToStopError, StopFlag, StopWaiting
+
+log = logging.getLogger(__name__)
+
+
+class Batches(Iterator["StepBatch | UserError"]):
+    """Endless. Where data cannot be had, the error comes in its place: ranks have to agree before one of them stops.
+
+    The loader is started at the first step, and again after `restart`, or when its processes died or hung, which
+    `record` writes into the ledger.
+    """
+
+    def __init__(self, setup: Setup, stop: StopFlag, record: Callable[..., None]) -> None:
+        self.setup, self.stop, self.record = setup, stop, record
+        self.restarts = Restarts(setup.config.data.worker_restarts)
+        self.watched: WatchedSteps | None = None
+        """The loader at work."""
+        self._feed: Feed | None = None
+        self._plan = setup.plan
+        self._step = self._position = 0
+
+    def restart(self, step: int, position: int, plan: BatchPlan) -> None:
+        """Continue at a step with the document at a position, cut into micro-batches as the plan says."""
+        self.close()
+        self._step, self._position, self._plan = step, position, plan
+
+    def __next__(self) -> StepBatch | UserError:
+        while True:
+            if self._feed is None:
+                self._feed = self._start()
+            try:
+                batch = next(self._feed)
+            except StopWaiting:
+                return AskedToStopError("asked to stop while waiting for data")
+            except LoaderError as error:
+                self.close()
+                self.record("loader_failed", step=self._step, reason=str(error))
+                if exhausted := self.restarts.failed(error, self._position):
+                    return exhausted
+                continue
+            self.restarts.step_done()
+            if isinstance(batch, StepBatch):
+                self._step, self._position = batch.where.step + 1, batch.where.end
+            return batch
+
+    def close(self) -> None:
+        """End the loader's processes; one that is stuck would keep this process from ending."""
+        self._feed = None
+        if self.watched is not None:
+            self.watched.kill()
+
+    def _start(self) -> Feed:
+        setup, runtime = self.setup, self.setup.runtime
+        steps = plan_steps(setup.order, setup.train_split.lengths, self._plan, self._position, self._step)
+        loader = make_loader(
+            setup.reader(self._plan), steps, num_workers=runtime.num_workers, prefetch=setup.config.data.prefetch,
+            pin_memory=runtime.pin_memory, poll_seconds=POLL_SECONDS,
+        )  # fmt: skip
+        self.watched = WatchedSteps(loader, setup.config.data.worker_timeout, self.stop.waiting)
+        return Feed(self.watched, runtime.device, overlap=setup.config.speed.overlap_copies)
+
+    def make(self, where: Any, plan: BatchPlan) -> StepBatch:
+        """One step again, in this process, cut as another plan says."""
+        made = self.setup.reader(plan).make(where)
+        pinned = made.pin_memory() if self.setup.runtime.pin_memory else made
+        return pinned.to(self.setup.runtime.device)

@@ -1,0 +1,431 @@
+"""The training loop: steps, log, validation, checkpoints, recovery, and an orderly end.
+
+`Trainer.fit` starts and resumes. What the run does at a step depends on (settings, step, position) alone. A run is the
+list of named parts in `Trainer.parts`; saving, resuming and rolling back are loops over that list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from typing import Any
+
+import torch
+
+from mmldlm.checkpoint.save import SCORE
+from mmldlm.checkpoint.state import ModuleWeights, Part, Snapshot, take_snapshot
+from mmldlm.config.recipe import config_to_dict, config_to_yaml
+from mmldlm.data.loader import StepBatch
+from mmldlm.distributed.ranks import Muted
+from mmldlm.distributed.stop_broadcast import StopBroadcast
+from mmldlm.errors import Interrupted, UserError
+from mmldlm.metrics import TrainingLog
+from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import versions
+from mmldlm.training.batches import Batches
+from mmldlm.training.checkpoints import Checkpoints
+from mmldlm.training.graphs import LaunchWatch
+from mmldlm.training.log_window import LogWindow
+from mmldlm.training.lr import Plateau, judged_loss, lr_at
+from mmldlm.training.modes import ModeStages
+from mmldlm.training.profile import StepProfiler
+from mmldlm.training.progress import Fields, Hooks, Progress
+from mmldlm.training.recovery import (
+    Attempts,
+    Resizing,
+    Rollbacks,
+    describe_documents,
+    explain_memory,
+    over_budget,
+)
+from mmldlm.training.resume import check_resume, report_ignored_init, start_from
+from mmldlm.training.setup import Setup
+from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
+from mmldlm.training.step import BalanceState
+from mmldlm.training.watchdog import HUNG, Watchdog
+
+log = logging.getLogger(__name__)
+
+_STOP, _BAD_DATA = 1, 2
+"""Why a rank has no documents for a step; of several ranks, the largest counts."""
+
+
+class Trainer:
+    """A run in progress: its parts, and the loop over its steps."""
+
+    def __init__(self, setup: Setup, run: RunFolder, hooks: Hooks, *, stop: StopFlag | None = None) -> None:
+        self.setup, self.config, self.ranks = setup, setup.config, setup.ranks
+        self.run, self.hooks, self.stop = run, hooks, stop or StopFlag()
+        settings, speed, device = self.config.train, self.config.speed, setup.runtime.device
+        self.events: Any = run.open_events() if self.ranks.main else Muted()
+        self.checkpoints = Checkpoints(run.checkpoints, settings, self.ranks, self._record)
+        self.log: Any = Muted()
+        self.samples: Any = Muted()
+        self.profiler: StepProfiler | None = None
+        self.stepper = setup.stepper()
+        self.progress = Progress()
+        self.window = LogWindow(device, setup.flops_of, setup.peak_flops, self.ranks)
+        self.resizing = Resizing(self.config.batch)
+        self.rollbacks = Rollbacks()
+        self.plateau = Plateau()
+        self.modes = ModeStages(self.config, setup.denoiser, self._record)
+        undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.several
+        self.attempts = Attempts(self.stepper, LaunchWatch(device) if undecided else None)
+        self.batches = Batches(setup, self.stop, self._record)
+        leaves, timeout = settings.step_timeout_action == "exit", settings.step_timeout
+        self.watchdog = Watchdog(run, timeout, self._hung, last_resort=leaves, rank=self.ranks.rank)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """All that the next step depends on; a new stateful part is one line here."""
+        stepper = self.stepper
+        parts: dict[str, Part | None] = {
+            "model": ModuleWeights(self.setup.denoiser),
+            "optimizer": stepper.optimizers,
+            "ema": stepper.ema,
+            "balance": BalanceState(stepper.balance) if stepper.balance is not None else None,
+            "scaler": stepper.scaler,
+            "progress": self.progress,
+            "log": self.window,
+            "resizing": self.resizing,
+            "rollbacks": self.rollbacks,
+            "plateau": self.plateau,
+            "modes": self.modes,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def step(self) -> int:
+        """Updates so far."""
+        return self.progress.step
+
+    def fit(self) -> None:
+        """Train until the last step, or until a signal asks to stop. Resumes by itself."""
+        resumed = self._resume_or_start()
+        if self.ranks.main:
+            self._open_logs(resumed)
+        event = "resumed" if resumed else "started"
+        self.events.record(event, step=self.step, world_size=self.ranks.world_size)
+        try:
+            with self.stop, self.watchdog, StopBroadcast(self.ranks, self.stop, self.stop.SIGNALS):
+                self.hooks.reporter.start(self.step, self.config.train.steps)
+                self._loop()
+            self.events.record("finished", step=self.step)
+        except BaseException as error:
+            orderly = {"exit_code": error.exit_code} if isinstance(error, Interrupted) else {}
+            self.events.record(
+                "stopped", step=self.step, reason=f"{type(error).__name__}: {error}", **orderly
+            )
+            if isinstance(error, KeyboardInterrupt):  # a second Ctrl-C does not wait for the disk
+                self.checkpoints.saver.leave()
+            raise
+        finally:
+            opened = (
+                self.batches,
+                self.profiler,
+                self.checkpoints.saver,
+                self.log,
+                self.samples,
+                self.events,
+            )
+            for part in opened:
+                if part is not None:
+                    part.close()
+
+    def _loop(self) -> None:
+        due, steps = self.config.train, self.config.train.steps
+        if received := self._signal_received():
+            raise self._interrupted(received)
+        self.window.restart_clock()
+        while self.step < steps:
+            self.watchdog.at(self.step, "step")
+            self.train_step(*self._next_batch())
+            last, received = self.step == steps, self._signal_received()
+            if (self.step % due.log_every == 0 or last) and self._write_line():
+                self.roll_back()
+                continue
+            if last or (due.valid_every and self.step % due.valid_every == 0):
+                self._validate()
+            if self.step % due.checkpoint_every == 0 or last or received:
+                self.save(wait=last or received is not None)
+            if received and not last:
+                raise self._interrupted(received)
+
+    def train_step(self, batch: StepBatch, waited: float = 0.0) -> None:
+        """One update with documents that are on the device, for which the host waited so many seconds."""
+        self.setup.denoiser.train()
+        if self.stepper.train_only(self.modes.trained_at(batch.where, self._epoch(batch.where.start))):
+            self.attempts.expect_compilation()
+        self.window.clock.begin(waited)
+        lr = self.lr_at(self.step)
+        while not (attempt := self.attempts(batch, lr, self.step)).result:
+            batch = self._halved(batch, attempt.out_of_memory)
+        self.window.clock.end()
+        self.window.add(attempt.result, batch)
+        self.progress.advance(batch)
+        if self.resizing.step_done():
+            self._resized("grown", self.resizing.halvings + 1)
+            self.continue_at(self.progress.position)
+        if self.profiler is not None:
+            self.profiler.step()
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rate = lr_at(step, self.config.train.steps, self.config.optim, self.plateau.reduction)
+        return self.rollbacks.lr_factor * rate
+
+    def _next_batch(self) -> tuple[StepBatch, float]:
+        """The next step's documents and the seconds waited for them; all ranks have theirs, or all of them stop."""
+        began = time.perf_counter()
+        batch = next(self.batches)
+        kind = 0 if isinstance(batch, StepBatch) else _BAD_DATA
+        trouble = self.ranks.largest(_STOP if isinstance(batch, AskedToStopError) else kind)
+        if not trouble and isinstance(batch, StepBatch):
+            return batch, time.perf_counter() - began
+        received = self._signal_received() if trouble == _STOP else None
+        self._save_last()
+        if received:
+            raise self._interrupted(received)
+        raise batch if isinstance(batch, UserError) else self.ranks.lost("it could not read its data")
+
+    def _write_line(self) -> bool:
+        """Write a line of the log; true if so many updates were skipped that the run has to roll back."""
+        fields = self.window.fields()
+        graphs, balance = self.stepper.graphs, self.stepper.balance
+        fields |= {
+            "lr": self.lr_at(self.step - 1),
+            "epoch": self._epoch(self.progress.position),
+            "tokens": self.progress.tokens,
+            "documents": self.progress.documents,
+            "micro_tokens": self._micro_tokens(self.resizing.halvings, self.step - 1),
+            **(balance.fields() if balance is not None else {}),
+            **_gpu_memory(self.setup.runtime.device, graphs.peak if graphs else 0),
+            **self.modes.fields(),
+        }
+        self.log.write(self.step, **fields)
+        self.hooks.reporter.update(self.step, fields)
+        self._judge_lr("loss", fields["loss"])
+        skipped = int(fields["skipped_steps"])
+        bad = self.window.take_skipped(wanted=skipped > 0)
+        if skipped:
+            log.warning("step %d: %d updates skipped, their gradient was not finite", self.step, skipped)
+            documents = describe_documents(self.setup.train_split, self.setup.order, bad)
+            self.events.record("skipped", step=self.step, count=skipped, **documents)
+        return over_budget(self.config.train.skip_budget, skipped, int(fields["longest_skip"]))
+
+    def _validate(self) -> None:
+        with self.watchdog.phase("validation"):
+            if self.ranks.main:
+                self._validate_here()
+            self.ranks.barrier()  # the others' next step does not wait for it
+        validated = self.progress.validated
+        self._judge_lr("valid_loss", validated[1] if validated else float("nan"))
+
+    def _validate_here(self) -> None:
+        if self.setup.runtime.device.type == "cuda":
+            torch.cuda.synchronize()  # what is still being computed is training
+        began = time.perf_counter()
+        denoiser, ema = self.setup.denoiser, self.stepper.ema
+        denoiser.eval()
+        # decoding changes shape at every step; compiling for each would take longer than it saves
+        eager = torch.compiler.set_stance("force_eager")
+        average = ema.swapped_in() if ema else contextlib.nullcontext()
+        with torch.no_grad(), eager, average:
+            fields = self.hooks.validate(denoiser)
+            samples = self.hooks.decode(denoiser, self.step)
+        denoiser.train()
+        self.progress.validated = [self.step, float(fields["valid_loss"])] if "valid_loss" in fields else None
+        self.log.write(self.step, **fields)
+        if samples:
+            self.samples.write(self.step, samples=samples)
+        self.hooks.reporter.update(self.step, fields)
+        log.info("step %d: validation %s", self.step, ", ".join(f"{k} {v:.4f}" for k, v in fields.items()))
+        self.window.exclude(time.perf_counter() - began)
+
+    def _judge_lr(self, name: str, loss: float) -> None:
+        """Show the plateau schedule a loss, if it is judged on this one; all ranks take the main one's."""
+        if judged_loss(self.config) != name:
+            return
+        before, loss = self.lr_at(self.step), self.ranks.total(loss if self.ranks.main else 0.0)
+        if self.plateau.judge(self.step, name, loss, self.config.optim):
+            after = self.lr_at(self.step)
+            log.info(
+                "step %d: %s stopped falling, learning rate %.3g -> %.3g", self.step, name, before, after
+            )
+            facts = {"judged": name, "best": self.plateau.best, "lr_before": before, "lr_after": after}
+            self.events.record("lr_reduced", step=self.step, **facts)
+
+    def save(self, *, wait: bool) -> None:
+        """A checkpoint of this step; `wait` until it is durable."""
+        with self.watchdog.phase("save"):
+            self.log.sync()
+            self.samples.sync()
+            self.checkpoints.save(self.snapshot(), wait=wait)
+        self.window.clock.forget()
+
+    def snapshot(self) -> Snapshot:
+        """Everything that the next step depends on, and what identifies the run."""
+        store, validated = self.setup.store, self.progress.validated
+        about: Fields = {
+            "settings": config_to_dict(self.config),
+            "fingerprint": store.fingerprint,
+            "content": store.content,
+            "versions": versions(),
+        }
+        if validated is not None and validated[0] == self.step:
+            about[SCORE] = validated[1]
+        return take_snapshot(self.parts, self.step, about)
+
+    def _resume_or_start(self) -> bool:
+        """Restore the newest checkpoint; false if there is none, and the run starts at its first step."""
+        snapshot = self.checkpoints.latest()
+        if snapshot is None:
+            self._start_from_init()
+            return False
+        report_ignored_init(self.config, snapshot.meta)
+        check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
+        self.checkpoints.restore(self.parts, snapshot)
+        self.continue_at(self.progress.position)
+        log.info("resuming from step %d of %d", self.step, self.config.train.steps)
+        before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
+        if now != before:
+            rates = [lr_at(self.step, n, self.config.optim, self.plateau.reduction) for n in (before, now)]
+            log.warning(
+                "train.steps %d -> %d: the learning rate changes from %.2g to %.2g", before, now, *rates
+            )
+        return True
+
+    def _start_from_init(self) -> None:
+        if self.config.train.init is not None:
+            start_from(self.config.train.init, self.setup.denoiser, self.setup.store, self.config)
+            if self.stepper.ema is not None:
+                self.stepper.ema.load_state_dict(dict(self.setup.denoiser.named_parameters()))
+
+    def continue_at(self, position: int) -> None:
+        """Take the next documents from a position in the order, in micro-batches of the current size."""
+        self.progress.position = position
+        self.batches.restart(self.step, position, self.setup.plan_halved(self.resizing.halvings))
+
+    def _save_last(self) -> None:
+        """Save the last whole step, unless that was done already."""
+        self.checkpoints.saver.wait()
+        saved = self.checkpoints.holds(self.step) or not self.ranks.main
+        if self.step and self.ranks.any(not saved):
+            self.save(wait=True)
+
+    def roll_back(self) -> None:
+        """Restore the last good checkpoint, and continue past the documents that came after it."""
+        settings, failed_at, end = self.config.train, self.step, self.progress.position
+        allowed = self.rollbacks.count < settings.max_rollbacks
+        snapshot = self.checkpoints.last_good(self.rollbacks) if allowed else None
+        if snapshot is None:
+            lr, folder = self.config.optim.lr, self.run.path
+            raise UserError(self.rollbacks.explain_end(self.step, settings, lr, folder))
+        before = self.rollbacks.state_dict()
+        self.checkpoints.restore(self.parts, snapshot)
+        self.checkpoints.restored_step = None  # that checkpoint has another position
+        self.rollbacks.load_state_dict(before)
+        self.rollbacks.add(self.step, (self.progress.position, end), settings.rollback_lr_factor)
+        self.window.forget_skips()
+        self.stepper.forget()
+        self.continue_at(end)
+        self._report_rollback(failed_at)
+        self.save(wait=True)  # from here on a crash resumes after the rollback, and cuts the log itself
+        if self.checkpoints.last_saved == self.step:  # else the next start cuts them, where it resumes
+            for lines in (self.log, self.samples):
+                lines.rewind(self.step)
+
+    def _report_rollback(self, failed_at: int) -> None:
+        done = self.rollbacks
+        log.warning(
+            "step %d: too many updates skipped; rolling back to step %d (rollback %d of at most %d), leaving out "
+            "documents %d to %d of the order, learning rate x %.3g",
+            failed_at, self.step, done.count, self.config.train.max_rollbacks, *done.left_out[-1], done.lr_factor,
+        )  # fmt: skip
+        facts = {"from_step": failed_at, "left_out": done.left_out[-1], "lr_factor": done.lr_factor}
+        reason = f"too many updates skipped up to step {failed_at}"
+        self.events.record("rolled_back", step=self.step, reason=reason, count=done.count, **facts)
+
+    def _halved(self, batch: StepBatch, reason: str) -> StepBatch:
+        """The same step in smaller micro-batches, after memory ran out."""
+        if self.profiler is not None:
+            self.profiler.out_of_memory(self.step)
+        shape = self.setup.plan_halved(self.resizing.halvings).at(self.step)
+        if not self.config.batch.adapt or shape.smallest:
+            raise UserError(explain_memory(self.step, shape, reason))
+        self.resizing.halve()
+        self._resized("out_of_memory", self.resizing.halvings - 1)
+        plan = self.setup.plan_halved(self.resizing.halvings)
+        self.batches.restart(self.step + 1, batch.where.end, plan)
+        return self.batches.make(batch.where, plan)
+
+    def _resized(self, event: str, halvings_before: int) -> None:
+        self.stepper.forget()
+        before = self._micro_tokens(halvings_before, self.step)
+        after = self._micro_tokens(self.resizing.halvings, self.step)
+        log.warning(
+            "step %d: %s, micro-batch %d -> %d tokens; the loss stays the same", self.step, event, before, after
+        )  # fmt: skip
+        self.events.record(event, step=self.step, micro_tokens_before=before, micro_tokens_after=after)
+
+    def _hung(self, step: int, seconds: float, stacks: str) -> None:
+        """Called by the watchdog's thread."""
+        settings = self.config.train
+        leaves = settings.step_timeout_action == "exit"
+        log.error(
+            "step %d has taken %.0f s (train.step_timeout=%g); the stacks of all threads are in %s%s",
+            step, seconds, settings.step_timeout, self.run.path / stacks, "; leaving" if leaves else "",
+        )  # fmt: skip
+        self.events.record("hung_step", step=step, seconds=round(seconds, 1), stacks=stacks, left=leaves)
+        if leaves:
+            self.hooks.leave(HUNG)
+
+    def _signal_received(self) -> signal.Signals | None:
+        """The signal that any rank has received: all stop at the same step."""
+        number = self.ranks.largest(self.stop.received or 0)
+        return signal.Signals(number) if number else None
+
+    def _interrupted(self, received: signal.Signals) -> Interrupted:
+        code, again = exit_code(received), "run the same command to resume"
+        if not self.step:
+            return Interrupted(f"stopped before the first step; {again}", code)
+        saved = self.checkpoints.holds(self.step)
+        state = (
+            "checkpoint saved"
+            if saved
+            else f"its checkpoint could not be saved, the last is in {self.run.path}"
+        )
+        return Interrupted(f"stopped after step {self.step}, {state}; {again}", code)
+
+    def _open_logs(self, resumed: bool) -> None:
+        """The curve, the samples and the profile; the settings are written along."""
+        self.run.write_config(config_to_yaml(self.config))
+        settings, since = self.config.train, self.step if resumed else None
+        tensorboard = self.run.tensorboard if settings.tensorboard else None
+        self.log = TrainingLog(self.run.training_log, resume_step=since, tensorboard=tensorboard)
+        self.samples = TrainingLog(self.run.samples, resume_step=since)
+        if settings.profile:
+            self.profiler = StepProfiler(self.run.path / "profile", settings, self.setup.runtime.device)
+
+    def _record(self, event: str, **fields: Any) -> None:
+        self.events.record(event, **fields)
+
+    def _epoch(self, position: int) -> float:
+        return self.setup.order.epoch_of(position)
+
+    def _micro_tokens(self, halvings: int, step: int) -> int:
+        return self.setup.plan_halved(halvings).at(step).caps.num_tokens
+
+
+def _gpu_memory(device: torch.device, recorded: int) -> Fields:
+    """Peaks since the last line; what recorded graphs use is not allocated again when they are replayed."""
+    if device.type != "cuda":
+        return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
+    peaks = {
+        "gpu_memory_allocated": max(recorded, torch.cuda.max_memory_allocated(device)),
+        "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
+    }
+    torch.cuda.reset_peak_memory_stats(device)
+    return peaks
