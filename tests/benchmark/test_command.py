@@ -58,7 +58,7 @@ def test_arms_are_compared_gated_and_judged(words, tmp_path):
     assert [outcome["failed"] for outcome in result["conditions"]] == [False, True]
     assert result["noise"]["low"] <= result["noise"]["high"]
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        "result.json", "table.md", "chart.png", "chart.svg", "logs",
+        "result.json", "table.md", "chart.png", "report.html", "logs",
     }  # fmt: skip
     assert "packed" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["report"]

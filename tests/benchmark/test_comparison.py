@@ -118,7 +118,7 @@ def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
     assert "x: left out" in markdown
     assert "out of memory" in markdown
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in (tmp_path / "chart.svg").read_text()
+    assert "</svg>" in (tmp_path / "report.html").read_text()
 
 
 def test_without_a_finite_loss_the_gate_fails_and_the_file_is_still_json(monkeypatch, tmp_path):

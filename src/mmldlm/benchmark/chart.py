@@ -1,31 +1,22 @@
-"""The result as a picture: bars for arms, lines for sweeps and for the search of a batch; PNG and SVG."""
+"""The result as a picture: bars for arms, lines for sweeps and for the search of a batch."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.benchmark.comparison import Comparison, Row
 from mmldlm.benchmark.search import KEY, Search, Sweep
 from mmldlm.benchmark.statistics import FASTER, SAME, SLOWER
-from mmldlm.durable import replace_file
-from mmldlm.pictures import BLUE, GREEN, GREY, GRID, INK, ORANGE
+from mmldlm.pictures import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 9, "axes.edgecolor": GRID, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "text.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False, "svg.hashsalt": "benchmark",
-}  # fmt: skip
 _COLOURS = {"baseline": BLUE, FASTER: GREEN, SLOWER: ORANGE, SAME: GREY}
 
 
-def draw_comparison(comparison: Comparison, folder: Path) -> None:
+def draw_comparison(comparison: Comparison) -> Picture:
     """Tokens per second and peak memory of each arm, side by side."""
     rows = comparison.rows[::-1]
 
@@ -35,7 +26,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> None:
         _memory_bars(right, rows)
         _explain_colours(figure)
 
-    save(folder, (9.0, 1.2 + 0.32 * len(rows)), draw)
+    caption = "Median and quartiles over timed blocks; the ratio is to the baseline."
+    return make_figure("chart", "Speed and memory", caption, (9.0, 1.2 + 0.32 * len(rows)), draw)
 
 
 def _rate_bars(axes: Axes, rows: list[Row]) -> None:
@@ -86,7 +78,7 @@ def _memory_bars(axes: Axes, rows: list[Row]) -> None:
     axes.grid(axis="x")
 
 
-def draw_sweep(sweep: Sweep, folder: Path) -> None:
+def draw_sweep(sweep: Sweep) -> Picture:
     """Time and memory against the key, with the work as a thin line; time on logarithmic axes."""
     points = [point for point in sweep.points if point.row.tokens_per_second is not None]
     numbers = [point.number for point in points]
@@ -111,10 +103,11 @@ def draw_sweep(sweep: Sweep, folder: Path) -> None:
             right.xaxis.set_major_formatter("{x:,g}")
             right.locator_params(axis="x", nbins=5)
 
-    save(folder, (8.0, 3.4), draw)
+    caption = "Medians; dashed: time if it grew as the work does."
+    return make_figure("chart", f"Time and memory against {sweep.key}", caption, (8.0, 3.4), draw)
 
 
-def draw_search(search: Search, folder: Path) -> None:
+def draw_search(search: Search) -> Picture:
     """Tokens per second and memory against the batch."""
     tries = [one for one in search.fitting if one.row.tokens_per_second is not None]
     xs = [one.tokens for one in tries]
@@ -128,7 +121,7 @@ def draw_search(search: Search, folder: Path) -> None:
             axes.set_xlabel(KEY)
             axes.set_ylim(bottom=0)
 
-    save(folder, (8.0, 3.4), draw)
+    return make_figure("chart", "Speed and memory against the batch", "Medians.", (8.0, 3.4), draw)
 
 
 def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str) -> None:
@@ -147,18 +140,3 @@ def _logarithmic(axes: Axes, xs: list[float]) -> None:
     ticks = [base * 10.0**power for power in range(-6, 7) for base in (1, 2, 5)]
     axes.set_yticks([tick for tick in ticks if low <= tick <= high])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def save(folder: Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    """Draw a figure into chart.png and chart.svg of a folder."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        for kind in ("png", "svg"):
-            buffer = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(buffer, format=kind, dpi=150, facecolor="white", metadata=metadata)
-            replace_file(folder / f"chart.{kind}", buffer.getvalue())

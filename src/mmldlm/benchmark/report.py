@@ -1,4 +1,4 @@
-"""What a benchmark leaves in its folder: result.json, table.md, chart.png and chart.svg, and logs/.
+"""What a benchmark leaves in its folder: result.json, table.md, report.html, chart.png, and logs/.
 
 `result.json` is there after the first process has ended, marked partial until the last one has, so that nothing
 measured is lost however the benchmark ends.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,19 @@ from mmldlm.benchmark.environment import summary_lines
 from mmldlm.benchmark.measuring import Bench
 from mmldlm.benchmark.search import Search, Sweep
 from mmldlm.durable import replace_file
+from mmldlm.pages import render_page
+from mmldlm.pictures import Picture
+from mmldlm.tables import Table, markdown_rows
 
 _LONG = ("change", "set-up s", "documents/s", "data wait", "fill", "warm-up s")
 Cell = Callable[[Row], str]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Headers and rows of text; the first column is to the left, figures to the right."""
-
-    headers: list[str]
-    rows: list[list[str]]
-
-    def compact(self) -> Table:
-        """Without what a terminal has no room for."""
-        kept = [idx for idx, header in enumerate(self.headers) if header not in _LONG]
-        return Table([self.headers[idx] for idx in kept], [[row[idx] for idx in kept] for row in self.rows])
-
-    def markdown(self) -> str:
-        """GitHub's pipes."""
-        rules = ["---", *("---:" for _ in self.headers[1:])]
-        lines = [self.headers, rules, *self.rows]
-        return "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
+def compact(table: Table) -> Table:
+    """Without what a terminal has no room for."""
+    kept = [idx for idx, name in enumerate(table.head) if name not in _LONG]
+    rows = [[row[idx] for idx in kept] for row in table.rows]
+    return replace(table, head=[table.head[idx] for idx in kept], rows=rows)
 
 
 def _rate(row: Row) -> str:
@@ -109,7 +98,7 @@ def comparison_table(comparison: Comparison) -> Table:
         [row.name, row.change, *(COLUMNS[name](row) for name in columns), row.failure or row.verdict]
         for row in rows
     ]
-    return Table(["arm", "change", *columns, "verdict"], cells)
+    return Table("Arms", "", ["arm", "change", *columns, "verdict"], cells)
 
 
 def sweep_table(sweep: Sweep) -> Table:
@@ -128,7 +117,9 @@ def sweep_table(sweep: Sweep) -> Table:
         ]
         for idx, point in enumerate(sweep.points)
     ]
-    return Table([sweep.key, *columns, "time x", "memory x", "work x", "remark"], cells)
+    return Table(
+        f"Sweep of {sweep.key}", "", [sweep.key, *columns, "time x", "memory x", "work x", "remark"], cells
+    )
 
 
 def search_table(search: Search) -> Table:
@@ -148,7 +139,7 @@ def search_table(search: Search) -> Table:
         ]
         for one in search.tries
     ]
-    return Table(["tokens per step", *columns, "remark"], cells)
+    return Table("Batches", "", ["tokens per step", *columns, "remark"], cells)
 
 
 FORMAT = 1
@@ -175,9 +166,23 @@ class Report:
         """The whole report; returns the table for the terminal."""
         table = _table(result)
         self._write_json(_values(result) | {"conditions": [asdict(outcome) for outcome in outcomes]})
-        lines = [*self._head(result), table.markdown(), "", *self._foot(result, outcomes)]
+        lines = [
+            *self._head(result),
+            *markdown_rows(table.head, table.rows),
+            "",
+            *self._foot(result, outcomes),
+        ]
         replace_file(self.folder / "table.md", ("\n".join(lines) + "\n").encode())
-        _draw(result, self.folder)
+        picture = _draw(result)
+        replace_file(self.folder / "chart.png", picture.png)
+        page = render_page(
+            "Benchmark",
+            intro=[*(["Partial: stopped before its end."] if result.partial else []), *self._facts()],
+            notes=[*self.remarks(result), *(outcome.line() for outcome in outcomes)],
+            pictures=[picture],
+            tables=[table],
+        )
+        replace_file(self.folder / "report.html", page)
         return table
 
     def _write_json(self, values: dict[str, Any]) -> None:
@@ -195,8 +200,10 @@ class Report:
 
     def _head(self, result: Result) -> list[str]:
         partial = ["**Partial: the benchmark was stopped before its end.**", ""] if result.partial else []
-        facts = [*summary_lines(self.environment), f"data: {describe_data(self.data)}", self._method()]
-        return ["# Benchmark", "", *partial, *(f"- {line}" for line in facts), ""]
+        return ["# Benchmark", "", *partial, *(f"- {line}" for line in self._facts()), ""]
+
+    def _facts(self) -> list[str]:
+        return [*summary_lines(self.environment), f"data: {describe_data(self.data)}", self._method()]
 
     def _method(self) -> str:
         options = self.bench.options
@@ -265,13 +272,10 @@ def _table(result: Result) -> Table:
     return search_table(result) if isinstance(result, Search) else comparison_table(result)
 
 
-def _draw(result: Result, folder: Path) -> None:
+def _draw(result: Result) -> Picture:
     if isinstance(result, Sweep):
-        chart.draw_sweep(result, folder)
-    elif isinstance(result, Search):
-        chart.draw_search(result, folder)
-    else:
-        chart.draw_comparison(result, folder)
+        return chart.draw_sweep(result)
+    return chart.draw_search(result) if isinstance(result, Search) else chart.draw_comparison(result)
 
 
 def describe_data(data: dict[str, Any]) -> str:

@@ -11,10 +11,11 @@ from mmldlm.benchmark.comparison import Outcome, compare, judge
 from mmldlm.benchmark.environment import describe_environment
 from mmldlm.benchmark.measuring import Bench, Options, Show
 from mmldlm.benchmark.plan import Wanted, describe_store, plan_comparison, plan_sweep, search_arm
-from mmldlm.benchmark.report import Report, Result, Table
+from mmldlm.benchmark.report import Report, Result
 from mmldlm.benchmark.search import find_batch, sweep
 from mmldlm.benchmark.synthetic import Synthetic
 from mmldlm.durable import require_writable
+from mmldlm.tables import Table
 
 
 @dataclass(frozen=True)

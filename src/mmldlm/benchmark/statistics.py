@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmldlm.statistics import SAME
+
 NUM_RESAMPLES = 2000
-FASTER, SLOWER, SAME = "faster", "slower", "no measurable difference"
+FASTER, SLOWER = "faster", "slower"
 
 Sample = list[list[float]]
 """Values of each block, for each process; every process has as many."""

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from mmldlm.benchmark.report import Table
     from mmldlm.benchmark.session import Finished, Session
 
 
@@ -120,12 +117,13 @@ def benchmark(
 def _show(finished: Finished, folder: Path) -> None:
     from rich.console import Console
 
+    from mmldlm.benchmark.report import compact
     from mmldlm.errors import Interrupted
 
     screen, report = Console(), finished.report
     if not screen.is_terminal:
         screen.width = 160  # a file or a pipe has no edge
-    _print_table(screen, finished.table.compact())
+    screen.print(compact(finished.table).to_rich(), highlight=False, markup=False)
     outcomes = [outcome.line() for outcome in finished.outcomes]
     for line in [*report.remarks(finished.result), *outcomes, f"report: {folder}"]:
         screen.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -136,23 +134,6 @@ def _show(finished: Finished, folder: Path) -> None:
         raise typer.Exit(1)
     if any(outcome.failed for outcome in finished.outcomes):
         raise typer.Exit(1)
-
-
-def _print_table(screen: Console, table: Table) -> None:
-    from rich.table import Table as Drawn
-
-    drawn = Drawn(box=None, pad_edge=False, header_style="bold")
-    for idx, header in enumerate(table.headers):
-        last = idx == len(table.headers) - 1
-        drawn.add_column(header, justify="right" if _figures(table, idx) else "left", no_wrap=not last)
-    for row in table.rows:
-        drawn.add_row(*row)
-    screen.print(drawn, highlight=False, markup=False)
-
-
-def _figures(table: Table, column: int) -> bool:
-    cells = [row[column] for row in table.rows if row[column]]
-    return bool(cells) and all(cell[0].isdigit() for cell in cells)
 
 
 @contextlib.contextmanager
