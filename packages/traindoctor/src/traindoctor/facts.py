@@ -110,10 +110,6 @@ def _python_features(file: PythonFile, facts: Facts) -> None:
         "inference": bool({"no_grad", "inference_mode", "eval", "generate"} & attributes),
         "trains_at_import": any(file.function_of(loop) is file.tree for loop in file.training_loops),
         "resumes": bool({"load_state_dict", "load_checkpoint", "resume_from_checkpoint"} & file.identifiers),
-        "scheduler": any(name.startswith("torch.optim.lr_scheduler.") for _, name in file.calls if name),
-        "grad_scaler": any(
-            name in ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler") for _, name in file.calls
-        ),
         "deletes_files": bool(
             {"remove", "unlink", "rmtree", "save_total_limit", "keep_last", "max_to_keep"} & words
         ),

@@ -239,10 +239,10 @@ class PythonFile:
 
     @cached_property
     def backward_calls(self) -> dict[ast.AST, list[ast.Call]]:
-        """Function or module -> the `.backward()` calls in its own body."""
+        """Function or module -> the calls in its own body that run the backward pass."""
         found: dict[ast.AST, list[ast.Call]] = {}
         for call in self.of(ast.Call):
-            if is_method(call, "backward"):
+            if is_method(call, "backward") or _is_given_loss_and_optimizer(call):
                 found.setdefault(self.function_of(call), []).append(call)
         return found
 
@@ -332,18 +332,28 @@ class PythonFile:
         return values[0] if len(values) == 1 else self._last_value(node, values)
 
     def _last_value(self, node: ast.expr, values: list[ast.expr]) -> ast.expr:
-        """The value of a name that is assigned several times, where all of it happens in one straight line."""
+        """The value of a name that is assigned several times: the last assignment before its use, if it certainly runs.
+
+        It does where its statement stands in a block that also holds the use, or something around the use.
+        """
         function, here = self.function_of(node), self.span(node)
-        straight = all(
-            self.function_of(value) is function
-            and self.parents.get(self.statement_of(value)) is function
-            and self.statement_of(value) is not self.statement_of(node)
-            for value in values
-        )
-        before = [value for value in values if self.span(value) < here]
-        if not straight or not before or self.loop_of(node) is not None:
+        before = [
+            value for value in values if self.function_of(value) is function and self.span(value) < here
+        ]
+        if not before:
             return node
-        return before[-1]
+        last = max(before, key=lambda value: self.span(value))
+        statement = self.statement_of(last)
+        block = self.parents.get(statement)
+        own = self.statement_of(node)
+        if statement is own or block is None:
+            return node
+        around = {own, *(outer for outer in self.ancestors(own) if isinstance(outer, ast.stmt))}
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(block, name, None)
+            if isinstance(statements, list) and statement in statements:
+                return last if any(other in around for other in statements) else node
+        return node
 
     def _is_loop_target(self, node: ast.expr) -> bool:
         name = dotted(node)
@@ -453,4 +463,14 @@ def _is_present(test: ast.expr) -> bool:
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ast.IsNot)
         and is_constant(test.comparators[0], None)
+    )
+
+
+def _is_given_loss_and_optimizer(call: ast.Call) -> bool:
+    """`loss_scaler(loss, optimizer, ...)`: a helper of another file that runs the backward pass."""
+    names = [(dotted(value) or "").rsplit(".", 1)[-1].lower() for value in call.args]
+    return (
+        bool(names)
+        and re.fullmatch(r"(\w+_)?loss", names[0]) is not None
+        and bool({"optimizer", "optim", "opt"} & set(names[1:]))
     )

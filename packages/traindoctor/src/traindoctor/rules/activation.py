@@ -111,15 +111,12 @@ _BLOCKS = {"blocks", "layers", "h", "transformer_blocks", "double_blocks", "sing
 def without_checkpointing(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for loop in file.of(ast.For):
         function = file.function_of(loop)
-        stack = dotted(loop.iter.args[0] if _is_enumerate(loop.iter) else loop.iter) or ""  # type: ignore[attr-defined]
-        in_forward = isinstance(function, ast.FunctionDef) and function.name in (
-            "forward",
-            "forward_features",
-        )
+        stack = _stack_of(loop.iter)
+        in_forward = isinstance(function, ast.FunctionDef) and function.name.startswith("forward")
         if not in_forward or not stack.startswith("self.") or stack.rsplit(".", 1)[-1] not in _BLOCKS:
             continue
         names = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
-        if any(isinstance(part, ast.Call) and dotted(part.func) in names for part in file.inside(loop)):
+        if any(_runs_block(statement, names, stack) for statement in file.inside(loop)):
             message = f"the blocks of {stack} keep all activations; one checkpoint per block keeps only their inputs"
             yield about.at(
                 file.path,
@@ -130,5 +127,17 @@ def without_checkpointing(file: PythonFile, about: Rule) -> Iterator[Finding]:
             )
 
 
-def _is_enumerate(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and dotted(node.func) == "enumerate" and bool(node.args)
+def _stack_of(node: ast.expr) -> str:
+    """`self.blocks` in `self.blocks`, `enumerate(self.blocks)` and `range(len(self.blocks))`."""
+    while isinstance(node, ast.Call) and dotted(node.func) in ("enumerate", "range", "len") and node.args:
+        node = node.args[0]
+    return dotted(node) or ""
+
+
+def _runs_block(statement: ast.AST, names: set[str], stack: str) -> bool:
+    """`x = block(x, ...)`, `x, y = block(x, y)` or `x = self.blocks[i](x)`: the block's own call, nothing around it."""
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(call, ast.Call):
+        return False
+    indexed = isinstance(call.func, ast.Subscript) and dotted(call.func.value) == stack
+    return indexed or dotted(call.func) in names

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, is_method, words_of
+from traindoctor.python_file import PythonFile, argument, is_method, parameter_names, words_of
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.checkpoints import SAVE_DOCS
+from traindoctor.steps import function_called
 from traindoctor.types import Finding, Kind, Severity
 
-_COUNTED = re.compile(r"(^|_)(step|steps|epoch|iter|iteration|it|global_step|idx)(_|$|s$)", re.IGNORECASE)
+_COUNTED = re.compile(r"(^|_)(step|steps|epoch|iter|iteration|it|milestone)(_|$|s$)", re.IGNORECASE)
 
 
 def _saved_keys(file: PythonFile, call: ast.Call) -> set[str] | None:
@@ -56,14 +57,41 @@ def _resumable(file: PythonFile) -> Iterator[tuple[ast.Call, set[str]]]:
     good="save(state, folder / f'step_{step}.pt')\nfor old in sorted(folder.glob('step_*.pt'))[:-3]:\n    old.unlink()",
 )
 def never_pruned(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    loops = _loops_of_training(file)
+    for call, target in _written_files(file):
+        counted = _counted_name(file, target)
+        if counted and (file.loop_of(call) in loops or _called_in(file, call, counted, loops)):
+            message = f"a new file for every {counted}, and this program never deletes one"
+            yield about.at(file.path, file.span(call), message, needs=["training"], unless=["deletes_files"])
+
+
+def _written_files(file: PythonFile) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Calls that save, with the file they name: torch.save itself, or a function of this file that passes a name on."""
     for call in file.calls_of("torch.save"):
         if len(call.args) < 2:
             continue
-        counted = _counted_name(file, call.args[1])
-        in_loop = file.loop_of(call) is not None and file.loop_of(call) in _loops_of_training(file)
-        if counted and in_loop:
-            message = f"a new file for every {counted}, and this program never deletes one"
-            yield about.at(file.path, file.span(call), message, needs=["training"], unless=["deletes_files"])
+        yield call, call.args[1]
+        function = file.function_of(call)
+        names = parameter_names(function)
+        given = dotted(call.args[1])
+        if given not in names:
+            continue
+        for caller, _ in file.calls:
+            if function_called(file, caller) is function:
+                value = argument(caller, given, names.index(given) - ("self" in names[:1]))
+                if value is not None:
+                    yield caller, value
+
+
+def _called_in(file: PythonFile, call: ast.Call, counted: str, loops: set[ast.AST]) -> bool:
+    """Whether the counter is a parameter of the function around, which a training loop of this file calls."""
+    function = file.function_of(call)
+    if counted not in parameter_names(function):
+        return False
+    return any(
+        function_called(file, caller) is function and file.loop_of(caller) in loops
+        for caller, _ in file.calls
+    )
 
 
 def _loops_of_training(file: PythonFile) -> set[ast.AST]:
@@ -148,14 +176,17 @@ def without_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="torch.save({'model': m, 'optimizer': o, 'scheduler': s.state_dict(), 'step': step}, path)",
 )
 def without_schedule(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    made = {name for _, name in file.calls if name}
+    schedules = any(name.startswith("torch.optim.lr_scheduler.") for name in made)
+    scales = bool(made & {"torch.amp.GradScaler", "torch.cuda.amp.GradScaler"})
     for call, keys in _resumable(file):
-        for feature, what, pattern in (
-            ("scheduler", "scheduler", r"sched|(^|_)lr"),
-            ("grad_scaler", "gradient scaler", r"scaler|amp"),
+        for used, what, pattern in (
+            (schedules, "scheduler", r"sched|(^|_)lr"),
+            (scales, "gradient scaler", r"scaler|amp"),
         ):
-            if not any(re.search(pattern, key) for key in keys):
-                message = f"the checkpoint lacks the state of the {what} that this program uses"
-                yield about.at(file.path, file.span(call), message, needs=[feature])
+            if used and not any(re.search(pattern, key) for key in keys):
+                message = f"the checkpoint lacks the state of the {what} that this file uses"
+                yield about.at(file.path, file.span(call), message)
 
 
 @rule(
