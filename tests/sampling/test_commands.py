@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmldlm
-from mmldlm.cli.records import printable
+from mmldlm.cli.samples import printable
 from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
@@ -242,7 +242,7 @@ def test_longer_texts_than_in_training_are_not_taken_in_silence(
 
 
 def test_control_sequences_do_not_reach_the_terminal(run: Path, encoder: None) -> None:
-    assert printable("a\x1b[31mred\x1b[0m\x07b\x9b2Jc\u202ed\tx\ny\x1b]0;title\x07z") == "aredb2Jcd\tx\nyz"
+    assert printable("a\x1b[31mred\x1b[0m\x07b\x9b2Jc\u202ed\tx\ny\x1b]0;title\x07z") == "aredbcd\tx\nyz"
     shown = call("encode", run, "w1 \x1b[2J\x1b]0;owned\x07w2", "--no-compare").stdout
     assert "\x1b[2J" not in shown
     assert "owned" not in shown

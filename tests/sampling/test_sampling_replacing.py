@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from mmldlm.api.codec import Codec
+from mmldlm.api.values import Codec
 from mmldlm.checkpoint.loaded import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError

@@ -21,28 +21,29 @@ import numpy as np
 import torch
 
 from mmldlm import durable, randomness
-from mmldlm.api.codec import Codec
-from mmldlm.api.scoring import array_neighbours, split_neighbours, text_costs
+from mmldlm.api.scoring import array_neighbours, split_neighbours, store_like, text_costs
 from mmldlm.api.values import (
     Check,
+    Codec,
     Latents,
     Lengths,
     Neighbour,
     Pairs,
     SampledText,
     Texts,
+    is_texts,
     latents_array,
     lengths_array,
     like,
     local_folder,
+    matched,
     one_latent,
     require_at_least,
     require_choice,
     text_list,
 )
-from mmldlm.checkpoint.export import Export, write_export
-from mmldlm.checkpoint.load import LoadedModel, load_model
-from mmldlm.config.recipe import config_to_dict
+from mmldlm.checkpoint.export import write_export
+from mmldlm.checkpoint.load import LoadedModel, export_of, load_model
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
 from mmldlm.errors import UserError
@@ -59,7 +60,7 @@ from mmldlm.sampling.decode import (
     paraphrase_tokens,
 )
 from mmldlm.sampling.judge import Encode
-from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional, trained_parts
+from mmldlm.sampling.options import SamplingOptions, trained_parts
 from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 
@@ -89,14 +90,20 @@ def load(
 
 
 class Model:
-    """A trained model. `mmldlm.load` makes one."""
+    """A trained model. `mmldlm.load` makes one.
+
+    `num_slots` and `num_channels` are those of its latents, `max_length` is the longest text of its training, `step` the
+    training step of its weights, `device` where the network is.
+    """
 
     def __init__(self, loaded: LoadedModel, source: str = "", encoder: AnyEncoder | None = None) -> None:
         self.loaded, self.source = loaded, source
         shape = loaded.denoiser.shape
         self.num_slots, self.num_channels = shape.num_slots, shape.num_channels
         self.max_length = shape.max_length
+        self.device, self.step = loaded.device, loaded.step
         self.codec = Codec(loaded, encoder)
+        self._shape, self._normalised = self.codec.latent_shape, loaded.normalizer.normalize
 
     @property
     def encoder(self) -> Any:
@@ -110,16 +117,6 @@ class Model:
     def __repr__(self) -> str:
         latents = f"{self.num_slots} x {self.num_channels}"
         return f"<Model {self.source} step={self.step} modes={','.join(self.modes)} latents={latents} {self.device}>"
-
-    @property
-    def device(self) -> torch.device:
-        """Where the network is."""
-        return self.loaded.device
-
-    @property
-    def step(self) -> int | None:
-        """The training step that the weights come from."""
-        return self.loaded.step
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -198,7 +195,7 @@ class Model:
         counts = lengths_array(lengths, len(array))
         if not len(array):
             return []
-        normalised, away = self._normalised(array), self._against(against, options, len(array))
+        normalised, away = self._normalised(array), self.codec.against(against, options.guidance, len(array))
         keys = document_keys(seed, content_ids(array) if ids is None else ids)
         if candidates == 1 and refine == 0:
             tokens = decode_latents(
@@ -262,7 +259,7 @@ class Model:
             guidance=1.0 if array is None else guidance,
         )  # fmt: skip
         if array is not None and len(array) != len(listed):
-            listed, array = _matched(listed, array)
+            listed, array = matched(listed, array)
         if not listed:
             return []
         mask_id = self.loaded.corruption.text.mask_id
@@ -272,7 +269,7 @@ class Model:
             ids = ids if array is None else randomness.make_key(ids, content_ids(array))
         tokens = infill_tokens(
             self.loaded, blanks, options, latents=None if array is None else self._normalised(array),
-            keys=document_keys(seed, ids), against=self._against(against, options, len(listed)),
+            keys=document_keys(seed, ids), against=self.codec.against(against, options.guidance, len(listed)),
             progress=progress,
         )  # fmt: skip
         sampled = self._sampled(tokens)
@@ -345,9 +342,6 @@ class Model:
         """
         listed = text_list(texts)
         require_at_least("draws", draws, 1)
-        if not trained_parts(self.loaded).text:
-            raise UserError("this model was not trained to produce text, so it cannot score one")
-        (require_unconditional if latents is None else require_conditional)(self.loaded)
         array = None if latents is None else latents_array(latents, self._shape)
         if array is not None and len(array) != len(listed):
             raise UserError(f"latents: {len(array)} for {len(listed)} texts; give one per text")
@@ -368,21 +362,15 @@ class Model:
         require_at_least("k", k, 1)
         if isinstance(among, PairStore):
             among = among.split(self.loaded.config.data.train_split)
-        wanted = self._latents_of(queries, "queries")
+        wanted = self.codec.latents_of(queries, "queries")
         if isinstance(among, Split):
             return split_neighbours(wanted, among, k)
-        texts = text_list(among) if _is_texts(among) else None  # type: ignore[arg-type]
-        return array_neighbours(wanted, self._latents_of(among, "among"), texts, k)
+        texts = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
+        return array_neighbours(wanted, self.codec.latents_of(among, "among"), texts, k)
 
     def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
         """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
-        store = PairStore.open_of_run(self.loaded.config.data.store, None if path is None else Path(path))
-        if store.fingerprint != self.loaded.fingerprint:
-            raise UserError(
-                f"{store.path}: was made with another tokenizer or encoder than the model's data "
-                f"({store.fingerprint[:12]} instead of {self.loaded.fingerprint[:12]}); use one made as the run's was"
-            )
-        return store
+        return store_like(self.loaded, None if path is None else Path(path))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write an export that `load` reads, with weights, settings, tokenizer and normaliser.
@@ -391,29 +379,9 @@ class Model:
         >>> load(tmp / "copy").step == model.step
         True
         """
-        path, loaded = Path(folder), self.loaded
+        path = Path(folder)
         durable.require_writable(path)
-        shape = loaded.denoiser.shape
-        data = {
-            "fingerprint": loaded.fingerprint,
-            "vocab_size": shape.vocab_size,
-            "num_slots": shape.num_slots,
-            "num_channels": shape.num_channels,
-            "max_length": shape.max_length,
-            "normalizer": loaded.normalizer.to_json(),
-            "tokenizer": None if loaded.tokenizer_path is None else self.codec.tokenizer.spec(),
-            "encoder": loaded.encoder,
-            "step": loaded.step,
-        }
-        weights = {name: tensor.detach().cpu() for name, tensor in loaded.denoiser.state_dict().items()}
-        write_export(path, Export(weights, config_to_dict(loaded.config), data, loaded.tokenizer_path))
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.num_slots, self.num_channels
-
-    def _normalised(self, latents: np.ndarray) -> np.ndarray:
-        return self.loaded.normalizer.normalize(latents)
+        write_export(path, export_of(self.loaded))
 
     def _options(self, seed: int, **arguments: Any) -> SamplingOptions:
         """The settings of the run, with the arguments that are not None in their place."""
@@ -430,44 +398,7 @@ class Model:
             )
         return None
 
-    def _against(
-        self, against: str | Latents | None, options: SamplingOptions, count: int
-    ) -> np.ndarray | None:
-        """(n, S, C) normalised latents that guidance leads away from."""
-        if against is None:
-            return None
-        if options.guidance == 1.0:
-            raise UserError("against: has an effect only with a guidance other than 1, such as guidance=2")
-        array = self._latents_of(against, "against")
-        if len(array) not in (1, count):
-            raise UserError(f"against: {len(array)} latents; 1 or {count} are needed")
-        return np.broadcast_to(self._normalised(array), (count, *self._shape))
-
-    def _latents_of(self, values: Texts | Latents, name: str) -> np.ndarray:
-        """(n, S, C) of texts or of latents."""
-        if _is_texts(values):
-            return self.embed(text_list(values, name))  # type: ignore[arg-type]
-        return latents_array(values, self._shape, name)  # type: ignore[arg-type]
-
     def _sampled(self, tokens: list[np.ndarray], checks: list[Check] | None = None) -> list[SampledText]:
         known: Sequence[Check | None] = checks or [None] * len(tokens)
         rows = zip(self.codec.texts_of(tokens), tokens, known, strict=True)
         return [SampledText(*row) for row in rows]
-
-
-def _is_texts(values: Any) -> bool:
-    return isinstance(values, str) or (
-        isinstance(values, Sequence) and bool(values) and all(isinstance(value, str) for value in values)
-    )
-
-
-def _matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """As many texts as latents: one of either goes with all of the other."""
-    if 1 not in (len(texts), len(latents)):
-        raise UserError(
-            f"latents: {len(latents)} for {len(texts)} texts with blanks; give as many of both, or one of either"
-        )
-    num = max(len(texts), len(latents))
-    return texts * num if len(texts) == 1 else texts, np.repeat(
-        latents, num if len(latents) == 1 else 1, axis=0
-    )

@@ -1,4 +1,4 @@
-"""What a model says about documents that exist already: what a text costs, and which documents are near a latent.
+"""What a model says about documents that exist already: what a text costs, which documents are near a latent.
 
 Shapes: n documents, S latent slots, C latent channels, k neighbours.
 """
@@ -6,12 +6,13 @@ Shapes: n documents, S latent slots, C latent channels, k neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from mmldlm.api.values import Neighbour
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.data.store import Documents, Split
+from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
@@ -71,3 +72,14 @@ def _named(index: np.ndarray, cosines: np.ndarray, texts: Sequence[str | None]) 
         [Neighbour(int(place), float(near), next(text)) for place, near in zip(*row, strict=True)]
         for row in zip(index, cosines, strict=True)
     ]
+
+
+def store_like(model: LoadedModel, path: Path | None) -> PairStore:
+    """The pair store that the model was trained on, or one elsewhere that was made in the same way."""
+    store = PairStore.open_of_run(model.config.data.store, path)
+    if store.fingerprint != model.fingerprint:
+        raise UserError(
+            f"{store.path}: was made with another tokenizer or encoder than the model's data "
+            f"({store.fingerprint[:12]} instead of {model.fingerprint[:12]}); use one made as the run's was"
+        )
+    return store

@@ -1,14 +1,16 @@
-"""What goes into a `Model` and what comes out: texts, latents and lengths, checked and brought into one form.
+"""What goes into a `Model`, what comes out, and what turns texts, tokens and latents into each other.
 
 Shapes: n documents, S latent slots, C latent channels.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.load import RUNS
-from mmldlm.data.tokenizer import first_line
+from mmldlm.checkpoint.load import RUNS, LoadedModel
+from mmldlm.data.tokenizer import Tokenizer, first_line
 from mmldlm.errors import UserError
+from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
+logger = logging.getLogger(__name__)
 Texts = str | Sequence[str]
 Latents = np.ndarray | Tensor | Sequence[Any]
 """(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
@@ -175,3 +179,92 @@ def local_folder(source: Any) -> Path:
 def _is_local(path: Path) -> bool:
     """Whether a name is taken as a folder here, or as a run below `saved`."""
     return path.exists() or (RUNS / path).exists()
+
+
+def is_texts(values: Any) -> bool:
+    """Whether these are texts, not latents."""
+    return isinstance(values, str) or (
+        isinstance(values, Sequence) and bool(values) and all(isinstance(value, str) for value in values)
+    )
+
+
+def matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """As many texts as latents: one of either goes with all of the other."""
+    if 1 not in (len(texts), len(latents)):
+        raise UserError(
+            f"latents: {len(latents)} for {len(texts)} texts with blanks; give as many of both, or one of either"
+        )
+    num = max(len(texts), len(latents))
+    return texts * num if len(texts) == 1 else texts, np.repeat(
+        latents, num if len(latents) == 1 else 1, axis=0
+    )
+
+
+class Codec:
+    """The tokenizer and the encoder of a model; both are loaded when they are first needed."""
+
+    def __init__(self, loaded: LoadedModel, own_encoder: AnyEncoder | None = None) -> None:
+        self.loaded, self.own_encoder, shape = loaded, own_encoder, loaded.denoiser.shape
+        self.latent_shape, self.max_length = (shape.num_slots, shape.num_channels), shape.max_length
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that came with the model."""
+        if self.loaded.tokenizer_path is None:
+            raise UserError("this model has no tokenizer, so it takes no texts; pass latents")
+        return Tokenizer.load(self.loaded.tokenizer_path)
+
+    @cached_property
+    def encoder(self) -> Any:
+        """The encoder that made the training latents, or an object with `encode` that was assigned."""
+        return open_encoder(self.loaded.encoder, device=self.loaded.device.type, encoder=self.own_encoder)
+
+    def tokenize(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text."""
+        tokens = [np.array(ids, dtype=np.int64) for ids in self.tokenizer.encode_batch(texts)]
+        for index, ids in enumerate(tokens):
+            if not len(ids):
+                raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+        return self.note_long(tokens)
+
+    def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
+        """The tokens; texts longer than any in training are accepted, with a warning."""
+        num_long = sum(len(ids) > self.max_length for ids in tokens)
+        if num_long:
+            logger.warning(
+                f"{num_long} of {len(tokens)} texts have more than {self.max_length} tokens, the most in "
+                "training; expect less of them"
+            )
+        return tokens
+
+    def texts_of(self, tokens: list[np.ndarray]) -> list[str]:
+        """Texts of token ids; the ids themselves as words, where the model has no tokenizer."""
+        if self.loaded.tokenizer_path is None:
+            return [" ".join(str(token) for token in ids) for ids in tokens]
+        return self.tokenizer.decode_batch([ids.tolist() for ids in tokens])
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """(n, S, C) by the encoder."""
+        latents = self.encoder.encode(texts) if texts else []
+        return latents_array(latents, self.latent_shape, "output of the encoder")
+
+    def embed_tokens(self, tokens: list[np.ndarray]) -> np.ndarray:
+        """(n, S, C) of token ids by the encoder, which reads their texts."""
+        return self.embed(self.texts_of(tokens))
+
+    def latents_of(self, values: Texts | Latents, name: str) -> np.ndarray:
+        """(n, S, C) of texts, by the encoder, or of latents."""
+        if is_texts(values):
+            return self.embed(text_list(values, name))  # type: ignore[arg-type]
+        return latents_array(values, self.latent_shape, name)  # type: ignore[arg-type]
+
+    def against(self, against: Texts | Latents | None, guidance: float, count: int) -> np.ndarray | None:
+        """(n, S, C) normalised latents that guidance leads away from."""
+        if against is None:
+            return None
+        if guidance == 1.0:
+            raise UserError("against: has an effect only with a guidance other than 1, such as guidance=2")
+        array = self.latents_of(against, "against")
+        if len(array) not in (1, count):
+            raise UserError(f"against: {len(array)} latents; 1 or {count} are needed")
+        return np.broadcast_to(self.loaded.normalizer.normalize(array), (count, *self.latent_shape))

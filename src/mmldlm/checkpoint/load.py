@@ -41,9 +41,10 @@ from mmldlm.checkpoint.files import (
 )
 from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, upgraded
 from mmldlm.config import Config
-from mmldlm.config.recipe import config_from_dict
+from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import PairStore
+from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import in_parallel
 from mmldlm.errors import UserError
 from mmldlm.json_lines import load_exact
@@ -193,6 +194,25 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
         step=data.get("step"),
         precision=precision,
     )
+
+
+def export_of(model: LoadedModel) -> Export:
+    """What `write_export` needs to save a model that was loaded."""
+    shape = model.denoiser.shape
+    weights = {name: tensor.detach().cpu() for name, tensor in model.denoiser.state_dict().items()}
+    tokenizer = None if model.tokenizer_path is None else Tokenizer.load(model.tokenizer_path).spec()
+    data = {
+        "fingerprint": model.fingerprint,
+        "vocab_size": shape.vocab_size,
+        "num_slots": shape.num_slots,
+        "num_channels": shape.num_channels,
+        "max_length": shape.max_length,
+        "normalizer": model.normalizer.to_json(),
+        "tokenizer": tokenizer,
+        "encoder": model.encoder,
+        "step": model.step,
+    }
+    return Export(weights, config_to_dict(model.config), data, model.tokenizer_path)
 
 
 def load_model(source: str | Path | os.PathLike[str], device: torch.device) -> LoadedModel:

@@ -98,7 +98,7 @@ def import_(
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from mmldlm.cli.records import printable
+    from mmldlm.cli.samples import printable
     from mmldlm.tables import folding_table
 
     console = Console()

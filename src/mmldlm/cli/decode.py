@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import (
+from mmldlm.cli.samples import (
+    Answer,
+    add_neighbours,
     against_of,
+    chosen,
     latents_of,
     lengths_of,
     named_documents,
     require_effect,
     require_one_of,
+    text_records,
 )
-from mmldlm.cli.records import Answer, add_neighbours, chosen, text_records
 
 if TYPE_CHECKING:  # the command answers --help without torch
     from mmldlm.sampling.decode import Progress

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import latents_of, named_documents, require_effect, require_one_of
-from mmldlm.cli.records import Answer, add_neighbours, chosen
+from mmldlm.cli.samples import (
+    Answer,
+    add_neighbours,
+    chosen,
+    latents_of,
+    named_documents,
+    require_effect,
+    require_one_of,
+)
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:  # the command answers --help without torch

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import lengths_of, require_effect
-from mmldlm.cli.records import Answer, add_neighbours, chosen, text_records
+from mmldlm.cli.samples import Answer, add_neighbours, chosen, lengths_of, require_effect, text_records
 from mmldlm.errors import UserError
 
 Number = Annotated[int, typer.Option("-n", help="How many pairs.")]

@@ -9,8 +9,16 @@ import typer
 
 from mmldlm import randomness
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import against_of, latents_of, named_documents, require_effect, require_one_of
-from mmldlm.cli.records import Answer, chosen, text_records
+from mmldlm.cli.samples import (
+    Answer,
+    against_of,
+    chosen,
+    latents_of,
+    named_documents,
+    require_effect,
+    require_one_of,
+    text_records,
+)
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:  # the command answers --help without torch

@@ -7,8 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import latents_of, lengths_of, require_effect
-from mmldlm.cli.records import Answer, add_neighbours, chosen, text_records
+from mmldlm.cli.samples import (
+    Answer,
+    add_neighbours,
+    chosen,
+    latents_of,
+    lengths_of,
+    require_effect,
+    text_records,
+)
 from mmldlm.errors import UserError
 
 First = Annotated[str, typer.Argument(metavar="A", help="The text at one end.")]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmldlm.cli import sampling_options as option
-from mmldlm.cli.documents import latents_of, lengths_of, require_one_of
-from mmldlm.cli.records import Answer, chosen, text_records
+from mmldlm.cli.samples import Answer, chosen, latents_of, lengths_of, require_one_of, text_records
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:  # the command answers --help without torch

@@ -23,18 +23,19 @@ from mmldlm.config.settings import (
 
 def find_problems(config: Config) -> list[str]:
     """Everything that is wrong with the values, each as `section.key=value: what is allowed`."""
-    return [*_field_problems(config, ""), *_joint_problems(config)]
+    return [*field_problems(config, ""), *_joint_problems(config)]
 
 
-def _field_problems(section: Any, prefix: str) -> list[str]:
+def field_problems(section: Any, prefix: str = "") -> list[str]:
+    """Values of a section that its own fields do not allow; one line for each."""
     problems: list[str] = []
     for item in fields(section):
         key, value = prefix + item.name, getattr(section, item.name)
         if is_dataclass(value):
-            problems += _field_problems(value, f"{key}.")
+            problems += field_problems(value, f"{key}.")
         elif isinstance(value, list):
             for number, entry in enumerate(value):
-                problems += _field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
+                problems += field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
         elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
             problems.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
         elif value is not None and "low" in item.metadata:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.config import Config, DataConfig, SamplingConfig, find_problems, leaves_condition_out
+from mmldlm.config import SamplingConfig, leaves_condition_out
+from mmldlm.config.checks import field_problems
 from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import Active
@@ -42,8 +43,7 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         config = SamplingConfig(**{item.name: getattr(self, item.name) for item in fields(SamplingConfig)})
-        checked = Config(data=DataConfig(store="not read here"), sampling=config)
-        problems = [problem.removeprefix("sampling.") for problem in find_problems(checked)]
+        problems = field_problems(config)
         problems += [
             f"{name}={value}: allowed is at least {low}"
             for name, value, low in (("seed", self.seed, 0), ("batch_tokens", self.batch_tokens, 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.runtime import autocast
 from mmldlm.types import to_device
 
 
@@ -70,7 +72,9 @@ class ModelPredictor:
     @classmethod
     def of(cls, model: LoadedModel) -> ModelPredictor:
         """A loaded model, in its precision."""
-        return cls(model.denoiser, model.corruption, model.device, model.autocast)
+        return cls(
+            model.denoiser, model.corruption, model.device, partial(autocast, model.device, model.precision)
+        )
 
     @torch.no_grad()
     def predict(

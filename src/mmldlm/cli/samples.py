@@ -1,4 +1,7 @@
-"""Samples as records, one dictionary per document: a table for people, JSON for programs, files for both."""
+"""What the commands on a trained model share: the documents that a command line names, and the samples as records.
+
+A record is a dictionary per document: a row of the table for people, an object of JSON for programs, a line of a file.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:  # the commands answer --help without torch
     from mmldlm.api.files import Act
     from mmldlm.api.model import Model
     from mmldlm.api.values import SampledText
+    from mmldlm.sampling.stream import Inputs
 
 TITLES = {
     "at": "at",
@@ -31,6 +35,7 @@ TITLES = {
     "cosine": "cosine",
     "neighbours": "nearest training texts",
 }
+DEFAULT_COUNT = 8
 _SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -150,3 +155,94 @@ def _cell(value: Any) -> str:
 def chosen(**options: Any) -> dict[str, Any]:
     """The options that are set."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def require_one_of(sources: dict[str, Any]) -> None:
+    """Exactly one of these options is set."""
+    chosen = [name for name, value in sources.items() if value not in (None, [])]
+    if len(chosen) != 1:
+        raise UserError(f"{'only ' if chosen else ''}one of {', '.join(sources)} is needed")
+
+
+def require_effect(option: str, value: Any, *others: Any, needs: str) -> None:
+    """An option that is set needs another one to have an effect."""
+    if value not in (None, 0) and not any(others):
+        raise UserError(f"{option}: has an effect only with {needs}; leave it out")
+
+
+def named_documents(
+    model: Model,
+    texts: list[str] | None = None,
+    latents: Path | None = None,
+    from_split: str | None = None,
+    num: int | None = None,
+    data: Path | None = None,
+) -> Inputs:
+    """The documents that --text, --latents or --from-split name."""
+    from mmldlm.sampling.stream import Inputs, read_latents
+
+    if texts:
+        return Inputs(texts=texts)
+    if latents is not None:
+        return Inputs(latents=read_latents(latents, (model.num_slots, model.num_channels)))
+    assert from_split is not None
+    return _of_split(model, from_split, DEFAULT_COUNT if num is None else num, data)
+
+
+def _of_split(model: Model, name: str, num: int, data: Path | None) -> Inputs:
+    import numpy as np
+
+    from mmldlm.sampling.stream import Inputs
+
+    split = model.open_store(data).split(name)
+    if num < 1 or not len(split):
+        raise UserError(f"-n {num}: at least 1 pair is needed; the split {name} has {len(split)}")
+    indices = np.arange(min(num, len(split)))
+    documents = split.read(indices)
+    tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+    stored = split.read_texts(indices)
+    decoded = model.codec.texts_of(tokens)
+    return Inputs(
+        texts=[text or instead for text, instead in zip(stored, decoded, strict=True)],
+        latents=documents.latents,
+        document_ids=documents.ids.astype(np.uint64),
+        lengths=documents.lengths,
+    )
+
+
+def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) -> np.ndarray:
+    """(n, slots, channels): given, or made of the texts by the encoder or by the model itself."""
+    if encode_with not in ("encoder", "model"):
+        raise UserError(f"--encode-with {encode_with}: allowed are encoder, model")
+    if inputs.latents is not None:
+        return inputs.latents
+    assert inputs.texts is not None
+    return model.embed(inputs.texts) if encode_with == "encoder" else model.encode(inputs.texts, seed=seed)
+
+
+def lengths_of(model: Model, word: str | None, inputs: Inputs | None = None) -> Any:
+    """What --length says: None, a number, or the lengths of the original texts."""
+    if word is None:
+        return None
+    if word == "original":
+        if inputs is None or inputs.texts is None:
+            raise UserError("--length original: there is no original text here; give a number")
+        if inputs.lengths is not None:
+            return inputs.lengths
+        return [len(tokens) for tokens in model.tokenize(inputs.texts)]
+    if not (word.isascii() and word.isdigit() and 1 <= int(word) <= model.max_length):
+        raise UserError(
+            f"--length {word}: allowed are 'original' and 1 to {model.max_length}, the longest in training"
+        )
+    return int(word)
+
+
+def against_of(model: Model, word: str | None, encode_with: str, seed: int) -> Any:
+    """What --against names: latents of a file, or of a text."""
+    from mmldlm.sampling.stream import Inputs, read_latents
+
+    if word is None:
+        return None
+    if word.endswith(".npy"):
+        return read_latents(Path(word), (model.num_slots, model.num_channels))
+    return latents_of(model, Inputs(texts=[word]), encode_with, seed)
