@@ -65,8 +65,6 @@ from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 
 logger = logging.getLogger(__name__)
-CHECKS = ("model", "encoder")
-VARIED = ("both", "latent", "text")
 
 
 def load(
@@ -92,8 +90,8 @@ def load(
 class Model:
     """A trained model. `mmldlm.load` makes one.
 
-    `num_slots` and `num_channels` are those of its latents, `max_length` is the longest text of its training, `step` the
-    training step of its weights, `device` where the network is.
+    `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
+    training step of the weights, `device` where the network is.
     """
 
     def __init__(self, loaded: LoadedModel, source: str = "", encoder: AnyEncoder | None = None) -> None:
@@ -188,7 +186,7 @@ class Model:
         array = latents_array(latents, self._shape)
         require_at_least("candidates", candidates, 1)
         require_at_least("refine", refine, 0)
-        require_choice("check", check, CHECKS)
+        require_choice("check", check, ("model", "encoder"))
         options = self._options(
             seed, steps=steps, temperature=temperature, top_p=top_p, guidance=guidance, order=order
         )
@@ -307,7 +305,7 @@ class Model:
         3
         """
         listed = text_list(texts)
-        require_choice("vary", vary, VARIED)
+        require_choice("vary", vary, ("both", "latent", "text"))
         if not 0 < strength <= 1:
             raise UserError(f"strength={strength}: more than 0 and at most 1 is needed")
         if lengths is not None and vary != "latent":
