@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from mmldlm.tables import Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,15 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("mmldlm"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["flat"] = _flat
+    environment.filters |= {"flat": _flat, "inline": _inline}
     return environment
+
+
+def _inline(text: str) -> Markup:
+    """Words in backticks as code; everything is escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _flat(value: Any) -> str:

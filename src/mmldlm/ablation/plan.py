@@ -71,10 +71,10 @@ class Arm:
     def change(self) -> str:
         """What is different, for people."""
         last = ["weights of the last step"] if self.weights == LAST else []
-        said = " ".join(self.words)
+        words = " ".join(self.words)
         if self.of is not None:
-            return f"{self.of}, with {', '.join([*last, *([said] if said else [])])}"
-        return said or "as the recipe and the base say"
+            return f"{self.of}, with {', '.join([*last, *([words] if words else [])])}"
+        return words or "the recipe and the base"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def list_plans() -> dict[str, Path]:
 
 
 def load_plan(name: str, more: list[str] | None = None, device: str = "auto") -> Plan:
-    """A plan by name or file, with more settings for its base. Every arm is loaded; a mistake names it."""
+    """A plan by name or file, with more settings for its base. Every arm is loaded; an error names the arm."""
     path = _find(name)
     values = _read(path)
     try:
@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _build(path: Path, values: dict[str, Any], more: list[str], device: str) -> Plan:
-    _refuse_unknown(values, _KEYS, "")
+    _reject_unknown(values, _KEYS, "")
     if not isinstance(values.get("recipe"), str):
         raise UserError("recipe: the name or file of a recipe is needed")
     beside = path.parent / values["recipe"]
@@ -169,7 +169,7 @@ def _build(path: Path, values: dict[str, Any], more: list[str], device: str) -> 
     return plan
 
 
-def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _reject_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in values:
         if key not in known:
             raise UserError(f"{where}unknown key {key!r}; allowed are {', '.join(known)}")
@@ -189,7 +189,7 @@ def _words(where: str, values: Any) -> tuple[str, ...]:
 def _evaluation(values: Any) -> EvaluationPlan:
     if not isinstance(values, dict):
         raise UserError(f"eval: a mapping is needed, with keys of {', '.join(_SIZES)}, split, seed, encoder")
-    _refuse_unknown(values, (*_SIZES, "split", "seed", "encoder"), "eval: ")
+    _reject_unknown(values, (*_SIZES, "split", "seed", "encoder"), "eval: ")
     values = _QUICK | values
     steps, seed, split = values["steps"], values.get("seed", 0), values.get("split")
     if not isinstance(steps, list) or not steps or not all(type(count) is int for count in steps):
@@ -241,7 +241,7 @@ def _arm(name: Any, value: Any) -> Arm:
         raise UserError(
             f"{where}: a list of settings is needed, or {{of: ARM, sampling: {{...}}}} to use another arm's runs"
         )
-    _refuse_unknown(value, _ARM_KEYS, f"{where}: ")
+    _reject_unknown(value, _ARM_KEYS, f"{where}: ")
     sampling, weights = value.get("sampling", {}), value.get("weights", AVERAGED)
     if not isinstance(value.get("of"), str):
         raise UserError(f"{where}: of: the name of the arm whose runs are used is needed")
@@ -256,7 +256,7 @@ def _arm(name: Any, value: Any) -> Arm:
 
 
 def _config(plan: Plan, arm: Arm) -> Config:
-    """The settings of an arm, with everything refused that would only fail after its training."""
+    """The settings of an arm, with everything rejected that would only fail after its training."""
     words = ["train.step_timeout_action=exit", *plan.base, *plan.evaluation.words]
     own = [f"name={arm.folder}", f"train.device={plan.device}"]
     if arm.of is not None:
@@ -286,7 +286,7 @@ def _config(plan: Plan, arm: Arm) -> Config:
 
 
 def _check_judge(config: Config, *, encoder: bool) -> None:
-    """Somebody has to turn candidates back into latents."""
+    """Candidates need the model or the encoder to turn them back into latents."""
     asked = config.evaluation
     if max(asked.candidates, default=1) == 1 and not asked.refine:
         return
@@ -366,14 +366,14 @@ def default_names(measured: Iterable[str], steps: Sequence[int]) -> list[str]:
 def is_known(name: str, steps: Sequence[int]) -> bool:
     """Whether an evaluation at these numbers of steps can have a quantity of this name."""
     for pattern in _NAMES:
-        found = re.fullmatch(pattern, name)
-        if found:
-            return "steps" not in found.groupdict() or int(found["steps"]) in steps
+        match = re.fullmatch(pattern, name)
+        if match:
+            return "steps" not in match.groupdict() or int(match["steps"]) in steps
     return False
 
 
 def check_names(names: Any, steps: Sequence[int]) -> None:
-    """Refuse columns that no evaluation has."""
+    """Reject columns that no evaluation has."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError("quantities: a list of names is needed, such as [text_bound/right, t2l/cosine]")
     examples = [name.format(steps=max(steps)) for name in _EXAMPLES]

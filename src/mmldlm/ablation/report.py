@@ -57,27 +57,27 @@ class Report:
 
     def notes(self, summary: Summary) -> list[str]:
         """What a reader must know."""
-        found = [_error_note(summary), *_chance_notes(summary)]
+        notes = [_error_note(summary), *_chance_notes(summary)]
         lacking = [row.arm.name for row in summary.rows if len(row.seeds) < len(self.work.seeds)]
         if lacking:
-            found.append(f"fewer than {len(self.work.seeds)} seeds are there of: {', '.join(lacking)}")
+            notes.append(f"fewer than {len(self.work.seeds)} seeds are there of: {', '.join(lacking)}")
         columns = {column.name for column in summary.columns}
         unmeasured = [name for name in self.work.plan.quantities or () if name not in columns]
         if unmeasured and summary.num_seeds:
-            found.append(f"measured by no arm, so not in the table: {', '.join(unmeasured)}")
+            notes.append(f"measured by no arm, so not in the table: {', '.join(unmeasured)}")
         configs = self.work.plan.configs
         blind = [row.arm.name for row in summary.rows if not sees_latents(configs[row.arm.name].corruption)]
         if blind:
-            found.append(
+            notes.append(
                 f"never saw a latent (corruption.condition_dropout=1): {', '.join(blind)}; of their text bounds only "
                 "text_bound/none is about what they were trained for"
             )
-        found += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
+        notes += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
         if self.num_jobs > 1:
-            found.append(
+            notes.append(
                 f"{self.num_jobs} runs at a time shared the machine, so each took longer than it would have alone"
             )
-        return found
+        return notes
 
     def _result(self, summary: Summary, whole: bool) -> dict[str, Any]:
         return {
@@ -102,10 +102,11 @@ class Report:
         partial = [] if whole else ["Partial: not all runs are there."]
         return render_page(
             f"Ablation {plan.path.stem}",
-            intro=[*partial, *summary_lines(self.environment), *_plan_lines(plan, self.work)],
+            intro=[*partial, *_plan_lines(plan, self.work)],
             notes=self.notes(summary),
             pictures=pictures,
             tables=make_tables(summary, plan),
+            details={"Machine": dict(line.split(": ", 1) for line in summary_lines(self.environment))},
         )
 
     def _markdown(self, summary: Summary, whole: bool) -> str:
@@ -135,7 +136,7 @@ def overview(summary: Summary, plan: Plan) -> Table:
     """A row for each arm, a column for each quantity."""
     about = (
         f"Mean over seeds ± standard error. ▲ better, ▼ worse than {plan.arms[0].name}: the 95 % interval of the "
-        "paired difference leaves 0 out; ▲▲, ▼▼: also after the correction for the number of comparisons."
+        "paired difference excludes 0; ▲▲, ▼▼: also after the correction for the number of comparisons."
     )
     head = [
         "arm",
@@ -210,7 +211,7 @@ def _plan_lines(plan: Plan, work: Work) -> list[str]:
 
 def _error_note(summary: Summary) -> str:
     if summary.num_seeds < 2:
-        return "fewer than two seeds: no error bars, and nothing can be said about differences; run with --seeds 3"
+        return "fewer than two seeds: no error bars, and differences cannot be judged; run with --seeds 3"
     return (
         "± is the standard error of the mean over training seeds; intervals of differences are 95 % t-intervals of "
         "differences paired by seed (n - 1 degrees of freedom). They cover what another training seed changes, not "
@@ -225,9 +226,9 @@ def _chance_notes(summary: Summary) -> list[str]:
     outside = sum(cell.verdict != SAME for cell in cells)
     surviving = sum(cell.survives for cell in cells)
     return [
-        f"'{SAME}': the interval holds 0. Of the {len(cells)} comparisons here about {0.05 * len(cells):.1f} would "
+        f"'{SAME}': the interval contains 0. Of the {len(cells)} comparisons here about {0.05 * len(cells):.1f} would "
         f"fall outside by chance if no arm differed; {outside} did, and {surviving} of them still do after Holm's "
-        "correction for all comparisons. Believe those; take the others as hints for more seeds"
+        "correction for all comparisons. Rely on those; the others are hints that deserve more seeds"
     ]
 
 

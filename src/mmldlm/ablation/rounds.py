@@ -114,8 +114,8 @@ class Rounds:
         code = one.process.returncode
         if code == 0 and not missing:
             return None
-        said = last_line(one.log_path)
-        return explain_death(code, one.log_path).reason if code < 0 or not said else said
+        line = last_line(one.log_path)
+        return explain_death(code, one.log_path).reason if code < 0 or not line else line
 
     def _ask_to_stop(self) -> None:
         for one in self.running:

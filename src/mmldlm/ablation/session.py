@@ -24,7 +24,7 @@ from mmldlm.runtime import choose_device, settle_runtime
 
 
 class Watcher(Protocol):
-    """Is told how the rounds proceed."""
+    """Follows the rounds."""
 
     def update(self, rounds: Rounds) -> None:
         """Called whenever a job has begun or ended, and every now and then."""

@@ -3,7 +3,7 @@
 DIR/plan.json               settings that the runs in the folder were trained with
 DIR/runs/ARM/SEED/          a run, as `mmldlm train` writes it
 DIR/reports/ARM/SEED/       its evaluation: record.json, result.json, documents.json, report.md
-DIR/logs/ARM-SEED.log       what its process said; the job itself beside it
+DIR/logs/ARM-SEED.log       output of its process; the job itself beside it
 DIR/result.json table.md chart.png chart.svg
 """
 
@@ -166,15 +166,15 @@ class Work:
 
     def records(self) -> list[Record]:
         """All that is known."""
-        found = (self.record(arm, seed) for arm in self.plan.arms for seed in self.seeds)
-        return [record for record in found if record is not None]
+        records = (self.record(arm, seed) for arm in self.plan.arms for seed in self.seeds)
+        return [record for record in records if record is not None]
 
     def identity(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Everything that decides the numbers of an arm and seed, as JSON keeps it."""
         how, config = self.plan.evaluation, self.plan.config(arm, seed)
         settings = config_to_dict(config)
         settings["data"]["store"] = str(Path(settings["data"]["store"]).absolute())
-        found = {
+        parts = {
             "settings": settings,
             "weights": arm.weights,
             "of": arm.of,
@@ -183,7 +183,7 @@ class Work:
             "encoder": how.encoder,
             "content": self.content,
         }
-        kept: dict[str, Any] = json.loads(json.dumps(found))
+        kept: dict[str, Any] = json.loads(json.dumps(parts))
         return kept
 
     def split(self, config: Config) -> str:
@@ -213,7 +213,7 @@ class Work:
 
 
 def open_work(plan: Plan, folder: Path, num_seeds: int) -> Work:
-    """Find the data and whatever the folder has already; runs of an arm that has changed since are refused."""
+    """Find the data and whatever the folder has already; runs of an arm that has changed since are rejected."""
     config = plan.configs[plan.arms[0].name]
     store = PairStore.open(config.data.store)
     splits = [one.data.train_split for one in plan.configs.values()]
@@ -225,7 +225,7 @@ def open_work(plan: Plan, folder: Path, num_seeds: int) -> Work:
     taken = folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
     if taken and not (folder / PLAN).is_file():
         raise UserError(f"--out {folder}: holds something else than an ablation; choose another folder")
-    _refuse_changes(work, _saved_plan(folder))
+    _reject_changes(work, _saved_plan(folder))
     return work
 
 
@@ -253,7 +253,7 @@ def _saved_plan(folder: Path) -> dict[str, Any]:
     raise UserError(f"{path}: is not the plan of an ablation; choose another folder with --out")
 
 
-def _refuse_changes(work: Work, saved: dict[str, Any]) -> None:
+def _reject_changes(work: Work, saved: dict[str, Any]) -> None:
     runs = work.folder / "runs"
     for arm in work.plan.trained:
         if arm.folder not in saved.get("arms", {}) or not (runs / arm.folder).is_dir():
@@ -272,15 +272,15 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Settings that differ; one younger than the saved plan had its default."""
     default = json.loads(json.dumps(config_to_dict(Config())))
     new = json.loads(json.dumps(new))
-    found = []
+    changes = []
     for name in setting_names():
         if _at(new, name) is _MISSING:
             continue  # not part of what is kept
         before = _at(old, name)
         before = _at(default, name) if before is _MISSING else before
         if before != _at(new, name):
-            found.append(f"{name}: {before} -> {_at(new, name)}")
-    return found
+            changes.append(f"{name}: {before} -> {_at(new, name)}")
+    return changes
 
 
 _MISSING = object()

@@ -177,10 +177,11 @@ class Report:
         replace_file(self.folder / "chart.png", picture.png)
         page = render_page(
             "Benchmark",
-            intro=[*(["Partial: stopped before its end."] if result.partial else []), *self._facts()],
+            intro=[*(["Partial: stopped before its end."] if result.partial else []), *self._facts()[-2:]],
             notes=[*self.remarks(result), *(outcome.line() for outcome in outcomes)],
             pictures=[picture],
             tables=[table],
+            details={"Machine": dict(line.split(": ", 1) for line in summary_lines(self.environment))},
         )
         replace_file(self.folder / "report.html", page)
         return table

@@ -133,13 +133,13 @@ def with_wrong_latents(batches: list[NoisyBatch], corruption: Corruption) -> lis
     rolled = torch.cat([batch.latents[chosen] for batch, chosen in zip(batches, real, strict=True)]).roll(
         1, dims=0
     )
-    found = []
+    swapped = []
     for batch, chosen, wrong in zip(batches, real, rolled.split([int(r.sum()) for r in real]), strict=True):
         latents = batch.latents.clone()
         latents[chosen] = wrong
         noisy = corruption.latent.corrupt(latents, batch.latent_noise, batch.latent_time)
-        found.append(replace(batch, latents=latents, noisy_latents=noisy))
-    return found
+        swapped.append(replace(batch, latents=latents, noisy_latents=noisy))
+    return swapped
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Spread:
     """How much the predicted latents differ from document to document; near zero when they have collapsed."""
 
     _seen: Tensor | None = None
-    _found: list[Tensor] = field(default_factory=list)
+    _predictions: list[Tensor] = field(default_factory=list)
 
     def see(self, prediction: Tensor) -> None:
         """(N, S, C) of a pass; the last one of a batch counts."""
@@ -156,9 +156,9 @@ class Spread:
     def keep(self, chosen: Tensor) -> None:
         """Count what was seen last of these documents (N,), whose latent is predicted."""
         assert self._seen is not None, "a pass comes first"
-        self._found.append(self._seen[chosen].float())
+        self._predictions.append(self._seen[chosen].float())
 
     def deviation(self) -> Tensor | None:
         """Mean over slots and channels of the deviation over documents; None for fewer than two."""
-        found = torch.cat(self._found) if self._found else torch.empty(0)
-        return found.std(dim=0).mean() if len(found) > 1 else None
+        predictions = torch.cat(self._predictions) if self._predictions else torch.empty(0)
+        return predictions.std(dim=0).mean() if len(predictions) > 1 else None
