@@ -5,7 +5,7 @@ import json
 import pytest
 from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
-from runwatch.formats import LineParser
+from runwatch.parser import LineParser
 from runwatch.goodput import TimeLedger
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings

@@ -29,14 +29,14 @@ def test_exit_codes_follow_the_level(call, tmp_path):
     assert call("--once", bad).exit_code == 1
 
 
-def test_a_log_full_of_nan_is_ill(call, tmp_path):
+def test_a_log_full_of_nan_is_failing(call, tmp_path):
     path = tmp_path / "train.log"
     bars = [
         f"Training:  1%|x| {i}/1000 [00:01<01:00, 9it/s, Loss=nan, Text=nan, Latent=nan]" for i in range(99)
     ]
     path.write_text("\r".join(bars))
     state = json.loads(call("--once", "--json", path).stdout)["runs"][0]
-    assert state["health"] == "ill"
+    assert state["health"] == "failing"
     assert state["alerts"][0]["code"] == "M101"
 
 
@@ -87,7 +87,7 @@ def test_the_old_entry_point_reads_the_old_format(tmp_path):
     )
     assert done.returncode == 1
     assert "train_a: fine, finished, step 50 of 50" in done.stdout
-    assert "train_b: ill" in done.stdout
+    assert "train_b: failing" in done.stdout
 
 
 @pytest.mark.parametrize(("word", "name"), [("all", "codes.md"), ("settings", "settings.md")])

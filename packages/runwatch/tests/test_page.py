@@ -73,10 +73,10 @@ def browse(address, folder, *more):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_browser_shows_runs_alerts_curves_and_decodes(page, tmp_path):
     shown = browse(page.url, tmp_path / "profile", "--dump-dom")
-    assert "<title>ill · Training monitor</title>" in shown
+    assert "<title>failing · Training monitor</title>" in shown
     assert "error M101 nonfinite-loss" in shown
     assert shown.count('class="run fine"') == 1
-    assert shown.count('class="run ill"') == 1
+    assert shown.count('class="run failing"') == 1
     assert shown.count("<svg") >= 3  # a curve each, and both together
     assert "from clean to noise" in shown
     assert "a sentence" in shown
@@ -88,7 +88,7 @@ def test_the_report_opens_in_a_browser(session, tmp_path):
     paths = write_report(session.state(curves=True), tmp_path / "report")
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
     shown = browse(paths[2].as_uri(), tmp_path / "profile", "--dump-dom")
-    assert "The run is ill." in shown
+    assert "The run is failing." in shown
     assert "<polyline" in shown
     assert "<img" not in shown
     state = json.loads(paths[0].read_text())
@@ -112,7 +112,7 @@ def test_the_server_gives_the_state_and_nothing_else(page):
     answer, content = ask(page, "/api/state")
     assert answer.status == 200
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert json.loads(content)["health"] == "ill"
+    assert json.loads(content)["health"] == "failing"
     for path in ("/../../etc/passwd", "/api", "/training_log.jsonl"):
         assert ask(page, path)[0].status == 404
     assert (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runwatch.errors import UserError
 from runwatch.follow import LONGEST_LINE, FileFollower
-from runwatch.formats import LineParser
+from runwatch.parser import LineParser
 from runwatch.records import Record
 from runwatch.sources import find_runs
 

@@ -27,7 +27,7 @@ class Health:
             checkpoint_every=config.train.checkpoint_every,
             lr_restarts=config.optim.schedule == "restarts",
         )
-        self.panel = Panel(facts=self.facts)
+        self.panel = Panel(facts=self.facts, own=True)
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
         """A line was logged."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from runwatch.catalogue import BY_CODE, LEVELS
@@ -29,6 +28,8 @@ class Alert:
     resolved_step: int | None = None
     sent_time: float = -math.inf
     last_line: int = 0
+    own: bool = False
+    """The run is one of MM-LDLM's trainer, so that advice may name its settings."""
 
     @property
     def name(self) -> str:
@@ -42,7 +43,7 @@ class Alert:
             "subject": self.subject, "first_step": self.first_step, "last_step": self.last_step,
             "first_time": self.first_time, "last_time": self.last_time, "resolved_step": self.resolved_step,
             "count": self.count, "sure": self.sure, "meaning": kind.meaning, "evidence": self.evidence,
-            "advice": kind.advice, "page": f"docs/codes.md#{self.code.lower()}",
+            "advice": (self.own and kind.own_advice) or kind.advice, "page": f"docs/codes.md#{self.code.lower()}",
         }  # fmt: skip
 
 
@@ -61,8 +62,8 @@ class Change:
 class AlertBook:
     """Detectors fire and clear; the book keeps one alert per (code, subject) and says what is news."""
 
-    def __init__(self, settings: MonitorSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: MonitorSettings, *, own: bool = False) -> None:
+        self.settings, self.own = settings, own
         self.alerts: dict[tuple[str, str], Alert] = {}
         self.num_lines = 0
         self.step: int | None = None
@@ -83,18 +84,6 @@ class AlertBook:
                 if BY_CODE[alert.code].passing and quiet >= self.settings.resolve_lines:
                     self._resolve(alert)
 
-    def pass_over(self, steps: list[int], times: list[float] | None, *, counts: bool = True) -> None:
-        """Many lines were read and nothing was found in them; passing events end where they would, line by line."""
-        if counts:
-            due = [alert.last_line + self.settings.resolve_lines - self.num_lines for alert in self.open()]
-            for left, alert in sorted(zip(due, self.open(), strict=True), key=itemgetter(0)):
-                line = max(left, 1) - 1
-                if BY_CODE[alert.code].passing and line < len(steps):
-                    self.step, self.time = steps[line], times[line] if times is not None else self.time
-                    self._resolve(alert)
-            self.num_lines += len(steps)
-        self.step, self.time = steps[-1], times[-1] if times is not None else self.time
-
     def fire(
         self,
         code: str,
@@ -111,6 +100,7 @@ class AlertBook:
         alert = self.alerts.get((code, subject))
         if alert is None:
             alert = Alert(code, level, subject, step, step, self.time, self.time, evidence, sure)
+            alert.own = self.own
             self.alerts[code, subject] = alert
             self._tell("opened", alert)
         else:

@@ -73,6 +73,14 @@ def monitor(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a threshold; may be repeated."),
     ] = None,
     settings: Annotated[Path | None, typer.Option(help="YAML file of thresholds.")] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="ROLE=NAME",
+            help="Name a number of the log, such as loss=step_loss; may be repeated.",
+        ),
+    ] = None,
     color: Annotated[
         bool | None,
         typer.Option("--color/--no-color", help="Colours; only in a terminal unless told otherwise."),
@@ -88,10 +96,11 @@ def monitor(
     judged because no loss was read from it.
     """
     from runwatch.catalogue import LEVELS
+    from runwatch.names import parse_mapping
     from runwatch.pages import explain as explained
     from runwatch.session import Session
     from runwatch.settings import load_settings
-    from runwatch.sources import find_runs
+    from runwatch.sources import find_runs, folders_of
 
     if explain is not None:
         typer.echo(explained(explain))
@@ -104,14 +113,17 @@ def monitor(
         raise UserError(
             f"--report {report}: is a file; give a folder, report.html and others are written into it"
         )
-    chosen, sources = load_settings(set_ or (), settings), find_runs(paths or [])
+    chosen, mapped = load_settings(set_ or (), settings), parse_mapping(map_ or [])
+    sources = find_runs(paths or [])
     for source in sources if once else ():
         if not source.path.exists():
             raise UserError(
                 f"{source.path}: does not exist; --once needs something to read, leave it out to wait"
             )
     sinks = _sinks(alerts, command, webhook or os.environ.get(WEBHOOK_VARIABLE), webhook_format)
-    session = Session(sources, chosen, sinks=sinks, notify=notify)
+    session = Session(
+        sources, chosen, sinks=sinks, notify=notify, mapped=mapped, folders=folders_of(paths or [])
+    )
     with contextlib.closing(session), _stoppable(), _closed_pipe():
         if once:
             session.look(live=False)
@@ -126,6 +138,8 @@ def monitor(
     worst = session.worst()
     if worst is not None and LEVELS.index(worst) >= LEVELS.index(fail_on):
         raise typer.Exit(1)
+    if session.cannot_judge():
+        raise typer.Exit(3)
 
 
 def main() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import islice, repeat
 from typing import Any
 
-from runwatch.blocks import Block
 from runwatch.history import Recent, Window
 from runwatch.records import Record
 
@@ -72,42 +70,6 @@ class TimeLedger:
         self._spend(self._cause, record.time, less=busy)
         self._before, self._cause = record, "other"
 
-    def block(self, block: Block) -> None:
-        """Many lines at once, to the same effect."""
-        if block.times is None:
-            return
-        paces = _paces(block) if "loss" in block.values else None
-        self.line(block.bare_record(0))
-        if paces is None or self.last is None or self._cause != "other" or self._hung:
-            for idx in range(1, len(block)):
-                self.line(block.bare_record(idx))
-        else:
-            self._add_up(block, block.times, paces)
-
-    def _add_up(self, block: Block, times: list[float], paces: list[float]) -> None:
-        """All lines but the first of a block in which nothing happens; the clock never goes back.
-
-        A line at the same step as the one before has no pace of its own and takes all its time.
-        """
-        last, step, add_pace = self.last or 0.0, block.steps[0], self._pace.add
-        began, useful, data = last, 0.0, 0.0
-        waits = block.values.get("data_wait") or repeat(0.0)
-        for time, now, pace, wait in islice(zip(times, block.steps, paces, waits, strict=False), 1, None):
-            elapsed = time - last if time > last else 0.0
-            last += elapsed
-            busy = pace * (now - step)
-            if now == step or busy > elapsed:
-                busy = elapsed
-            if now != step:
-                add_pace(busy / (now - step))
-                step = now
-            useful += busy
-            data += busy * wait if 0.0 <= wait <= 1.0 else busy * (wait > 1.0)
-        self.seconds["useful"] += useful - data
-        self.seconds["data"] += data
-        self.seconds["other"] += last - began - useful
-        self.last, self._before = last, Record(step=step)
-
     def _busy(self, record: Record, elapsed: float) -> float:
         """Seconds of this interval that its own steps took."""
         before = self._before
@@ -157,20 +119,3 @@ class TimeLedger:
             "seconds": {cause: round(seconds, 1) for cause, seconds in self.seconds.items()},
             "shares": shares,
         }
-
-
-def _paces(block: Block) -> list[float] | None:
-    """Seconds that a step of every line took by its rate, as `TimeLedger` counts them; nothing if that is not plain."""
-    steps, values = block.steps, block.values
-    if steps[0] <= 0:
-        return None
-    for total, rate in (("tokens", "tokens_per_second"), ("documents", "documents_per_second")):
-        if total in values and rate in values:
-            if not all(values[total]) or not all(values[rate]):
-                return None
-            rows = zip(values[total], steps, values[rate], strict=True)
-            return [amount / (step * speed) for amount, step, speed in rows]
-    seconds, speeds = values.get("step_seconds"), values.get("steps_per_second")
-    if seconds is not None:
-        return seconds if min(seconds) > 0 else None
-    return [1 / speed for speed in speeds] if speeds is not None and min(speeds) > 0 else None

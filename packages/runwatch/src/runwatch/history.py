@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left, insort
 from collections import deque
@@ -31,11 +30,6 @@ class Window:
         recent.append(value)
         insort(ordered, value)
 
-    def extend(self, values: list[float]) -> None:
-        """Take many in at once."""
-        recent = [*self.recent, *values][-self.size :]
-        self.recent, self._sorted = deque(recent), sorted(recent)
-
     def is_full(self) -> bool:
         return len(self.recent) == self.size
 
@@ -49,6 +43,9 @@ class Window:
         if odd:
             return ordered[half]
         return 0.5 * (ordered[half - 1] + ordered[half]) if half else math.nan
+
+    def lowest(self) -> float:
+        return self._sorted[0]
 
     def quantile(self, share: float) -> float:
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
@@ -65,7 +62,7 @@ class Recent:
 
     def __init__(self, size: int) -> None:
         self.values: deque[float] = deque(maxlen=size)
-        self.add, self.extend = self.values.append, self.values.extend
+        self.add = self.values.append
 
     def __len__(self) -> int:
         return len(self.values)
@@ -126,25 +123,6 @@ class Curve:
             self._count, self._sum = 0, 0.0
             if len(self.steps) > self.most:
                 self._halve()
-
-    def extend(self, steps: list[int], values: list[float]) -> None:
-        """Append many finite points whose steps do not go back."""
-        if steps[0] < self._step:
-            self._cut(steps[0])
-        at = 0
-        while at < len(steps):
-            until = min(at + self._stride - self._count, len(steps))
-            self._sum = sum(values[at : until - 1], self._sum)
-            self._count += until - 1 - at
-            self._step = steps[until - 1]
-            self.add(self._step, values[until - 1])
-            at = until
-
-    def copy(self) -> Curve:
-        """One that may go its own way."""
-        twin = copy.copy(self)
-        twin.steps, twin.values = list(self.steps), list(self.values)
-        return twin
 
     def _mean(self) -> float:
         mean = self._sum / self._count

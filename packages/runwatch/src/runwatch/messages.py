@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from runwatch.pairs import contains_any
 from runwatch.records import Record
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -63,6 +62,14 @@ _LONGEST_REPORT = 200
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?)(?::|$)")
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+
+
+def contains_any(text: str, words: tuple[str, ...]) -> bool:
+    """Whether one of the words is in the text; a plain loop is several times faster here than any other way."""
+    for word in words:  # noqa: SIM110
+        if word in text:
+            return True
+    return False
 
 
 def may_hold_message(line: str) -> bool:

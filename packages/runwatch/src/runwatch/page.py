@@ -18,7 +18,8 @@ SCRIPT = r"""
 const LABELS = {loss: "loss", text_loss: "text", latent_loss: "latent", text_accuracy: "accuracy",
   valid_loss: "validation", lr: "learning rate", grad_norm: "gradient norm", rate: "rate", mfu: "MFU",
   gpu_busy: "GPU busy", gpu_memory_allocated: "memory", data_wait: "data wait", disk_free: "disk free"};
-const UNITS = {tokens_per_second: "tokens/s", documents_per_second: "documents/s", steps_per_second: "steps/s"};
+const UNITS = {tokens_per_second: "tokens/s", documents_per_second: "documents/s", steps_per_second: "steps/s",
+  epochs_per_second: "epochs/s"};
 const SHARES = ["text_accuracy", "mfu", "gpu_busy", "data_wait"];
 const BYTES = ["gpu_memory_allocated", "disk_free"];
 const CAUSES = {useful: "#2a9d6f", data: "#d0683a", start: "#8a94a0", compile: "#a45cc4", evaluation: "#2468b8",
@@ -57,7 +58,7 @@ function duration(seconds) {
 }
 function progress(run) {
   if (run.step === null) return "no step yet";
-  let text = "step " + run.step.toLocaleString("en");
+  let text = (run.counts === "epochs" ? "epoch " : "step ") + run.step.toLocaleString("en");
   const total = run.total_steps;
   if (total) text += ` of ${total.toLocaleString("en")} (${Math.round(100 * run.step / total)} %)`;
   return run.left_seconds === null ? text : text + `, about ${duration(run.left_seconds)} left`;
@@ -114,7 +115,8 @@ function alertBox(alert) {
 function valueList(run) {
   const list = make("dl", "");
   for (const [name, value] of Object.entries(run.values)) {
-    const text = shown(name, value, run.rate_kind);
+    const behind = run.behind[name] ? ` (${run.behind[name].toLocaleString("en")} steps ago)` : "";
+    const text = shown(name, value, run.rate_kind) + behind;
     if (LABELS[name]) list.append(make("div", "", make("dt", "", LABELS[name]), make("dd", "", text)));
   }
   return list;
@@ -171,20 +173,29 @@ function timeline(run) {
   if (!rows.length) return null;
   return make("details", "", make("summary", "", "Timeline"), make("div", "scroll", make("table", "", ...rows)));
 }
+function css(health) { return health.replace(" ", "-"); }
+function unread(run) {
+  const lines = run.unread ? run.unread.lines : [], names = run.unread ? run.unread.names : [];
+  const told = make("p", "", "No loss was read. " + (names.length
+    ? "Name it: --map loss=NAME --map step=NAME; names read: " + names.join(", ")
+    : "No line looks like numbers with names."));
+  return make("div", "alert warn", told, ...lines.map(line => make("p", "soft", line)));
+}
 function runCard(run) {
   const silent = run.last_line_seconds === null ? "" : `, last line ${duration(run.last_line_seconds)} ago`;
   const bar = make("div", "bar", make("i", ""));
   bar.firstChild.style.width = (run.total_steps ? Math.min(100, 100 * (run.step || 0) / run.total_steps) : 0) + "%";
   const order = [...run.alerts].sort((a, b) => (a.status === "resolved") - (b.status === "resolved")
     || LEVELS.indexOf(b.level) - LEVELS.indexOf(a.level));
-  const nothing = make("p", "badge fine", run.num_lines ? "nothing found" : "nothing read yet");
+  const nothing = run.health === "cannot judge" ? unread(run)
+    : make("p", "badge fine", run.num_losses ? "nothing found" : "nothing read yet");
   const plots = make("div", "plots");
   for (const [name, curve] of Object.entries(run.curves))
     if (curve.steps.length > 1) plots.append(make("figure", "", make("figcaption", "", LABELS[name] || name),
       chart(name, [curve], run.alerts, run.rate_kind)));
   plots.append(...bucketBars(run));
-  return make("section", "run " + run.health, make("h2", "", run.name),
-    make("p", "", make("span", "badge " + run.health, run.health), ` ${run.state}, ${progress(run)}`,
+  return make("section", "run " + css(run.health), make("h2", "", run.name),
+    make("p", "", make("span", "badge " + css(run.health), run.health), ` ${run.state}, ${progress(run)}`,
       make("span", "soft", silent)), run.total_steps ? bar : null,
     ...(order.length ? order.map(alertBox) : [nothing]),
     valueList(run), goodput(run), make("h3", "", "Curves"), plots,
@@ -211,7 +222,7 @@ function show(state) {
   latest = state;
   const health = document.getElementById("health");
   health.textContent = state.health;
-  health.className = "badge " + state.health;
+  health.className = "badge " + css(state.health);
   document.title = `${state.health} · Training monitor`;
   document.getElementById("runs").replaceChildren(...state.runs.map(runCard));
   compare(state);

@@ -31,7 +31,11 @@ def page(kind: Kind) -> str:
     ends = (
         "when it has not come again for `resolve_lines` lines" if kind.passing else "when its cause is gone"
     )
-    return "\n".join([*lines, f"*Over:* {ends}.", "", f"*What to do:* {kind.advice}", ""])
+    return "\n".join([*lines, f"*Over:* {ends}.", "", f"*What to do:* {kind.advice}", "", *_own(kind)])
+
+
+def _own(kind: Kind) -> list[str]:
+    return [f"*In a run of MM-LDLM:* {kind.own_advice}", ""] if kind.own_advice else []
 
 
 def pages() -> str:

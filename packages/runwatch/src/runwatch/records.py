@@ -15,6 +15,7 @@ LOSSES = (
     "valid_loss",
     "valid_text_loss",
     "valid_latent_loss",
+    "bad_part",
 )
 RATES = ("tokens_per_second", "documents_per_second", "steps_per_second")
 """What may serve as throughput, best first."""
@@ -24,59 +25,12 @@ OLDEST_TIME = 1e8
 """A smaller `time` is no date but a duration."""
 BUCKETS = ("text_loss_by_time", "latent_loss_by_time")
 _MOST_BUCKETS = 256
-OF_TRAINING = frozenset(
-    (
-        "loss",
-        "lr",
-        "grad_norm",
-        *RATES,
-        "step_seconds",
-        "data_wait",
-        "micro_tokens",
-        "batch_size",
-        "mode_stage",
-    )
-)
-"""A line without any of these tells of something between two lines of training, such as a validation."""
-
 SHOWN = (
     "loss", "text_loss", "latent_loss", "text_accuracy", "valid_loss", "lr", "grad_norm", "rate", "mfu", "gpu_busy",
     "gpu_memory_allocated", "gpu_memory_reserved", "data_wait", "epoch", "batch_size", "micro_tokens", "disk_free",
     "steps_per_second",
 )  # fmt: skip
 """Values whose last state is kept and shown."""
-
-NAMES: dict[str, tuple[str, ...]] = {
-    "step": ("step", "global_step", "trainer/global_step", "iter", "iteration", "iter_num", "update", "num_updates"),
-    "loss": ("loss", "train_loss", "train/loss", "train loss", "training_loss", "total_loss", "loss/train", "lm loss"),
-    "text_loss": ("text_loss", "text", "text loss", "train/text_loss"),
-    "latent_loss": ("latent_loss", "latent", "latent loss", "train/latent_loss"),
-    "text_accuracy": ("text_accuracy", "acc", "accuracy", "train_acc", "train/text_accuracy"),
-    "lr": ("lr", "learning_rate", "learning rate", "train/lr", "train/learning_rate", "lr-adamw"),
-    "grad_norm": ("grad_norm", "gnorm", "grad", "grad norm", "gradient_norm", "train/grad_norm", "total_norm"),
-    "valid_loss": (
-        "valid_loss", "val_loss", "eval_loss", "validation_loss", "val loss", "valid loss", "val/loss", "eval/loss",
-        "validation loss", "loss/val", "eval loss",
-    ),
-    "epoch": ("epoch", "train/epoch"),
-    "tokens_per_second": (
-        "tokens_per_second", "tokens_per_sec", "tok/s", "tok/sec", "tokens/s", "tokens/sec", "tps", "wps",
-        "train/tokens_per_sec", "tokens per second",
-    ),
-    "documents_per_second": (
-        "documents_per_second", "samples_per_second", "samples_per_sec", "samples/s", "samples/sec",
-        "train/samples_per_sec", "throughput", "examples_per_second",
-    ),
-    "steps_per_second": ("steps_per_second", "it/s", "it_per_sec", "train/it_per_sec", "steps_per_sec"),
-    "step_seconds": ("step_seconds", "step_time", "time", "dt", "sec/step", "time_per_step", "time/step"),
-    "gpu_memory_allocated": ("gpu_memory_allocated", "memory", "mem", "gpu_mem", "gpu_memory", "peak_mem"),
-    "gpu_memory_reserved": ("gpu_memory_reserved", "mem_reserved", "memory_reserved"),
-    "data_wait": ("data_wait", "data_wait_share"),
-    "batch_size": ("batch_size", "bsz"),
-    "mfu": ("mfu",),
-    "total_steps": ("total_steps", "max_steps", "num_train_steps"),
-}  # fmt: skip
-CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in aliases}
 
 
 @dataclass(slots=True)
@@ -97,6 +51,16 @@ class Record:
     """What an event or message says, for the evidence."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of an event that are no numbers of the curve."""
+    new_run: bool = False
+    """Another run begins here, in the same file."""
+    series: str = ""
+    """Under which name the loss stood; another name is another curve."""
+    without_loss: bool = False
+    """A step of training whose loss is missing, although others have one."""
+    by_epoch: bool = False
+    """The step is the number of an epoch."""
+    has_own_time: bool = True
+    """The time stood in the line; else it is when the line was read."""
 
     @property
     def is_line(self) -> bool:
@@ -117,7 +81,7 @@ def record_of_fields(step: int, fields: Mapping[str, Any], *, time: float | None
     """The record of a line that a trainer has in hand, under the names of `training_log.jsonl`."""
     record = Record(step=step, time=time)
     for key, value in fields.items():
-        put_value(record, CANONICAL.get(key, key), value)
+        put_value(record, key, value)
     return record
 
 

@@ -19,8 +19,8 @@ SHARE_COLORS = {
     "checkpoint": "#1f9c9c", "recovery": "#b3261e", "other": "#b9a13a",
 }  # fmt: skip
 _NAMES = {
-    "fine": "The run is fine.", "unwell": "The run is unwell.", "ill": "The run is ill.",
-    "unknown": "Nothing was read.",
+    "fine": "The run is fine.", "warning": "The run has warnings.", "failing": "The run is failing.",
+    "cannot judge": "The run cannot be judged: no loss was read.", "waiting": "Nothing was read.",
 }  # fmt: skip
 
 
@@ -117,13 +117,11 @@ def page(state: dict[str, Any]) -> str:
 
 
 def _html_run(run: dict[str, Any]) -> str:
-    tell = html.escape
-    head = (
-        f'<h2>{tell(run["name"])}</h2><p><span class="badge {run["health"]}">{_NAMES[run["health"]]}</span> '
-    )
-    head += f"{tell(run['state'])}, {tell(words.progress(run))}</p>"
+    escape = html.escape
+    head = f'<h2>{escape(run["name"])}</h2><p><span class="badge {_css(run)}">{_NAMES[run["health"]]}</span> '
+    head += f"{escape(run['state'])}, {escape(words.progress(run))}</p>"
     values = "".join(
-        f"<div><dt>{tell(label)}</dt><dd>{tell(value)}</dd></div>" for label, value in _values(run)
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in _values(run)
     )
     alerts = "".join(map(_html_alert, words.ordered(run["alerts"]))) or "<p>Nothing was found.</p>"
     parts = [
@@ -134,9 +132,13 @@ def _html_run(run: dict[str, Any]) -> str:
         _html_goodput(run["goodput"]),
         _html_plots(run),
     ]
-    rows = "".join(f"<tr><td>{tell(at)}</td><td>{tell(what)}</td></tr>" for at, what in _timeline(run))
+    rows = "".join(f"<tr><td>{escape(at)}</td><td>{escape(what)}</td></tr>" for at, what in _timeline(run))
     parts += ["<h3>Timeline</h3>", f'<div class="scroll"><table>{rows}</table></div>', _html_samples(run)]
-    return f'<section class="run {run["health"]}">{"".join(parts)}</section>'
+    return f'<section class="run {_css(run)}">{"".join(parts)}</section>'
+
+
+def _css(run: dict[str, Any]) -> str:
+    return str(run["health"]).replace(" ", "-")
 
 
 def _html_alert(alert: dict[str, Any]) -> str:

@@ -14,7 +14,9 @@ from rich.text import Text
 from runwatch import words
 from runwatch.chart import bars, braille, value_range
 
-COLORS = {"fine": "green", "unwell": "yellow", "ill": "red", "unknown": "bright_black"}
+COLORS = {
+    "fine": "green", "warning": "yellow", "failing": "red", "cannot judge": "magenta", "waiting": "bright_black",
+}  # fmt: skip
 LEVEL_COLORS = {"error": "bold red", "warn": "yellow", "info": "cyan"}
 _CHARTS = ("loss", "rate", "valid_loss", "grad_norm", "lr", "gpu_memory_allocated", "data_wait")
 _VALUES = (
@@ -36,10 +38,10 @@ def render(state: dict[str, Any], width: int, height: int) -> RenderableType:
 def run_panel(run: dict[str, Any], width: int, height: int) -> Panel:
     """One run: where it is, what is wrong, its numbers, its curves."""
     color, inner = COLORS[run["health"]], width - 4
-    told = _alerts(words.ordered(run["alerts"]), most=max(2, height // 8))
+    alerts = _alerts(run, most=max(2, height // 8))
     numbers, buckets = _values(run, inner), _buckets(run)
-    used = 4 + numbers.row_count + len(buckets) + sum(_height(text, inner - 6) for text in told)
-    parts: list[RenderableType] = [_headline(run, color), _bar(run, inner), *told, numbers, *buckets]
+    used = 4 + numbers.row_count + len(buckets) + sum(_height(text, inner - 6) for text in alerts)
+    parts: list[RenderableType] = [_headline(run, color), _bar(run, inner), *alerts, numbers, *buckets]
     parts += _charts(run, inner, height - used)
     silent = run["last_line_seconds"]
     note = f"last line {words.duration(silent)} ago" if silent is not None else None
@@ -82,9 +84,7 @@ def _values(run: dict[str, Any], width: int) -> Table:
     values, across = run["values"], max(1, width // 23)
     names = [name for name in _VALUES if name in values]
     cells = [
-        Text.assemble(
-            (f"{words.LABELS[name]} ", "bright_black"), words.number(name, values[name], run["rate_kind"])
-        )
+        Text.assemble((f"{words.LABELS[name]} ", "bright_black"), words.value_with_age(run, name))
         for name in names
     ]
     for start in range(0, len(cells), across):
@@ -115,9 +115,14 @@ def _chart(run: dict[str, Any], name: str, width: int, lines: int) -> Text:
     return text
 
 
-def _alerts(alerts: list[dict[str, Any]], most: int) -> list[Text]:
+def _alerts(run: dict[str, Any], most: int) -> list[Text]:
+    alerts = words.ordered(run["alerts"])
+    if run["health"] == "cannot judge":
+        return [Text(line.strip(), style="magenta", overflow="fold") for line in words.unread_lines(run)]
     if not alerts:
-        return [Text("nothing found", style="green")]
+        return [
+            Text("nothing found", style="green") if run["num_losses"] else Text("waiting for the first line")
+        ]
     found = []
     for alert in alerts[:most]:
         is_open = alert["status"] == "open"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from runwatch.alerts import Change
+from runwatch.errors import UserError
 from runwatch.settings import MonitorSettings
 from runwatch.sinks import Message, is_wanted, message_of
-from runwatch.sources import RunSource
+from runwatch.sources import RunSource, find_runs
 from runwatch.state import whole_state
 from runwatch.watch import RunWatch
 
@@ -36,14 +38,22 @@ class Session:
         *,
         sinks: list[Sink] | None = None,
         notify: str = "warn",
+        mapped: Mapping[str, str] | None = None,
+        folders: list[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.runs = [RunWatch(source, settings, clock=clock) for source in sources]
+        self.settings, self.mapped, self.folders = settings, mapped or {}, folders or []
         self.sinks, self.notify, self.clock = sinks or [], notify, clock
+        self.runs = [self._watch(source) for source in sources]
         self._looked = False
+
+    def _watch(self, source: RunSource) -> RunWatch:
+        return RunWatch(source, self.settings, mapped=self.mapped, clock=self.clock)
 
     def look(self, *, live: bool) -> list[tuple[RunWatch, Change]]:
         """Read what is new in all runs; returns the news after sending it."""
+        if live and self.folders and self._looked:
+            self._add_new_logs()
         news = [(run, change) for run in self.runs for change in run.poll(live=live)]
         if not self._looked and live:  # of the past, only what is still wrong is news
             news = [
@@ -58,6 +68,15 @@ class Session:
                     sink.send(message_of(run.source.name, change, self.clock()))
         return news
 
+    def _add_new_logs(self) -> None:
+        """Logs that appeared in a watched folder are runs of their own."""
+        known = {file.path for run in self.runs for file in run.source.files}
+        for folder in self.folders:
+            with contextlib.suppress(UserError):
+                for source in find_runs([folder]):
+                    if not known & {file.path for file in source.files}:
+                        self.runs.append(self._watch(source))
+
     def ended(self) -> bool:
         """Whether every run has come to its end."""
         return all(run.is_over() for run in self.runs)
@@ -69,7 +88,12 @@ class Session:
     def worst(self) -> str | None:
         """The highest level of anything that was found, resolved or not."""
         order = [None, "info", "warn", "error"]
-        return max((run.panel.book.worst() for run in self.runs), key=order.index, default=None)
+        books = [run.panel.book for watch in self.runs for run in watch.runs()]
+        return max((book.worst() for book in books), key=order.index, default=None)
+
+    def cannot_judge(self) -> bool:
+        """Whether there is a run of which no loss was read."""
+        return any(not run.num_losses for watch in self.runs for run in watch.runs())
 
     def close(self) -> None:
         for sink in self.sinks:

@@ -42,6 +42,10 @@ class MonitorSettings:
     """... lies above the best median of a history window by this share, and for certain above its noise."""
     divergence_start: float = _number(2, 1.01)
     """... or above the loss at the start by this factor."""
+    zero_lines: int = _number(10, 2)
+    """A loss that is exactly 0 for so many lines, and was not small before, is gone ..."""
+    missing_lines: int = _number(5, 2)
+    """... and so is one that so many steps in a row do not show."""
     plateau_lines: int = _number(300, 30)
     """Plateau: over the last third of the run so far, at least so many lines, ..."""
     plateau_gain: float = _number(0.01, 0, 1)

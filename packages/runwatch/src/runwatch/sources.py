@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runwatch.errors import UserError
+from runwatch.tfevents import is_event_file
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)", re.I)
 _STREAMS = ("stdout.log", "stderr.log")
@@ -47,6 +48,11 @@ class RunSource:
     folder: RunFolder | None = None
     """Set for a run of ours: its ledger, settings, samples and lock are read too."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether MM-LDLM's trainer wrote it."""
+        return self.folder is not None or self.path.name == "training_log.jsonl"
+
 
 def find_runs(paths: list[str]) -> list[RunSource]:
     """The runs that the paths mean, in order; a path that does not exist yet is waited for if its parent is there."""
@@ -54,24 +60,34 @@ def find_runs(paths: list[str]) -> list[RunSource]:
         raise UserError("nothing to watch: give a run folder, a log, a folder of rank logs, or a pattern")
     runs: list[RunSource] = []
     for path in paths:
-        found = [Path(name) for name in sorted(glob.glob(path))] if glob.has_magic(path) else [Path(path)]
-        if not found:
+        matches = [Path(name) for name in sorted(glob.glob(path))] if glob.has_magic(path) else [Path(path)]
+        if not matches:
             raise UserError(f"{path}: no file matches this pattern; start the run first, or give a path")
-        runs += [_run_of(item) for item in found]
+        for item in matches:
+            runs += _runs_of(item)
     _name_apart(runs)
     return runs
 
 
-def _run_of(path: Path) -> RunSource:
+def folders_of(paths: list[str]) -> list[str]:
+    """Folders of plain logs among the paths: more logs may appear in them."""
+    return [
+        path
+        for path in paths
+        if Path(path).is_dir() and not _is_own(Path(path)) and not _rank_logs(Path(path))
+    ]
+
+
+def _runs_of(path: Path) -> list[RunSource]:
     if not path.exists():
-        return _awaited(path)
+        return [_awaited(path)]
     if path.is_dir():
-        return _run_of_folder(path)
+        return _runs_of_folder(path)
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path}: is no regular file; give a log file or a folder")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path}: may not be read; check its rights")
-    return RunSource(_name(path), path, [LogFile(path)])
+    return [RunSource(_name(path), path, [LogFile(path)])]
 
 
 def _awaited(path: Path) -> RunSource:
@@ -82,15 +98,22 @@ def _awaited(path: Path) -> RunSource:
     return _own_run(path)
 
 
-def _run_of_folder(path: Path) -> RunSource:
-    if any((path / name).exists() for name in _OWN):
-        return _own_run(path)
-    logs = rank_logs(path)
-    if not logs:
+def _is_own(path: Path) -> bool:
+    return any((path / name).exists() for name in _OWN)
+
+
+def _runs_of_folder(path: Path) -> list[RunSource]:
+    """A run of ours, one run with a log for each rank, or several logs that are several runs."""
+    if _is_own(path):
+        return [_own_run(path)]
+    if logs := _rank_logs(path):
+        return [RunSource(path.absolute().name, path, logs)]
+    runs = _plain_logs(path)
+    if not runs:
         raise UserError(
             f"{path}: holds no training_log.jsonl, no logs and no rank logs; give a run folder or a log"
         )
-    return RunSource(path.absolute().name, path, logs)
+    return runs
 
 
 def _own_run(path: Path) -> RunSource:
@@ -99,27 +122,37 @@ def _own_run(path: Path) -> RunSource:
     return RunSource(path.absolute().name or str(path), path, files, folder=run)
 
 
-def rank_logs(folder: Path) -> list[LogFile]:
-    """Logs under a folder: torchrun's `.../attempt_0/3/stderr.log`, names that hold `rank3`, or plain ones."""
-    found = []
+def _rank_logs(folder: Path) -> list[LogFile]:
+    """Logs of the ranks of one run: torchrun's `.../attempt_0/3/stderr.log`, or names that hold `rank3`."""
+    logs = []
     for path in sorted(folder.rglob("*")):
         if len(path.relative_to(folder).parts) > 6 or not path.is_file():
             continue
         if path.name in (*_STREAMS, "error.json") and path.parent.name.isdigit():
-            found.append(LogFile(path, int(path.parent.name)))
+            logs.append(LogFile(path, int(path.parent.name)))
         elif path.suffix in _LOGS and (rank := _RANK_IN_NAME.search(path.stem)):
-            found.append(LogFile(path, int(rank[1])))
-        elif path.suffix in (".log", ".out", ".err", ".jsonl") and path.parent == folder:
-            found.append(LogFile(path))
-    return found[:4096]
+            logs.append(LogFile(path, int(rank[1])))
+    return logs[:4096]
+
+
+def _plain_logs(folder: Path) -> list[RunSource]:
+    """Each log of a folder is a run; `job.out` and `job.err` belong together."""
+    runs: dict[str, RunSource] = {}
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or not (path.suffix in (*_LOGS, ".csv", ".tsv") or is_event_file(path)):
+            continue
+        name = path.stem if path.suffix in (".out", ".err") else path.name
+        run = runs.setdefault(name, RunSource(_name(path), path))
+        run.files.append(LogFile(path))
+    return list(runs.values())[:512]
 
 
 def new_files(source: RunSource) -> list[LogFile]:
-    """Logs that appeared since the run was found, such as those of a second attempt."""
+    """Logs of ranks that appeared since the run was found, such as those of a second attempt."""
     if source.folder is not None or not source.path.is_dir():
         return []
     known = {file.path for file in source.files}
-    return [file for file in rank_logs(source.path) if file.path not in known]
+    return [file for file in _rank_logs(source.path) if file.path not in known]
 
 
 def _name(path: Path) -> str:

@@ -2,9 +2,9 @@
 
 STYLE = """
 :root { color-scheme: light dark; --paper:#f6f7f9; --card:#fff; --ink:#1b2530; --soft:#5d6975; --line:#d8dde3;
-  --accent:#2468b8; --fine:#1c7c54; --unwell:#9a6300; --ill:#b3261e; --info:#2468b8; }
+  --accent:#2468b8; --fine:#1c7c54; --warning:#9a6300; --failing:#b3261e; --info:#2468b8; }
 @media (prefers-color-scheme: dark) { :root { --paper:#10151a; --card:#19212a; --ink:#e6ebf0; --soft:#9aa7b4;
-  --line:#2f3a46; --accent:#7db2f2; --fine:#5fcf9f; --unwell:#f0b455; --ill:#ff8a80; --info:#7db2f2; } }
+  --line:#2f3a46; --accent:#7db2f2; --fine:#5fcf9f; --warning:#f0b455; --failing:#ff8a80; --info:#7db2f2; } }
 * { box-sizing:border-box; }
 body { margin:0; background:var(--paper); color:var(--ink);
   font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif; }
@@ -16,24 +16,25 @@ header { display:flex; flex-wrap:wrap; gap:.3rem 1rem; align-items:baseline; mar
 .runs { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,540px),1fr)); gap:1rem; align-items:start; }
 .run { background:var(--card); border:1px solid var(--line); border-top:4px solid var(--soft); border-radius:10px;
   padding:1rem; min-width:0; }
-.run.fine { border-top-color:var(--fine); } .run.unwell { border-top-color:var(--unwell); }
-.run.ill { border-top-color:var(--ill); }
-.badge { font-weight:650; } .badge.fine { color:var(--fine); } .badge.unwell { color:var(--unwell); }
-.badge.ill { color:var(--ill); }
+.run.fine { border-top-color:var(--fine); } .run.warning { border-top-color:var(--warning); }
+.run.failing { border-top-color:var(--failing); }
+.badge { font-weight:650; } .badge.fine { color:var(--fine); } .badge.warning { color:var(--warning); }
+.badge.failing { color:var(--failing); }
+.run.cannot-judge { border-top-color:#a45cc4; } .badge.cannot-judge { color:#a45cc4; }
 .bar { height:6px; background:var(--line); border-radius:3px; overflow:hidden; margin:.6rem 0; }
 .bar i { display:block; height:100%; background:var(--accent); }
 dl { display:grid; grid-template-columns:repeat(auto-fill,minmax(118px,1fr)); gap:.5rem .8rem; margin:.8rem 0 0; }
 dt { color:var(--soft); font-size:.8rem; } dd { margin:0; font-variant-numeric:tabular-nums; font-weight:600; }
 .alert { border-left:4px solid var(--info); background:var(--paper); border-radius:6px; padding:.5rem .7rem;
   margin:.5rem 0; overflow-wrap:anywhere; }
-.alert.warn { border-color:var(--unwell); } .alert.error { border-color:var(--ill); }
+.alert.warn { border-color:var(--warning); } .alert.error { border-color:var(--failing); }
 .alert.resolved { border-color:var(--line); opacity:.75; } .alert p { margin:.15rem 0; }
 .plots { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,250px),1fr)); gap:.7rem; }
 figure { margin:0; min-width:0; } figcaption { font-size:.83rem; color:var(--soft); }
 svg { display:block; width:100%; height:auto; } svg text { fill:var(--soft); font-size:11px; }
 .level { stroke:var(--line); } .curve { fill:none; stroke:var(--accent); stroke-width:1.8; }
 .mark { stroke-width:1.3; stroke-dasharray:4 3; stroke:var(--info); }
-.mark.warn { stroke:var(--unwell); } .mark.error { stroke:var(--ill); }
+.mark.warn { stroke:var(--warning); } .mark.error { stroke:var(--failing); }
 .c0 { stroke:var(--accent); color:var(--accent); } .c1 { stroke:#d0683a; color:#d0683a; }
 .c2 { stroke:#1f9c82; color:#1f9c82; } .c3 { stroke:#a45cc4; color:#a45cc4; }
 .buckets { display:flex; align-items:flex-end; gap:3px; height:54px; }

@@ -1,20 +1,18 @@
-"""One run under watch: follows its files, feeds the detectors, remembers what screens and reports show."""
+"""One source under watch: follows its files, splits them into runs, looks at the process and the disk."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from runwatch.alerts import Change
-from runwatch.blocks import Block, Stretch, stretches
 from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
 from runwatch.follow import FileFollower
 from runwatch.goodput import TimeLedger
 from runwatch.history import Curve
+from runwatch.judged import JudgedRun
 from runwatch.machine import (
     disk_space,
     file_time,
@@ -25,192 +23,144 @@ from runwatch.machine import (
     whole,
 )
 from runwatch.reader import LogReader, merged
-from runwatch.records import BUCKETS, SHOWN, Record
+from runwatch.records import Record
 from runwatch.settings import MonitorSettings
 from runwatch.sources import LogFile, RunSource, new_files
 from runwatch.words import duration
 
-CURVES = (
-    "loss", "text_loss", "latent_loss", "valid_loss", "lr", "grad_norm", "rate", "gpu_memory_allocated", "data_wait",
-    "text_accuracy", "mfu", "gpu_busy",
-)  # fmt: skip
 END_SECONDS = 30.0
-TIMELINE_EVENTS = (
-    "started", "resumed", "finished", "stopped", "rolled_back", "out_of_memory", "grown", "save_failed", "interrupted",
-    "modes", "crash", "killed", "hung_step", "loader_failed", "loss_spike", "lr_reduced",
-)  # fmt: skip
+"""A text log may go on after a handled error; so long it is waited for more."""
+FULL_BAR_SECONDS = 600.0
+"""A full bar may be that of one epoch, and what follows it may take its time."""
+OLD_SECONDS = 6 * 3600.0
+"""A log that nobody has written to for so long when it is first looked at has ended."""
+RECENT_SECONDS = 600.0
+"""Read once: a log that was written to since then may still go on."""
+MOST_RUNS = 200
 
 
 class RunWatch:
-    """A run, its alerts and its curves."""
+    """The runs of one source; the last of them may still go on."""
 
     def __init__(
-        self, source: RunSource, settings: MonitorSettings, *, clock: Callable[[], float] = time.time
+        self,
+        source: RunSource,
+        settings: MonitorSettings,
+        *,
+        mapped: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.source, self.settings, self.clock = source, settings, clock
-        self.facts = RunFacts()
-        self.panel = Panel(settings, self.facts)
-        self.files = [LogReader(file, self.facts) for file in source.files]
-        self.curves = {name: Curve() for name in CURVES}
-        self.buckets: dict[str, list[float]] = {}
-        self.latest: dict[str, float] = {}
-        self.rate_kind = ""
-        self.step: int | None = None
-        self.num_lines = 0
-        self.ranks: set[int] = set()
-        self.line_time: float | None = None
-        self.pace: deque[tuple[float, int]] = deque(maxlen=30)
-        self.timeline: deque[dict[str, Any]] = deque(maxlen=400)
-        self.ledger = TimeLedger()
-        self.samples: dict[str, Any] | None = None
+        self.source, self.settings, self.mapped, self.clock = source, settings, mapped or {}, clock
+        self.current = JudgedRun(settings, own=source.is_own)
+        self.earlier: list[JudgedRun] = []
+        self.files = [self._reader(file) for file in source.files]
         self._samples = FileFollower(source.folder.samples) if source.folder else None
         self._config_at = 0.0
         self._polls = 0
+        self._was_old = False
+        self._is_live = False
+
+    # what most readers ask for is that of the last run
+    @property
+    def panel(self) -> Panel:
+        return self.current.panel
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.current.facts
+
+    @property
+    def ledger(self) -> TimeLedger:
+        return self.current.ledger
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        return self.current.curves
+
+    @property
+    def step(self) -> int | None:
+        return self.current.step
+
+    @property
+    def num_lines(self) -> int:
+        return self.current.num_lines
+
+    @property
+    def line_time(self) -> float | None:
+        return self.current.line_time
+
+    def runs(self) -> list[JudgedRun]:
+        """All runs of the source, the last one last."""
+        return [*self.earlier, self.current]
+
+    def _reader(self, file: LogFile) -> LogReader:
+        alone = self.source.folder is None and len(self.source.files) == 1
+        return LogReader(file, mapped=self.mapped, splits=alone)
 
     def poll(self, *, live: bool) -> list[Change]:
         """Read what is new, look at the machine, let time pass; returns what is news."""
+        self._is_live = live
         self._read_config()
         if self.source.folder is not None:
             self.facts.saved_step = newest_checkpoint(self.source.folder.checkpoints)
-        self.files += [LogReader(file, self.facts) for file in self._appeared()]
+        self.files += [self._reader(file) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
-        streams = [file.records(last=not live, now=stamp) for file in self.files]
-        for item in stretches(merged(streams)):
-            if isinstance(item, Stretch):
-                self._see_stretch(item)
-            else:
-                self.panel.observe(item)
-                self._see(item)
+        for record in merged([file.records(last=not live, now=stamp) for file in self.files]):
+            if record.new_run:
+                self._begin_run()
+            self.current.see(record)
+        if not self._polls:
+            self._was_old = self.clock() - self._changed_at() > OLD_SECONDS
         self._polls += 1
         self._read_samples()
         self._after_reading(live)
-        news = self.panel.book.take_news()
-        self._remember(news)
-        return news
+        return [change for run in self.runs()[-2:] for change in run.take_news()]
+
+    def _begin_run(self) -> None:
+        """What follows is another run in the same file; the one before is over."""
+        before = self.current
+        before.facts.ended = before.facts.ended or "ended"
+        before.take_news()
+        self.earlier = [*self.earlier, before][-MOST_RUNS:]
+        self.current = JudgedRun(self.settings, own=self.source.is_own)
 
     def _appeared(self) -> list[LogFile]:
-        found = new_files(self.source)
-        self.source.files += found
-        return found
-
-    def _see(self, record: Record) -> None:
-        if record.event:
-            self._see_event(record)
-            return
-        if record.rank is not None:
-            self.ranks.add(record.rank)
-            if record.rank != min(self.ranks):
-                return
-        self.num_lines += 1
-        self._see_line(record)
-
-    def _see_stretch(self, stretch: Stretch) -> None:
-        """Many lines at once, to the same effect."""
-        self.panel.observe_stretch(stretch)
-        whole = stretch.whole
-        if (rates := whole.rates()) is not None:
-            self.curves["rate"].extend(whole.steps, rates[1])
-        for name, curve in self.curves.items():
-            if name in whole.values:
-                curve.extend(whole.steps, whole.values[name])
-        self._remember_values(whole.record(len(whole) - 1))
-        for part in stretch.parts:
-            if isinstance(part, Block):
-                self._see_block(part)
-            else:
-                self._see(part)
-
-    def _see_block(self, block: Block) -> None:
-        """What is not a matter of the numbers alone."""
-        self.num_lines += len(block)
-        self.ledger.block(block)
-        self.step = block.steps[-1]
-        if block.times is not None:
-            self.line_time = block.times[-1]
-            if self.pace and block.steps[0] < self.pace[-1][1]:
-                self.pace.clear()
-            self.pace.extend(zip(block.times[-30:], block.steps[-30:], strict=True))
-
-    def _see_line(self, record: Record) -> None:
-        self.ledger.line(record)
-        values, step = record.values, record.step
-        if step is None:
-            return
-        if record.time is not None:
-            if self.pace and step < self.pace[-1][1]:
-                self.pace.clear()
-            self.pace.append((record.time, step))
-        if (rate := record.rate()) is not None:
-            self.curves["rate"].add(step, rate[1])
-        for name, value in values.items():
-            if (curve := self.curves.get(name)) is not None:
-                curve.add(step, value)
-        self._remember_values(record)
-
-    def _remember_values(self, record: Record) -> None:
-        """What the newest line says."""
-        values, self.step = record.values, record.step
-        if "loss" in values and self.facts.ended == "finished":
-            self.facts.ended = ""
-        if record.time is not None:
-            self.line_time = record.time
-        self.latest |= {name: values[name] for name in SHOWN if name in values}
-        if (rate := record.rate()) is not None:
-            self.rate_kind, self.latest["rate"] = rate
-        for name in BUCKETS:
-            if name in record.lists:
-                self.buckets[name] = record.lists[name]
-
-    def _see_event(self, record: Record) -> None:
-        self.ledger.event(record)
-        if record.event == "finished":
-            self.facts.ended = "finished"
-        elif record.event == "interrupted":
-            self.facts.ended = "stopped"
-        elif record.event in ("started", "resumed"):
-            self.facts.ended = ""
-        if record.event in TIMELINE_EVENTS:
-            what = record.event.replace("_", " ")
-            at = record.time if record.time is not None else self.line_time
-            step = record.step if record.step is not None else self.step
-            self._note(at, step, f"{what}: {record.text}" if record.text else what)
-
-    def _note(self, at: float | None, step: int | None, what: str, level: str = "") -> None:
-        self.timeline.append({"time": at, "step": step, "what": what, "level": level})
-
-    def _remember(self, news: list[Change]) -> None:
-        for change in news:
-            if change.what != "still":
-                alert = change.alert
-                what = f"{alert.code} {alert.name} {change.what}"
-                what += "" if change.what == "resolved" else f": {change.evidence}"
-                self._note(change.time, change.step, what, alert.level)
+        files = new_files(self.source)
+        self.source.files += files
+        return files
 
     def _after_reading(self, live: bool) -> None:
-        now, facts = self.clock(), self.facts
-        if (
-            not facts.ended
-            and facts.total_steps
-            and (self.step or 0) >= facts.total_steps
-            and not self.source.folder
-        ):
-            facts.ended = "finished"
+        now, facts, run = self.clock(), self.facts, self.current
+        if not self.source.folder:
+            self._take_totals()
+        if self._was_old and self.files and now - self._changed_at() <= OLD_SECONDS:
+            self._was_old = False  # somebody writes again
         self._look_at_process(now)
         if live and not facts.ended:
             self._look_at_disk(now)
-        if self.line_time is None and self.num_lines:
-            self.panel.seen(self._changed_at())
-        self.panel.tick(now, live=live)
+        if run.line_time is None and run.num_lines:
+            run.panel.seen(self._changed_at())
+        run.panel.tick(now, live=live and not self._was_old)
+
+    def _take_totals(self) -> None:
+        """What the counters of the log tell about its end."""
+        facts, steppers = self.facts, [file.parser.stepper for file in self.files]
+        told = next((stepper for stepper in steppers if stepper.total), None)
+        facts.total_steps = told.total if told is not None else None
+        facts.total_is_sure = told is not None and told.total_is_sure
+        if not facts.ended and facts.total_steps and (self.step or 0) >= facts.total_steps:
+            facts.ended = "finished"
 
     def _look_at_process(self, now: float) -> None:
         """The lock file of a run of ours says who holds it; a holder that is gone without a last word was killed."""
-        if self.source.folder is None:
+        folder = self.source.folder
+        if folder is None:
             return
-        self.facts.alive = None if self.facts.ended else process_alive(self.source.folder.lock_file)
+        self.facts.alive = None if self.facts.ended else process_alive(folder.lock_file)
         if self.facts.ended:
             return
         changed, limit = self._changed_at(), self.settings.heartbeat_seconds
-        age = heartbeat_age(self.source.folder.heartbeat, now) if self.facts.alive is None else None
+        age = heartbeat_age(folder.heartbeat, now) if self.facts.alive is None else None
         text, sure = "", 0.9
         if self.facts.alive is False and now - changed > 5:
             text = f"its process is gone since step {self.step} without a last word: killed, or out of host memory"
@@ -221,12 +171,12 @@ class RunWatch:
             )
         if text:
             self.panel.observe(Record(event="vanished", step=self.step, text=text, facts={"sure": sure}))
-            self._note(changed, self.step, text, "error")
+            self.current.note(changed, self.step, text, "error")
 
     def _look_at_disk(self, now: float) -> None:
         space = disk_space(self.source.path)
         if space is not None:
-            self.latest["disk_free"] = space[0]
+            self.current.latest["disk_free"] = space[0]
             self.panel.observe(Record(event="disk", time=now, facts={"free": space[0], "total": space[1]}))
 
     def _read_config(self) -> None:
@@ -249,32 +199,51 @@ class RunWatch:
             except ValueError:
                 continue
             if isinstance(content, dict) and isinstance(content.get("samples"), list):
-                self.samples = {"step": content.get("step"), "samples": content["samples"][:8]}
+                self.current.samples = {"step": content.get("step"), "samples": content["samples"][:8]}
 
-    def steps_per_second(self) -> float | None:
-        """From the last lines' own times, else as logged."""
-        if len(self.pace) >= 2 and self.pace[-1][0] > self.pace[0][0]:
-            return (self.pace[-1][1] - self.pace[0][1]) / (self.pace[-1][0] - self.pace[0][0])
-        logged = self.latest.get("steps_per_second")
-        return logged or None
-
-    def state(self) -> str:
-        """waiting, running, stalled, finished, stopped or crashed."""
-        if self.facts.ended:
-            return self.facts.ended
-        if self.panel.book.is_open("M501"):
+    def state(self, run: JudgedRun | None = None) -> str:
+        """waiting, running, stalled, finished, stopped, ended or crashed."""
+        run = run or self.current
+        if run.facts.ended:
+            return run.facts.ended
+        if run.panel.book.is_open("M501"):
             return "stalled"
-        return "running" if self.num_lines else "waiting"
+        if not run.num_lines:
+            return "waiting"
+        limit = OLD_SECONDS if self._is_live else RECENT_SECONDS
+        is_quiet = self.clock() - self._changed_at() > limit and not run.facts.alive
+        return "ended" if self._was_old or is_quiet else "running"
+
+    def is_waiting(self) -> bool:
+        """Whether the log has not begun yet; one that was read once holds what it holds."""
+        return not self.current.num_lines and not self.earlier and self._is_live and not self._has_text()
+
+    def _has_text(self) -> bool:
+        return any(file.follower.position for file in self.files)
 
     def is_over(self) -> bool:
         """Whether nothing more will come; text logs may go on after a handled error or a full bar, and get grace."""
-        if not self.facts.ended or self.source.folder is not None:
-            return bool(self.facts.ended)
-        return self.clock() - self._changed_at() > END_SECONDS
+        facts = self.facts
+        if self._was_old and self.source.folder is None:
+            return True
+        if not facts.ended or self.source.folder is not None:
+            return bool(facts.ended)
+        is_full_bar = facts.ended == "finished" and bool(facts.total_steps) and not facts.total_is_sure
+        grace = FULL_BAR_SECONDS if is_full_bar else END_SECONDS
+        return self.clock() - self._changed_at() > grace
 
     def _changed_at(self) -> float:
         changed = [file.follower.changed_at for file in self.files if file.follower.changed_at is not None]
         return max(changed, default=self.clock())
+
+    def unread(self) -> tuple[list[str], list[str]]:
+        """Names and lines of numbers that were read but not used, for a log that cannot be judged."""
+        names: list[str] = []
+        lines: list[str] = []
+        for file in self.files:
+            names += [key for key, _ in file.parser.unread.keys.most_common(12)]
+            lines += file.parser.unread.lines
+        return names[:12], lines[:5]
 
     def close(self) -> None:
         for file in self.files:

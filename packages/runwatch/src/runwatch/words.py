@@ -17,6 +17,7 @@ UNITS = {
     "tokens_per_second": "tokens/s",
     "documents_per_second": "documents/s",
     "steps_per_second": "steps/s",
+    "epochs_per_second": "epochs/s",
 }
 _SHARES = ("text_accuracy", "mfu", "gpu_busy", "data_wait")
 _BYTES = ("gpu_memory_allocated", "gpu_memory_reserved", "disk_free")
@@ -55,7 +56,10 @@ def progress(run: dict[str, Any]) -> str:
     if run["step"] is None:
         return "no step yet"
     total = run["total_steps"]
-    where = f"step {run['step']:,}" + (f" of {total:,} ({100 * run['step'] / total:.0f} %)" if total else "")
+    kind = "epoch" if run.get("counts") == "epochs" else "step"
+    where = f"{kind} {run['step']:,}" + (
+        f" of {total:,} ({100 * run['step'] / total:.0f} %)" if total else ""
+    )
     left = f", about {duration(run['left_seconds'])} left" if run["left_seconds"] is not None else ""
     return where + left
 
@@ -78,15 +82,32 @@ def plain_text(state: dict[str, Any]) -> str:
 def _plain_run(run: dict[str, Any]) -> str:
     lines = [f"{run['name']}: {run['health']}, {run['state']}, {progress(run)}"]
     values = run["values"]
-    shown = [f"{LABELS[key]} {number(key, values[key], run['rate_kind'])}" for key in LABELS if key in values]
+    shown = [f"{LABELS[key]} {value_with_age(run, key)}" for key in LABELS if key in values]
     lines += textwrap.wrap(" | ".join(shown), 118, initial_indent="  ", subsequent_indent="  ")
     for alert in ordered(run["alerts"]):
         lines += _plain_alert(alert)
-    if not run["alerts"]:
-        lines.append(
-            "  nothing found" if run["num_lines"] else "  nothing read yet: no line that holds a loss"
-        )
+    if run["health"] == "cannot judge":
+        lines += unread_lines(run)
+    elif not run["alerts"]:
+        lines.append("  nothing found" if run["num_losses"] else "  waiting for the first line")
     return "\n".join(lines)
+
+
+def value_with_age(run: dict[str, Any], key: str) -> str:
+    """A value, and how old it is where it is old."""
+    text, steps = number(key, run["values"][key], run["rate_kind"]), run.get("behind", {}).get(key)
+    return f"{text} ({steps:,} steps ago)" if steps else text
+
+
+def unread_lines(run: dict[str, Any]) -> list[str]:
+    """Why a log cannot be judged, and how to name its numbers."""
+    unread = run.get("unread") or {"names": [], "lines": []}
+    if not unread["lines"]:
+        return ["  no loss was read, and no line looks like numbers with names"]
+    lines = ["  no loss was read; these lines look like numbers:"]
+    lines += [f"    {line[:110]}" for line in unread["lines"][:3]]
+    names = ", ".join(unread["names"][:8])
+    return [*lines, f"  name the loss and the step: --map loss=NAME --map step=NAME (names read: {names})"]
 
 
 def ordered(alerts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,10 +130,5 @@ def change_line(name: str, what: str, alert: dict[str, Any]) -> str:
 
 def status_line(run: dict[str, Any]) -> str:
     """Where a run is and its main numbers, in one line."""
-    values = run["values"]
-    shown = [
-        f"{LABELS[key]} {number(key, values[key], run['rate_kind'])}"
-        for key in ("loss", "rate")
-        if key in values
-    ]
+    shown = [f"{LABELS[key]} {value_with_age(run, key)}" for key in ("loss", "rate") if key in run["values"]]
     return ", ".join([f"{run['name']}: {run['health']}", run["state"], progress(run), *shown])

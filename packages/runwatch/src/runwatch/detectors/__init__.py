@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from runwatch.alerts import AlertBook, Change
-from runwatch.blocks import Block, Stretch
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.detectors.gradients import Gradients, SkippedUpdates
 from runwatch.detectors.learning_rate import LearningRate
-from runwatch.detectors.losses import Divergence, LossSpike, NonfiniteLoss, Plateau
+from runwatch.detectors.losses import Divergence, LossMissing, LossSpike, NonfiniteLoss, Plateau
 from runwatch.detectors.process import Crash, Restarts, Stall
 from runwatch.detectors.quality import LatentCollapse, LatentIgnored, ValidationDrift
 from runwatch.detectors.ranks import Communication, Stragglers
@@ -20,9 +19,9 @@ from runwatch.records import Record, record_of_fields
 from runwatch.settings import MonitorSettings
 
 ALL: tuple[type[Detector], ...] = (
-    NonfiniteLoss, LossSpike, Divergence, Plateau, Gradients, SkippedUpdates, LearningRate, Throughput, DataWait,
-    LoaderFailures, OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication, Checkpoints,
-    ValidationDrift, LatentCollapse, LatentIgnored,
+    NonfiniteLoss, LossMissing, LossSpike, Divergence, Plateau, Gradients, SkippedUpdates, LearningRate, Throughput,
+    DataWait, LoaderFailures, OutOfMemory, Batch, DiskSpace, Stall, Crash, Restarts, Stragglers, Communication,
+    Checkpoints, ValidationDrift, LatentCollapse, LatentIgnored,
 )  # fmt: skip
 
 
@@ -39,19 +38,20 @@ def _overriding(detectors: list[Detector], name: str) -> list[Any]:
 class Panel:
     """All detectors of one run behind three calls: a record, a tick, and what is news."""
 
-    def __init__(self, settings: MonitorSettings | None = None, facts: RunFacts | None = None) -> None:
+    def __init__(
+        self, settings: MonitorSettings | None = None, facts: RunFacts | None = None, *, own: bool = False
+    ) -> None:
         self.settings = settings or MonitorSettings()
         self.facts = facts or RunFacts()
-        self.book = AlertBook(self.settings)
+        self.book = AlertBook(self.settings, own=own)
         detectors = [kind(self.settings, self.book, self.facts) for kind in ALL]
         self._line, self._event = _overriding(detectors, "line"), _overriding(detectors, "event")
-        self._absorb = [item.__self__.absorb for item in self._line]
-        self._wide = [item.__self__.wide for item in self._line]
         self._rank_line, self._tick = _overriding(detectors, "rank_line"), _overriding(detectors, "tick")
         self._stall = next(item for item in detectors if isinstance(item, Stall))
         self._main_rank: int | None = None
         self._comparing = [item for item in detectors if item.compares]
         self._mode_stage: float | None = None
+        self._series = ""
 
     def observe(self, record: Record) -> None:
         """Feed one record."""
@@ -70,58 +70,14 @@ class Panel:
             see(record)
 
     def _enter_stage(self, record: Record) -> None:
-        """In another stage of the modes other losses exist: what compares with the past begins anew."""
+        """In another stage of the modes, or under another name, the loss is another: comparisons start over."""
         stage = record.values.get("mode_stage", self._mode_stage)
-        if self._mode_stage is not None and stage != self._mode_stage:
+        series = record.series or self._series
+        is_other = bool(self._series) and series != self._series
+        if is_other or (self._mode_stage is not None and stage != self._mode_stage):
             for detector in self._comparing:
                 type(detector).__init__(detector, self.settings, self.book, self.facts)  # type: ignore[misc]
-        self._mode_stage = stage
-
-    def observe_stretch(self, stretch: Stretch) -> None:
-        """Feed many lines of a log without ranks. Detectors that stay silent never touch the book, so the others may
-        see the lines one by one afterwards and say what they would have said."""
-        whole = stretch.whole
-        if self._changes_stage(whole):
-            for record in stretch.records():
-                self.observe(record)
-            return
-        is_loud = [wide and not absorb(whole) for absorb, wide in zip(self._absorb, self._wide, strict=True)]
-        for part in stretch.parts:
-            if isinstance(part, Block):
-                self._observe_part(part, is_loud)
-            elif part.event:
-                self._observe_event(part)
-            else:
-                self._observe_aside(part)
-
-    def _observe_part(self, block: Block, is_loud: list[bool]) -> None:
-        """A block; wide detectors have seen it, unless they are loud."""
-        loud = [
-            see
-            for see, absorb, wide, has_news in zip(self._line, self._absorb, self._wide, is_loud, strict=True)
-            if has_news or not (wide or absorb(block))
-        ]
-        counts = "loss" in block.values
-        if not loud:
-            self.book.pass_over(block.steps, block.times, counts=counts)
-            return
-        for idx in range(len(block)):
-            record = block.record(idx)
-            self.book.advance(record.step, record.time, counts=counts)
-            for see in loud:
-                see(record)
-
-    def _observe_aside(self, record: Record) -> None:
-        """A line that means nothing to wide detectors."""
-        self.book.advance(record.step, record.time, counts=False)
-        for see, wide in zip(self._line, self._wide, strict=True):
-            if not wide:
-                see(record)
-
-    def _changes_stage(self, block: Block) -> bool:
-        """Whether a stage of the modes begins among these lines, or is told of for the first time."""
-        stages = {float(stage) for stage in block.values.get("mode_stage", ())}
-        return bool(stages - {self._mode_stage})
+        self._mode_stage, self._series = stage, series
 
     def _observe_event(self, record: Record) -> None:
         if record.time is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings
 
@@ -15,6 +14,8 @@ class RunFacts:
     """What is known about a run besides its lines; all of it may be missing."""
 
     total_steps: int | None = None
+    total_is_sure: bool = True
+    """Whether the run ends there; a bar may be that of one epoch."""
     checkpoint_every: int | None = None
     lr_restarts: bool = False
     """The learning rate is meant to fall and jump back, over and over."""
@@ -34,18 +35,9 @@ class Detector:
 
     compares = False
     """Whether it holds losses or gradients against earlier ones, which means nothing when other losses exist."""
-    wide = False
-    """Whether lines without any value of `records.OF_TRAINING` and checkpoints mean nothing to it."""
 
     def line(self, record: Record) -> None:
         """A line of the curve, of the main rank."""
-
-    def absorb(self, block: Block) -> bool:
-        """Take all lines of a block at once, as `line` would, if there is certainly nothing to say about any of them.
-
-        Else, or when in doubt, change nothing and return False: the lines are then seen one by one.
-        """
-        return False
 
     def event(self, record: Record) -> None:
         """An event of the ledger or a message, of any rank."""

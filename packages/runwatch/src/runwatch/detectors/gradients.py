@@ -6,7 +6,6 @@ import math
 from collections import deque
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Window, sureness
 from runwatch.records import Record
@@ -16,7 +15,7 @@ from runwatch.settings import MonitorSettings
 class Gradients(Detector):
     """M201, M202, M203."""
 
-    compares = wide = True
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -42,27 +41,6 @@ class Gradients(Detector):
             self._vanishing(norm, record)
         if usual is None or norm <= self.settings.explosion_ratio * max(usual, 1e-30):
             self.history.add(norm)
-
-    def absorb(self, block: Block) -> bool:
-        norms, losses = block.values.get("grad_norm"), block.values.get("loss")
-        if norms is not None:
-            if not self.history.is_full() or len(self.history) < self.settings.warmup_lines:
-                return False
-            usuals = block.medians("grad_norm", self.history)[:-1]
-            usual_norm, limit = max(self.usual_norm, *usuals), self.settings.explosion_ratio
-            if min(norms) < max(self.settings.vanishing_ratio * usual_norm, 1e-12) or self.book.is_open(
-                "M203"
-            ):
-                return False
-            if max(norms) > 0.99 * limit * max(min(usuals), 1e-30):
-                return False
-            self.usual_norm, self.bad_streak, self.small_streak = usual_norm, 0, 0
-            self.large.extend([False] * min(len(norms), 10))
-            self.history.extend(norms)
-        if losses is not None:
-            self.loss = losses[-1]
-            self.first_loss = self.first_loss or next(filter(None, losses), 0.0)
-        return True
 
     def event(self, record: Record) -> None:
         if record.event == "bad_gradient":
@@ -119,15 +97,6 @@ class SkippedUpdates(Detector):
         if skipped and math.isfinite(skipped) and (record.step is None or record.step != self.counted):
             self.counted = record.step
             self._add(record.step, int(skipped), f"{skipped:.0f} updates skipped up to step {record.step}")
-
-    def absorb(self, block: Block) -> bool:
-        if any(block.values.get("skipped_steps", ())):
-            return False
-        self.first_step = self.first_step or next(filter(None, block.steps), 0)
-        self.steps_seen = block.steps[-1] - self.first_step + 1
-        if self.counted is not None and block.steps[0] < self.counted:
-            self.counted = None
-        return True
 
     def event(self, record: Record) -> None:
         """The ledger repeats what a line of our own log said; other trainers only have messages."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings
@@ -13,8 +12,6 @@ from runwatch.settings import MonitorSettings
 
 class LearningRate(Detector):
     """M204, one alert per mistake (the subject)."""
-
-    wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -38,33 +35,6 @@ class LearningRate(Detector):
         self._schedule(lr, record)
         self.falling = self.falling + 1 if lr < self.last else 0 if lr > self.last else self.falling
         self.peak, self.last, self.last_used = max(self.peak, lr), lr, lr or self.last_used
-
-    def absorb(self, block: Block) -> bool:
-        rates = block.values.get("lr")
-        if rates is None:
-            return True
-        if min(rates) <= 0 or any(self.book.is_open("M204", subject) for subject in ("zero", "jump")):
-            return False
-        falling = 0 if block.steps[0] < self.last_step else self.falling
-        last, peak, jump = self.last, max(self.peak, *rates), self.settings.lr_jump
-        if self._may_be_wrong(block, min(rates), peak):
-            return False
-        for lr in rates:
-            if falling >= 3 and lr > jump * last > 0:
-                return False
-            falling = falling + 1 if lr < last else 0 if lr > last else falling
-            last = lr
-        self.zeros, self.falling, self.peak, self.last, self.last_used = 0, falling, peak, last, last
-        self.lines, self.last_step = self.lines + len(rates), block.steps[-1]
-        return True
-
-    def _may_be_wrong(self, block: Block, least: float, peak: float) -> bool:
-        """Whether a line of a block could say something about the schedule; surely not while the rate is well."""
-        total = self.facts.total_steps
-        if not total:
-            return False
-        early = block.steps[0] / total < self.settings.lr_early and least < 0.01 * peak
-        return early or (block.steps[-1] / total > 0.5 and peak > self.peak)
 
     def _progress(self, record: Record) -> float | None:
         total = self.facts.total_steps

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import chain, islice
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
-from runwatch.bucket_lists import lists_of
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Curve, Window, median, spread, sureness
 from runwatch.records import LOSSES, Record
@@ -29,15 +24,59 @@ class NonfiniteLoss(Detector):
         for name in LOSSES:
             value = values.get(name)
             if value is not None and not math.isfinite(value):
-                self.book.fire("M101", f"{name} is {value} at step {record.step}")
+                what = "a part of the loss" if name == "bad_part" else name
+                self.book.fire("M101", f"{what} is {value} at step {record.step}")
                 return
-
-    def absorb(self, block: Block) -> bool:
-        return True  # blocks are finite
+        if values.get("nan_steps"):
+            self.book.fire(
+                "M101", f"{values['nan_steps']:.0f} steps with a loss of nan up to step {record.step}"
+            )
 
     def event(self, record: Record) -> None:
         if record.event == "bad_loss":
             self.book.fire("M101", record.text, step=record.step)
+
+
+class LossMissing(Detector):
+    """M105: steps go on, but their loss is gone, or exactly 0 for good. Some trainers print that instead of nan."""
+
+    compares = True
+
+    def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
+        super().__init__(settings, book, facts)
+        self.recent: deque[float] = deque(maxlen=5)
+        self.before: list[float] = []
+        self.zeros = self.missing = self.num_losses = 0
+
+    def line(self, record: Record) -> None:
+        loss = record.values.get("loss")
+        if loss is None:
+            self._without(record)
+            return
+        self.num_losses += 1
+        self.missing = 0
+        self.zeros = self.zeros + 1 if loss == 0 else 0
+        if self.zeros == 1:
+            self.before = list(self.recent)
+        self.recent.append(loss)
+        if self.zeros >= self.settings.zero_lines and self._fell_at_once(record):
+            before = f", {self.before[-1]:.3g} before" if self.before else ""
+            self.book.fire(
+                "M105", f"loss is exactly 0 for {self.zeros} lines up to step {record.step}{before}"
+            )
+        elif loss != 0:
+            self.book.clear("M105")
+
+    def _without(self, record: Record) -> None:
+        self.missing = self.missing + 1 if record.without_loss else self.missing
+        if self.missing >= self.settings.missing_lines and self.num_losses >= 2:
+            self.book.fire("M105", f"{self.missing} lines without a loss up to step {record.step}", sure=0.9)
+
+    def _fell_at_once(self, record: Record) -> bool:
+        """A loss that was learned away gets small first; one that is 0 from large was replaced."""
+        norm = record.values.get("grad_norm")
+        is_broken = norm is not None and (norm == 0 or not math.isfinite(norm))
+        return is_broken or (len(self.before) == 5 and min(self.before) >= 0.02)
 
 
 class _Baseline:
@@ -52,7 +91,7 @@ class _Baseline:
         """How many times the threshold of a spike is reached (0.0 without enough history), then take it in."""
         usual = self.history.median()
         self.largest = max(self.largest, abs(value)) if len(self.history) < 5 else self.largest
-        size = max(abs(usual), 0.01 * self.largest, 1e-12)  # once a loss is near 0, doubling means nothing
+        size = max(abs(usual), 0.05 * self.largest, 1e-12)  # once a loss is near 0, doubling means nothing
         excess = self._excess(value - usual, size)
         self.outliers = self.outliers + 1 if excess >= 1.0 else 0
         if excess < 1.0 or self.outliers > self.settings.history_lines:
@@ -61,34 +100,6 @@ class _Baseline:
             self.history.add(value)
         return excess
 
-    def take(self, block: Block, name: str) -> bool:
-        """Judge many values at once; False, and nothing changed, if one is a spike or there is little history."""
-        if not self.history.is_full() or len(self.history) < max(5, self.settings.warmup_lines):
-            return False
-        values, usuals = block.values[name], block.medians(name, self.history)
-        least, share, tail = max(0.01 * self.largest, 1e-12), self.settings.spike_rise, self.tail
-        for idx, (value, usual) in enumerate(zip(values, usuals, strict=False)):
-            size = abs(usual)
-            size = size if size > least else least
-            rise = value - usual
-            if rise > share * size and self._is_spike(rise, size, tail, idx, values):
-                return False
-            tail = 0.999 * tail
-            if rise / size > tail:
-                tail = rise / size
-        self.outliers, self.tail = 0, tail
-        self.history.extend(values)
-        return True
-
-    def _is_spike(self, rise: float, size: float, tail: float, idx: int, values: list[float]) -> bool:
-        """Whether it is one after `idx` values of a block have passed; most that rise far have done so before."""
-        if rise < self.settings.spike_tail * tail * size:
-            return False
-        then = _Baseline(self.settings)
-        then.tail = tail
-        then.history.extend([*self.history.recent, *values[:idx]])
-        return then._excess(rise, size) >= 1.0
-
     def _excess(self, rise: float, size: float) -> float:
         settings, history = self.settings, self.history
         if len(history) < settings.warmup_lines:
@@ -96,6 +107,8 @@ class _Baseline:
         if rise <= settings.spike_rise * size:
             return 0.0
         by_noise = rise / (settings.spike_z * history.deviation())
+        if history.lowest() <= 0:  # a loss around 0, as in reinforcement learning, has no usual size
+            by_noise = min(by_noise, rise / max(settings.spike_z * spread(list(history.recent)), 1e-12))
         by_tail = rise / max(settings.spike_tail * self.tail * size, 1e-12)
         return min(by_noise, by_tail, rise / max(settings.spike_rise * size, 1e-12))
 
@@ -109,28 +122,24 @@ class _Buckets:
     def __init__(self, settings: MonitorSettings) -> None:
         self.settings = settings
         self.baselines: dict[str, list[_Baseline]] = {}
-        self.waiting: deque[tuple[int, Callable[[], Iterable[Lists]]]] = deque()
-        """How many lines, and a way to get them."""
-        self.num_waiting, self.num_kept = 0, 0
+        self.waiting: deque[Lists] = deque(maxlen=_BUCKET_LINES)
+        self.num_waiting = 0
 
-    def add(self, count: int, lines: Callable[[], Iterable[Lists]]) -> None:
+    def add(self, lists: Lists) -> None:
         """Lines to be judged some day; the oldest are forgotten."""
-        self.waiting.append((count, lines))
-        self.num_waiting += count
-        self.num_kept += count
-        while self.num_kept - self.waiting[0][0] >= _BUCKET_LINES:
-            self.num_kept -= self.waiting.popleft()[0]
+        self.waiting.append(lists)
+        self.num_waiting += 1
 
     def excess(self) -> float | None:
         """Of the newest line, the median bucket's excess in the worse modality; None where there is no history yet."""
         if self.num_waiting > _BUCKET_LINES:
             self.baselines = {}  # what lies between is gone
-        found, too_many = None, max(0, self.num_kept - _BUCKET_LINES)
-        for lists in islice(chain.from_iterable(lines() for _, lines in self.waiting), too_many, None):
-            found = self._judge(lists)
+        excess = None
+        for lists in self.waiting:
+            excess = self._judge(lists)
         self.waiting.clear()
-        self.num_waiting = self.num_kept = 0
-        return found
+        self.num_waiting = 0
+        return excess
 
     def _judge(self, lists: Lists) -> float | None:
         found = []
@@ -150,7 +159,7 @@ class _Buckets:
 class LossSpike(Detector):
     """M102."""
 
-    compares = wide = True
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -158,8 +167,7 @@ class LossSpike(Detector):
 
     def line(self, record: Record) -> None:
         if record.lists:
-            lists = record.lists
-            self.buckets.add(1, lambda: (lists,))
+            self.buckets.add(record.lists)
         loss = record.values.get("loss")
         if loss is None or not math.isfinite(loss):
             return
@@ -172,23 +180,17 @@ class LossSpike(Detector):
             evidence = f"loss {loss:.4g} at step {record.step}, usual {usual:.4g}{where}"
             self.book.fire("M102", evidence, sure=sureness(excess))
 
-    def absorb(self, block: Block) -> bool:
-        if "loss" in block.values and not self.loss.take(block, "loss"):
-            return False
-        if block.texts:
-            self.buckets.add(len(block), partial(map, lists_of, block.texts))
-        return True
-
 
 class Divergence(Detector):
     """M103. Against the best median of a whole history window: the best of short ones would be a lucky draw."""
 
-    compares = wide = True
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
+        self.far_above = 0
 
     def line(self, record: Record) -> None:
         loss = record.values.get("loss")
@@ -199,6 +201,8 @@ class Divergence(Detector):
         self.lines += 1
         if self.lines <= 3:
             self.start = min(self.start, loss)
+        if self._exploded(loss, record):
+            return
         if len(self.recent) < self.settings.divergence_lines or self._worse_than_at_start(record):
             return
         if len(self.history) < self.settings.warmup_lines:
@@ -207,43 +211,15 @@ class Divergence(Detector):
             self.best, self.best_deviation = median, self.history.deviation()
         self._judge(record)
 
-    def absorb(self, block: Block) -> bool:
-        losses = block.values.get("loss")
-        if losses is None:
-            return True
-        if not self.history.is_full() or not self.recent.is_full() or self.book.is_open("M103"):
+    def _exploded(self, loss: float, record: Record) -> bool:
+        """Three lines in a row far above everything before: no history is needed for that."""
+        limit = 10 * self.settings.divergence_start * self.start
+        self.far_above = self.far_above + 1 if self.lines > 3 and 0 < limit < loss else 0
+        if self.far_above < 3:
             return False
-        if len(self.history) < self.settings.warmup_lines or self.lines <= 3:
-            return False
-        last = [*self.recent.recent, *losses]
-        if 0 < self.settings.divergence_start * self.start < max(last):
-            return False
-        best = self._best_of(block, last)
-        if best is None:
-            return False
-        self.lines += len(losses)
-        self.recent.extend(losses)
-        if best[0] < self.best:
-            upto = [*self.history.recent, *losses[: best[1]]]
-            window = Window(self.settings.history_lines)
-            window.extend(upto)
-            self.best, self.best_deviation = best[0], window.deviation()
-        self.history.extend(losses)
+        evidence = f"loss {loss:.4g} at step {record.step}, at the start it was {self.start:.4g}"
+        self.book.fire("M103", evidence, sure=sureness(loss / limit))
         return True
-
-    def _best_of(self, block: Block, last: list[float]) -> tuple[float, int] | None:
-        """The best median in a block, or before it, and after how many of its lines; nothing if a line may diverge."""
-        size, share = self.settings.divergence_lines, self.settings.divergence_rise
-        best, at, largest = self.best, 0, max(last)
-        half, other = size // 2, (size - 1) // 2
-        for idx, middle in enumerate(block.medians("loss", self.history)[1:], start=1):
-            if middle < best:
-                best, at = middle, idx
-            if largest - best > share * abs(best):
-                ordered = sorted(last[idx : idx + size])
-                if 0.5 * (ordered[half] + ordered[other]) - best > share * abs(best):
-                    return None
-        return best, at
 
     def _worse_than_at_start(self, record: Record) -> bool:
         """A run that explodes in its first lines has no good history to be compared with."""
@@ -256,7 +232,9 @@ class Divergence(Detector):
 
     def _judge(self, record: Record) -> None:
         now, best = self.recent.median(), self.best
-        limit = self.settings.divergence_rise * abs(best)
+        limit = self.settings.divergence_rise * max(
+            abs(best), 0.1 * abs(self.start)
+        )  # near 0, doubling means nothing
         noise = self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
         if now - best > limit and self.recent.quantile(0.2) - best > noise:
             evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"
@@ -268,7 +246,7 @@ class Divergence(Detector):
 class Plateau(Detector):
     """M104. Says nothing at the end of a schedule, where a flat loss is what one wants."""
 
-    compares = wide = True
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -288,30 +266,6 @@ class Plateau(Detector):
         if self.lines >= self.due:
             self.due = int(1.03 * self.lines) + 1
             self._judge(record)
-
-    def absorb(self, block: Block) -> bool:
-        rates, losses = block.values.get("lr"), block.values.get("loss")
-        if losses is not None and (block.steps[0] <= 0 or self._is_due_flat(block.steps, losses)):
-            return False
-        if rates is not None:
-            self.lr, self.peak_lr = rates[-1], max(self.peak_lr, *rates)
-        if losses is not None:
-            self.curve.extend(block.steps, losses)
-            self.lines += len(losses)
-            while self.lines >= self.due:
-                self.due = int(1.03 * self.due) + 1
-        return True
-
-    def _is_due_flat(self, steps: list[int], losses: list[float]) -> bool:
-        """Whether a judgement that falls into a block would find, or end, a plateau."""
-        curve, at, due = self.curve.copy(), 0, self.due
-        while self.lines + len(losses) >= due:
-            until = max(due - self.lines, 1)
-            curve.extend(steps[at:until], losses[at:until])
-            if self.book.is_open("M104") or self._flat_since(curve) is not None:
-                return True
-            at, due = until, int(1.03 * due) + 1
-        return False
 
     def _judge(self, record: Record) -> None:
         if len(_last_third(self.curve)) < 20:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Recent, sureness
 from runwatch.records import Record
@@ -34,17 +32,6 @@ class Stall(Detector):
         self.last_at = record.time
         self.book.clear("M501")
 
-    def absorb(self, block: Block) -> bool:
-        if block.times is None:
-            return True
-        if self.book.is_open("M501"):
-            return False
-        before = block.times[0] if self.last_at is None else self.last_at
-        intervals = [now - last for last, now in pairwise([before, *block.times]) if now >= last]
-        self.intervals.extend(intervals[self.last_at is None :])
-        self.last_at = block.times[-1]
-        return True
-
     def event(self, record: Record) -> None:
         if record.event in ("started", "resumed"):
             self.started_at, self.last_at = record.time, None
@@ -56,8 +43,7 @@ class Stall(Detector):
 
     def tick(self, now: float, *, live: bool) -> None:
         facts = self.facts
-        sure_to_run = facts.alive or live or (facts.total_steps or 0) > (self.book.step or 0)
-        if facts.ended or facts.alive is False or not sure_to_run:
+        if facts.ended or facts.alive is False or not (facts.alive or live):
             return
         usual = self.intervals.quantile(0.9) if len(self.intervals) >= 3 else None
         since = self.last_at if self.last_at is not None else self.started_at
@@ -70,12 +56,8 @@ class Stall(Detector):
         if silent > limit:
             often = f", usually one every {usual:.3g} s" if usual is not None else ""
             where = f"step {self.book.step}" if self.book.step is not None else "the start"
-            known = 1.0 if facts.alive or live else 0.6
-            self.book.fire(
-                "M501",
-                f"no line for {duration(silent)} since {where}{often}",
-                sure=known * sureness(silent / limit),
-            )
+            evidence = f"no line for {duration(silent)} since {where}{often}"
+            self.book.fire("M501", evidence, sure=sureness(silent / limit))
 
 
 def _hung(record: Record) -> str:
@@ -165,9 +147,6 @@ class Crash(Detector):
             if died_at is None or record.step > died_at:
                 self._over()
 
-    def absorb(self, block: Block) -> bool:
-        return not self.failures
-
     def _over(self) -> None:
         self.failures.clear()
         self.named, self.facts.ended = False, ""
@@ -194,9 +173,6 @@ class Restarts(Detector):
                 self.book.fire(
                     "M503", evidence, sure=sureness(self.starts[record.step] / 2), step=record.step
                 )
-
-    def absorb(self, block: Block) -> bool:
-        return not self.book.is_open("M503")
 
     def line(self, record: Record) -> None:
         if self.book.is_open("M503") and record.step is not None:

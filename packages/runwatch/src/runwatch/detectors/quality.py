@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Recent, Window, sureness
 from runwatch.records import Record
@@ -18,35 +17,42 @@ _SIZES = (
 
 
 class ValidationDrift(Detector):
-    """M801."""
+    """M801: validation rises while training falls; M103: it rises far and for good, whatever training does.
+
+    The training loss is taken from the lines between two validations, so that it belongs to them and does not lag.
+    """
+
+    compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.losses = Recent(20)
-        self.best, self.loss_at_best, self.streak = math.inf, math.inf, 0
+        self.since = Recent(200)
+        self.best, self.loss_at_best, self.loss, self.streak = math.inf, math.inf, math.nan, 0
+        self.num_far = self.num_valid = 0
+        self.first = math.nan
 
     def line(self, record: Record) -> None:
         loss, valid = record.values.get("loss"), record.values.get("valid_loss")
         if loss is not None and math.isfinite(loss):
-            self.losses.add(loss)
+            self.since.add(loss)
         if valid is None or not math.isfinite(valid):
             return
+        if len(self.since):
+            self.loss = self.since.median()
+            self.since.values.clear()
+        self.num_valid += 1
+        self.first = valid if self.num_valid == 1 else self.first
         self._judge(valid, record)
-
-    def absorb(self, block: Block) -> bool:
-        if "valid_loss" in block.values:
-            return False
-        self.losses.extend(block.values.get("loss", ()))
-        return True
+        self._diverges(valid, record)
 
     def _judge(self, valid: float, record: Record) -> None:
-        now = self.losses.median()
+        now = self.loss
         if valid < self.best:
             self.best, self.loss_at_best, self.streak = valid, now, 0
             self.book.clear("M801")
             return
         rising = valid - self.best > self.settings.drift_rise * abs(self.best)
-        learning = not math.isfinite(now) or now < self.loss_at_best
+        learning = not math.isfinite(now) or now < 0.99 * self.loss_at_best
         self.streak = self.streak + 1 if rising and learning else 0
         if self.streak >= self.settings.drift_count:
             share = (valid - self.best) / max(abs(self.best), 1e-12)
@@ -54,6 +60,17 @@ class ValidationDrift(Detector):
                 f"valid_loss {valid:.4g} at step {record.step}, best {self.best:.4g}; training loss {now:.4g}"
             )
             self.book.fire("M801", evidence, sure=sureness(share / max(self.settings.drift_rise, 1e-9)))
+
+    def _diverges(self, valid: float, record: Record) -> None:
+        """Far above where it started, several times in a row, and training is no better."""
+        limit = self.settings.divergence_start * max(self.first, self.best)
+        falling = math.isfinite(self.loss) and self.loss < 0.99 * self.loss_at_best
+        self.num_far = self.num_far + 1 if 0 < limit < valid and not falling else 0
+        if self.num_far >= self.settings.drift_count:
+            evidence = f"valid_loss {valid:.4g} at step {record.step}, at the start it was {self.first:.4g}"
+            self.book.fire("M103", evidence, subject="validation", sure=sureness(valid / limit))
+        elif valid < 1.1 * self.best:
+            self.book.clear("M103", "validation")
 
 
 class LatentCollapse(Detector):
@@ -70,9 +87,6 @@ class LatentCollapse(Detector):
             size = record.values.get(name)
             if size is not None and math.isfinite(size):
                 self._judge(name, size, record)
-
-    def absorb(self, block: Block) -> bool:
-        return not any(name in block.values for name in _SIZES)
 
     def _judge(self, name: str, size: float, record: Record) -> None:
         window = self.windows.setdefault(name, Window(9))
@@ -105,9 +119,6 @@ class LatentIgnored(Detector):
         if (record.step or 0) < self.settings.ignored_start * (self.facts.total_steps or 0):
             return
         self._judge(right, shuffled)
-
-    def absorb(self, block: Block) -> bool:
-        return "valid_text_loss_shuffled" not in block.values
 
     def _judge(self, right: float, shuffled: float) -> None:
         gain = (shuffled - right) / max(abs(right), 1e-12)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Recent, median
 from runwatch.records import Record
@@ -24,9 +23,6 @@ class Communication(Detector):
         if code:
             where = f"rank {record.rank}: " if record.rank is not None else ""
             self.book.fire(code, where + record.text, sure=0.95)
-
-    def absorb(self, block: Block) -> bool:
-        return not any(map(self.book.is_open, ("M602", "M603")))
 
     def line(self, record: Record) -> None:
         for code in ("M602", "M603"):

@@ -7,7 +7,6 @@ import math
 from collections import deque
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Window, median, sureness
 from runwatch.records import Record
@@ -46,8 +45,6 @@ class OutOfMemory(Detector):
 class Batch(Detector):
     """M402."""
 
-    wide = True
-
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.name, self.largest, self.recent = "", 0.0, Window(5)
@@ -66,34 +63,6 @@ class Batch(Detector):
         if self.streak > 10 and not self.book.is_open("M402"):
             return  # nothing changes, as in most runs
         self._judge(size, record)
-
-    def absorb(self, block: Block) -> bool:
-        name = "micro_tokens" if "micro_tokens" in block.values else "batch_size"
-        sizes = block.values.get(name)
-        if sizes is None:
-            return True
-        if name != self.name or len(self.recent) < 5 or self.book.is_open("M402"):
-            return False
-        if min(sizes) == max(sizes) == self.last and self.streak > 10:
-            self.streak += len(sizes)
-            return True
-        return self._take(sizes)
-
-    def _take(self, sizes: list[float]) -> bool:
-        recent, last, streak, largest = list(self.recent.recent), self.last, self.streak, self.largest
-        for size in sizes:
-            streak = streak + 1 if size == last else 0
-            last = size
-            if streak > 10:
-                continue
-            recent = [*recent[1:], size]
-            now = sorted(recent)[2]
-            largest = max(largest, now)
-            if now < self.settings.shrink_ratio * largest:
-                return False
-        self.recent.extend(recent)
-        self.last, self.streak, self.largest = last, streak, largest
-        return True
 
     def _judge(self, size: float, record: Record) -> None:
         self.recent.add(size)
@@ -174,18 +143,6 @@ class Checkpoints(Detector):
             self.book.fire("M701", evidence, sure=sureness(since / limit))
         else:
             self.book.clear("M701")
-
-    def absorb(self, block: Block) -> bool:
-        first_step = block.steps[0] if self.first_step is None else self.first_step
-        period = self._period()
-        if period is not None:
-            newest = max(self.saved[-1] if self.saved else first_step, self.facts.saved_step or 0)
-            if block.steps[-1] - newest > self.settings.checkpoint_factor * period or self.book.is_open(
-                "M701"
-            ):
-                return False
-        self.first_step = first_step
-        return True
 
     def _period(self) -> float | None:
         if self.facts.checkpoint_every:

@@ -6,7 +6,6 @@ import math
 from collections import deque
 
 from runwatch.alerts import AlertBook
-from runwatch.blocks import Block, rolling_medians
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Window, sureness
 from runwatch.records import Record
@@ -15,8 +14,6 @@ from runwatch.settings import MonitorSettings
 
 class Throughput(Detector):
     """M301 and M302. The logged rate, else steps over time; the kind of rate never changes within a baseline."""
-
-    wide = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
@@ -39,39 +36,6 @@ class Throughput(Detector):
                 window.clear()
         self._judge(rate, record)
 
-    def absorb(self, block: Block) -> bool:
-        """Nothing is said as long as no four of five lines may be too slow and changes are small."""
-        found = block.rates()
-        if found is None:
-            return "loss" not in block.values or block.times is None
-        kind, rates = found
-        if kind != self.kind:
-            return bool(self.kind) and kind == "steps_per_second" and min(rates) > 0
-        if min(rates) <= 0 or not math.isfinite(self.last_rate) or not self.history.is_full():
-            return False
-        if self.book.is_open("M301") or self.book.is_open("M302"):
-            return False
-        low = self.settings.drop_ratio * max(max(self.history.recent), *rates)
-        if sum(rate < low for rate in (*self.recent.recent, *rates)) >= 4:
-            return False
-        changes = [
-            (rate - before) / rate if rate > before else (before - rate) / before
-            for before, rate in zip([self.last_rate, *rates], rates, strict=False)
-        ]
-        if not self._is_steady(changes):
-            return False
-        self.recent.extend(rates)
-        self.history.extend(rates)
-        self.changes.extend(changes)
-        self.last_rate = rates[-1]
-        return True
-
-    def _is_steady(self, changes: list[float]) -> bool:
-        limit, known = self.settings.unstable_change, list(self.changes.recent)
-        if sum(change > limit for change in (*known, *changes)) < self.settings.unstable_lines // 2:
-            return True
-        return self.changes.is_full() and max(rolling_medians(known, changes)) <= limit
-
     def _from_time(self, record: Record) -> tuple[str, float] | None:
         if record.step is None or record.time is None or "loss" not in record.values:
             return None
@@ -86,6 +50,9 @@ class Throughput(Detector):
         now, usual = self.recent.median(), self.history.median() if ready else math.nan
         low = self.settings.drop_ratio * usual
         dropped = ready and len(self.recent) == 5 and self.recent.quantile(0.7) < low  # four of five
+        if not ready and len(self.history) >= 3 and self._is_far_slower(rate):
+            dropped, usual = True, self.history.median()
+            low = self.settings.drop_ratio * usual
         if dropped:
             evidence = f"{self.kind} {now:.4g} up to step {record.step}, usual {usual:.4g}"
             self.book.fire("M301", evidence, sure=sureness(low / max(now, 1e-12)))
@@ -94,6 +61,11 @@ class Throughput(Detector):
         if not dropped:
             self.history.add(rate)
         self._steadiness(rate, record)
+
+    def _is_far_slower(self, rate: float) -> bool:
+        """Within the first lines only a fall that no warm-up explains counts: to less than a tenth, three times."""
+        slow = [value < 0.1 * self.history.median() for value in list(self.recent.recent)[-3:]]
+        return len(slow) == 3 and all(slow)
 
     def _steadiness(self, rate: float, record: Record) -> None:
         if math.isfinite(self.last_rate):
@@ -120,8 +92,6 @@ class LoaderFailures(Detector):
 class DataWait(Detector):
     """M303."""
 
-    wide = True
-
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.recent: deque[float] = deque(maxlen=10)
@@ -131,15 +101,6 @@ class DataWait(Detector):
         if share is None or not math.isfinite(share):
             return
         self._judge(share, record)
-
-    def absorb(self, block: Block) -> bool:
-        shares = block.values.get("data_wait")
-        if shares is None:
-            return True
-        if max(shares) > 0.8 * self.settings.wait_share or self.book.is_open("M303"):
-            return False
-        self.recent.extend(shares)
-        return True
 
     def _judge(self, share: float, record: Record) -> None:
         self.recent.append(share)

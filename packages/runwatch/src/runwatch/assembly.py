@@ -1,0 +1,234 @@
+"""Named numbers of one line -> one record: which loss is *the* loss, units, totals, what belongs to validation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from runwatch.names import Name
+from runwatch.records import LARGEST, OLDEST_TIME, Record
+from runwatch.steps import Marks, Stepper
+
+_ONLY_TRAINING = (
+    "lr", "grad_norm", "tokens_per_second", "documents_per_second", "steps_per_second", "step_seconds",
+    "gpu_memory_allocated", "text_accuracy",
+)  # fmt: skip
+_PROOF = ("loss", "valid_loss", "grad_norm", "text_loss", "latent_loss", "nan_steps")
+
+
+@dataclass
+class Row:
+    """The numbers of a line before they are put together."""
+
+    values: list[tuple[Name, float]] = field(default_factory=list)
+    marks: Marks = field(default_factory=Marks)
+    step_rank: int = 99
+    """Rank of the name that told the step."""
+    is_eval: bool = False
+    time: float | None = None
+    rank: int | None = None
+    lists: dict[str, list[float]] = field(default_factory=dict)
+
+
+class MainLoss:
+    """Which of several names is the loss of a run: the best rank at first, then the one that comes most often.
+
+    A closing mean under another name is no point of the curve, so a line without the main name has no loss.
+    """
+
+    def __init__(self) -> None:
+        self.key = ""
+        self._rank = 99
+        self._counts: Counter[str] = Counter()
+
+    def choose(self, candidates: list[tuple[Name, float]]) -> tuple[Name, float] | None:
+        """The loss of a line, if it has one."""
+        best = min(candidates, key=lambda item: item[0].rank)
+        main = next((item for item in candidates if item[0].key == self.key), None)
+        counts = self._counts
+        for name, _ in candidates[:16]:
+            counts[name.key] += 1
+        if main is None or (best[0].rank < self._rank and counts[best[0].key] >= counts[self.key]):
+            better = best[0].rank < self._rank and counts[self.key] <= 3
+            margin = 1 if best[0].rank <= self._rank + 2 else 3
+            if not self.key or better or counts[best[0].key] > margin * counts[self.key] + 2 * (margin - 1):
+                self.key, self._rank = best[0].key, best[0].rank
+                return best
+        return main
+
+
+class Assembler:
+    """Builds the records of one file."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self.main = MainLoss()
+        self.valid = MainLoss()
+        self._skipped: float | None = None
+        self._num_marked = self._num_unmarked = 0
+        self._begins = False
+        self._shape: set[str] = set()
+        self._plain_seconds: list[float] = []
+        self._plain_is_total: bool | None = None
+
+    def record(self, row: Row, *, needs_proof: bool = True) -> Record | None:
+        """The record of a row; None if nothing in it is a number of a training curve."""
+        values = self._values(row)
+        if (
+            needs_proof
+            and not any(name in values for name in _PROOF)
+            and not self._is_without_loss(values, row)
+        ):
+            return None
+        has_loss = "loss" in values and not self._is_closing(values, row)
+        begins = self.stepper.place(row.marks, has_loss=has_loss) or self._begins
+        if begins:
+            self._skipped, self._begins = None, False
+        if not values and not row.lists:
+            return None
+        record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
+        record.new_run, record.by_epoch = begins, self.stepper.by_epoch
+        record.series = self.main.key if has_loss else ""
+        self._compare_shape(record, row, has_loss=has_loss)
+        return record
+
+    def enter(self, marks: Marks) -> None:
+        """A line without numbers of its own that tells where the next ones stand."""
+        self._begins = self.stepper.place(marks, has_loss=False) or self._begins
+
+    def _compare_shape(self, record: Record, row: Row, *, has_loss: bool) -> None:
+        """A line with all names of a line of training but its loss: the trainer left it out."""
+        keys = {name.key for name, _ in row.values if name.role not in ("loss", "other_loss")}
+        if has_loss and row.marks.step is not None:
+            self._shape = keys
+        elif self._shape and not has_loss and not row.is_eval and len(self._shape) >= 2:
+            record.without_loss = keys >= self._shape and row.marks.step is not None
+
+    def _is_closing(self, values: dict[str, float], row: Row) -> bool:
+        """A loss without a step where every loss has one is a summary of the run, no point of its curve."""
+        is_marked = row.marks.step is not None or row.marks.counter is not None
+        if is_marked or not math.isfinite(values["loss"]):
+            self._num_marked += is_marked
+            return False
+        self._num_unmarked += self._num_marked < 3
+        if self._num_marked < 3 or self._num_unmarked:
+            return False
+        del values["loss"]
+        return True
+
+    def _is_without_loss(self, values: dict[str, float], row: Row) -> bool:
+        """A line of training whose loss is missing: a step with a learning rate or a count of skipped updates."""
+        return (
+            row.marks.step is not None and not row.is_eval and bool(values.keys() & {"lr", "skipped_steps"})
+        )
+
+    def _values(self, row: Row) -> dict[str, float]:
+        values: dict[str, float] = {}
+        ranks: dict[str, int] = {}
+        losses: list[tuple[Name, float]] = []
+        valid: list[tuple[Name, float]] = []
+        bad = False
+        for item in row.values:
+            name, value = item
+            role = name.role
+            if role == "loss":
+                (valid if row.is_eval else losses).append(item)
+            elif role == "valid_loss":
+                valid.append(item)
+            elif role == "other_loss":
+                bad = bad or not math.isfinite(value)
+            elif name.rank < ranks.get(role, 99) and (abs(value) < LARGEST or not math.isfinite(value)):
+                ranks[role], values[role] = name.rank, value
+        self._bare(row, values, losses, valid)
+        self._losses(values, losses, valid, bad=bad)
+        if row.is_eval or ("valid_loss" in values and "loss" not in values):
+            for role in _ONLY_TRAINING:
+                values.pop(role, None)
+        self._derive(values, row)
+        return values
+
+    def _bare(
+        self,
+        row: Row,
+        values: dict[str, float],
+        losses: list[tuple[Name, float]],
+        valid: list[tuple[Name, float]],
+    ) -> None:
+        """`loss train: 2.5, val: 2.6` and CatBoost's `learn: 0.5 test: 0.6`: names that only mean a loss beside one."""
+        bare_loss, bare_valid = values.pop("bare_loss", None), values.pop("bare_valid", None)
+        if bare_valid is not None and not valid and (losses or bare_loss is not None):
+            valid.append((Name("valid_loss", "bare", 9), bare_valid))
+        if bare_loss is not None and not losses and bare_valid is not None:
+            losses.append((Name("loss", "bare", 9), bare_loss))
+
+    def _losses(
+        self,
+        values: dict[str, float],
+        losses: list[tuple[Name, float]],
+        valid: list[tuple[Name, float]],
+        *,
+        bad: bool,
+    ) -> None:
+        if losses and (chosen := self.main.choose(losses)) is not None:
+            values["loss"] = chosen[1]
+        if valid and (chosen := self.valid.choose(valid)) is not None:
+            values["valid_loss"] = chosen[1]
+        for name, value in (*losses, *valid):
+            if not math.isfinite(value):  # a part that is not finite counts, whichever loss is the main one
+                target = "loss" if name.role == "loss" and "valid_loss" not in values else "valid_loss"
+                if (target in values and math.isfinite(values[target])) or target not in values:
+                    values["bad_part"] = value
+        if bad:
+            values["bad_part"] = math.nan
+
+    def _derive(self, values: dict[str, float], row: Row) -> None:
+        """Units that stand nowhere, shares, counts since the start of a run."""
+        plain = values.pop("plain_seconds", None)
+        if plain is not None and plain > OLDEST_TIME:
+            row.time = row.time if row.time is not None else plain
+        elif plain is not None and "loss" in values:
+            self._take_plain_seconds(values, plain)
+        data = values.pop("data_seconds", None)
+        seconds = values.get("step_seconds")
+        if (
+            data is not None
+            and seconds
+            and "loss" in values
+            and 0 <= data <= seconds
+            and "data_wait" not in values
+        ):
+            values["data_wait"] = data / seconds
+        if (total := values.pop("skipped_total", None)) is not None:
+            values["skipped_steps"] = max(
+                0.0, total - (self._skipped if self._skipped is not None else total)
+            )
+            self._skipped = total
+        if (memory := values.get("gpu_memory_allocated")) is not None:
+            values["gpu_memory_allocated"] = _bytes(memory)
+        if (mfu := values.get("mfu")) is not None and mfu > 1:
+            values["mfu"] = mfu / 100
+        if (accuracy := values.get("text_accuracy")) is not None and accuracy > 1:
+            values["text_accuracy"] = accuracy / 100
+
+    def _take_plain_seconds(self, values: dict[str, float], seconds: float) -> None:
+        """`time` may be that of a step or of the whole run so far: only one that ever falls is that of a step."""
+        if self._plain_is_total is None:
+            known = self._plain_seconds
+            known.append(seconds)
+            if len(known) > 1 and seconds < known[-2] and len(known) < 200:
+                falls = sum(later < earlier for earlier, later in itertools.pairwise(known))
+                if falls >= 2:
+                    self._plain_is_total = False
+            elif len(known) >= 200:
+                self._plain_is_total = True
+        if self._plain_is_total is False and "step_seconds" not in values:
+            values["step_seconds"] = seconds
+
+
+def _bytes(size: float) -> float:
+    """Memory without a unit: bytes if large, MB as most trainers print it, GB if small."""
+    if not math.isfinite(size) or size >= 1e7:
+        return size
+    return size * 2.0**20 if size >= 200 else size * 2.0**30

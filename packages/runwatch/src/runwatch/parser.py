@@ -1,0 +1,389 @@
+"""The lines of one file -> records, whatever program wrote them.
+
+clean -> JSON, document, CSV, box -> message -> bar, table, text -> `Assembler`. A parser belongs to one file, because
+most formats need what came before: a header, a bar, the epoch, the step above a block.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from runwatch.assembly import Assembler, Row
+from runwatch.messages import MessageReader, cause_of
+from runwatch.names import Names, words_of
+from runwatch.records import Record
+from runwatch.source_code import CodeGuard
+from runwatch.steps import Marks, Stepper
+from runwatch.structured import Box, Document, Table, find_header, is_border, json_row, put, rows_of
+from runwatch.tokens import NUMBER, STAMP, Field, TextLine, Tokenizer, clean
+
+LEDGER = frozenset(
+    ("started", "resumed", "finished", "stopped", "saved", "save_failed", "checkpoint", "skipped", "rolled_back",
+     "out_of_memory", "grown", "alert", "hung_step", "loader_failed", "interrupted", "modes", "loss_spike",
+     "lr_reduced", "compile", "crash", "killed", "restored", "validated")
+)  # fmt: skip
+"""Events of MM-LDLM's events.jsonl."""
+_MESSAGE_LETTERS = 600
+"""Messages say what they have to say early in a line; numbers may stand anywhere."""
+_LONGEST_TEXT = 20_000
+_RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
+_BAR = re.compile(
+    r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[([\d:]+)<([\d:?]+)(?:,\s*([\d.]+|\?)\s*([a-zA-Z]+/s|s/[a-zA-Z]+|it/s|s/it))?(.*)"
+)
+_OPEN_BAR = re.compile(r"(\d+)(?:it|batch|step)s? \[[\d:]+,\s*([\d.]+)?\s*(\w+/s|s/\w+)?(.*)")
+_OTHER_BAR = re.compile(
+    r"\b(?:valid\w*|val|eval\w*|test\w*|sanity|load\w*|download\w*|map|tokeniz\w*|generat\w*|sampl\w*|predict\w*|shards?|fetch\w*"
+    r"|preprocess\w*|encod\w*|extract\w*|cach\w*|scan\w*|filter\w*|reading|packing|inference|computing|class)\b",
+    re.I,
+)
+_EPOCH_LABEL = re.compile(r"epochs?\D{0,3}$|^\s*epochs?\b\D*$", re.I)
+_ROUND = re.compile(r"\s*(?:\[(\d+)\]|(\d+):)\s")
+_BLOCK_ROLES = frozenset(
+    (
+        "lr",
+        "grad_norm",
+        "tokens_per_second",
+        "documents_per_second",
+        "steps_per_second",
+        "step_seconds",
+        "mfu",
+    )
+)
+
+
+class LineParser:
+    """Turns the lines of one file into records, in order."""
+
+    def __init__(
+        self, rank: int | None = None, *, mapped: Mapping[str, str] | None = None, splits: bool = True
+    ) -> None:
+        self.rank = rank
+        self.names = Names(mapped)
+        self.messages = MessageReader()
+        self.stepper = Stepper(splits=splits)
+        self.unread = Unread()
+        self._assembler = Assembler(self.stepper)
+        self._tokens = Tokenizer(self.names)
+        self._code = CodeGuard()
+        self._document: Document | None = None
+        self._table: Table | None = None
+        self._box = Box()
+        self._pending: Marks | None = None
+        """The step above a block of indented lines."""
+        self._postfix = ""
+        self._bar_label = ""
+        self._num_lines = 0
+
+    @property
+    def last_step(self) -> int | None:
+        return self.stepper.step
+
+    @property
+    def total(self) -> int | None:
+        return self.stepper.total
+
+    def parse(self, line: str) -> Record | None:
+        """What the line says, or None; the last record if it says several things."""
+        records = self.records(line)
+        return records[-1] if records else None
+
+    def records(self, line: str) -> list[Record]:
+        """What the line says; never raises, whatever the line is."""
+        try:
+            records = self._records(clean(line))
+        except (ValueError, OverflowError, RecursionError, TypeError):
+            return []
+        if self.rank is not None:
+            for record in records:
+                record.rank = self.rank if record.rank is None else record.rank
+        return records
+
+    def _records(self, line: str) -> list[Record]:
+        if not line or line.isspace():
+            self._pending = None
+            return []
+        self._num_lines += 1
+        first = self._num_lines == 1
+        if self._document is not None or (first and _opens_document(line)):
+            self._document = self._document or Document()
+            return [
+                record for row in self._document.add(line) if (record := self._from_json(row)) is not None
+            ]
+        if line[0] == "{" or '{"' in line:
+            known, record = self._json_line(line)
+            if known:
+                return [record] if record is not None else []
+        record = self._text(line)
+        return [record] if record is not None else []
+
+    # --- JSON -------------------------------------------------------------------------------------------------------
+
+    def _json_line(self, line: str) -> tuple[bool, Record | None]:
+        """A line of JSON, or one that ends with an object behind a prefix; whether it was one."""
+        start = line.find('{"')
+        if start < 0:
+            return False, None
+        content = _load(line[start : line.rfind("}") + 1])
+        if content is None and (last := line.rfind('{"')) > start:
+            start, content = (
+                last,
+                _load(line[last:]),
+            )  # a line whose end never came, and the next one behind it
+        if content is None:
+            return line[0] == "{" and line.rstrip()[-1] != "}", None
+        record = self._object(content, line[:start])
+        return True, record
+
+    def _object(self, content: dict[str, Any], prefix: str) -> Record | None:
+        event = content.get("event")
+        if isinstance(event, str) and event in LEDGER:
+            return _event(content)
+        if isinstance(content.get("message"), dict) and "message" in content["message"]:
+            return _error_file(content["message"], self.rank)
+        record = self._from_json(content, prefix)
+        if record is None:
+            said = content.get("message", content.get("msg", event))
+            if isinstance(said, str):
+                record = self._text(said)
+            elif len(content) > 1:
+                rows = [row for row in rows_of(content) if (record := self._from_json(row)) is not None]
+                record = record if rows else None
+        return record
+
+    def _from_json(self, content: dict[str, Any], prefix: str = "") -> Record | None:
+        row = json_row(content, self.names)
+        if prefix:
+            line = self._tokens.read(prefix)
+            row.is_eval = line.is_eval
+            if row.time is None and (stamp := STAMP.search(prefix)):
+                row.time = self._tokens.seconds(stamp)
+        return self._assembler.record(row, needs_proof=row.marks.step is None)
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    def _text(self, line: str) -> Record | None:
+        rank = _RANK.match(line)
+        message = self.messages.read(line[:_MESSAGE_LETTERS])
+        record = message or self._numbers(line)
+        if record is None:
+            return None
+        if rank and record.rank is None:
+            record.rank = int(rank[1])
+        if record.time is None and (stamp := STAMP.search(line, 0, 100)):
+            record.time = self._tokens.seconds(stamp)
+        return record
+
+    def _numbers(self, line: str) -> Record | None:
+        if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
+            return None
+        if (self._box.is_open() or line.lstrip()[:1] in ("|", "│", "┃")) and self._box.add(line):
+            return None
+        if is_border(line):
+            row = self._box.row(self.names)
+            return self._assembler.record(row) if row is not None else None
+        if "%|" in line and (bar := _BAR.search(line)):
+            return self._bar(line, bar)
+        if "it [" in line and (bar := _OPEN_BAR.search(line)):
+            return self._open_bar(line, bar)
+        is_numberless = NUMBER.search(line) is None
+        may_be_header = is_numberless or (self._num_lines <= 3 and line.count(",") > 1)
+        if (may_be_header and self._header(line)) or is_numberless:
+            return None
+        if self._code.is_code(line):
+            return None
+        if self._table is not None and (row := self._table.row(line)) is not None:
+            return self._assembler.record(row)
+        return self._sentence(line)
+
+    def _header(self, line: str) -> bool:
+        table = find_header(line, self.names) if "oss" in line.lower() else None
+        self._table = table or self._table
+        return table is not None
+
+    def _sentence(self, line: str) -> Record | None:
+        """Names and numbers in a line of words."""
+        text = self._tokens.read(line)
+        row = self._row(text)
+        round_ = _ROUND.match(line)
+        if row.marks.step is None and row.marks.counter is None and round_ and row.values:
+            row.marks.step = float(round_[1] or round_[2])
+        indented = line[0] in " \t|"
+        if self._pending is not None and not indented:
+            self._pending = None
+        if self._pending is not None and not row.marks.any():
+            row.marks = self._pending
+        in_block = self._pending is not None and any(name.role in _BLOCK_ROLES for name, _ in row.values)
+        record = self._assembler.record(row, needs_proof=not in_block)
+        if record is None:
+            self._context(text, row, line)
+        elif not math.isnan(record.values.get("loss", 0.0)):
+            self._code.confirm()
+        return record
+
+    def _row(self, text: TextLine) -> Row:
+        row = Row(is_eval=text.is_eval)
+        for field in text.fields:
+            name = field.name
+            if name is None:
+                self._unnamed(row, field)
+            elif name.role == "plain_seconds" and field.factor == 1e-3:
+                put(row, self.names.of("step_time"), field.value)
+            else:
+                put(row, name, field.value, field.total)
+        return row
+
+    def _unnamed(self, row: Row, field: Field) -> None:
+        if field.unit_role:
+            put(row, self.names.of(field.unit_role), field.value)
+        elif row.marks.counter is None and field.total and not field.key and 1 < field.total >= field.value:
+            row.marks.counter = field.value, field.total
+
+    def _context(self, text: TextLine, row: Row, line: str) -> None:
+        """A line without a loss: the epoch or the step that the next ones belong to."""
+        whole = [
+            field
+            for field in text.fields
+            if field.name is not None and " ".join(words_of(field.key)) == field.name.key
+        ]
+        roles = {field.name.role: field for field in whole if field.name is not None}
+        if "epoch" in roles and len(text.fields) <= 3 and not text.is_eval:
+            epoch = roles["epoch"]
+            if epoch.value == int(epoch.value):
+                self._assembler.enter(Marks(epoch=epoch.value, epoch_total=epoch.total))
+        if "step" in roles and row.marks.step is not None and (len(text.fields) <= 6):
+            self._pending = row.marks
+        self.unread.add(line, text)
+
+    # --- bars -------------------------------------------------------------------------------------------------------
+
+    def _bar(self, line: str, bar: re.Match[str]) -> Record | None:
+        label, done, total, rest = line[: bar.start()], float(bar[2]), float(bar[3]), bar[8]
+        if _OTHER_BAR.search(label) and "oss" not in label.lower() and "train" not in label.lower():
+            return None
+        if _EPOCH_LABEL.search(label) and "oss" not in label.lower() and "oss" not in rest.lower():
+            self._assembler.enter(Marks(epoch=done, epoch_total=total))
+            return None
+        plain = re.sub(r"[\d.]+", "", label).strip()
+        known = self.stepper.total
+        if not plain and known is not None and total < known and (self.stepper.step or 0) < known:
+            return None  # a bar without a name inside the one of the training, such as an evaluation's
+        row = self._bar_numbers(label, rest, line)
+        if self._table is not None and (table_row := self._table.row(label.rstrip().rstrip(":"))) is not None:
+            row.values += table_row.values
+            row.marks.epoch, row.marks.epoch_total = table_row.marks.epoch, table_row.marks.epoch_total
+        has_loss = any(name.role == "loss" for name, _ in row.values)
+        if self._bar_label and plain != self._bar_label and not has_loss:
+            return None
+        self._bar_label = plain if has_loss else self._bar_label
+        row.marks.counter, row.marks.step = (done, total), None
+        if bar[6] and bar[6] != "?" and float(bar[6]) > 0:
+            rate = 1 / float(bar[6]) if bar[7].startswith("s/") else float(bar[6])
+            put(row, self.names.of("steps_per_second"), rate)
+        return self._assembler.record(row, needs_proof=False)
+
+    def _open_bar(self, line: str, bar: re.Match[str]) -> Record | None:
+        """A bar without a total: `120it [00:12, 9.10it/s, loss=2.5]`."""
+        label = line[: bar.start()]
+        if _OTHER_BAR.search(label) and "train" not in label.lower():
+            return None
+        row = self._bar_numbers(label, bar[4], line)
+        row.marks.step = float(bar[1])
+        if bar[2] and bar[3] and float(bar[2]) > 0:
+            rate = 1 / float(bar[2]) if bar[3].startswith("s/") else float(bar[2])
+            put(row, self.names.of("steps_per_second"), rate)
+        return self._assembler.record(row)
+
+    def _bar_numbers(self, label: str, rest: str, line: str) -> Row:
+        """The numbers before and behind a bar, without what a narrow window cut off.
+
+        A bar that is only drawn again repeats its numbers; they count once, but nan twice is bad twice.
+        """
+        rest = rest.rstrip()
+        if rest and not rest.endswith("]"):
+            rest = rest[: max(rest.rfind(","), 0)]
+        told = label + rest
+        redrawn, self._postfix = told == self._postfix and "nan" not in told.lower(), told
+        row = Row()
+        for part in (label, rest):
+            if part and not part.isspace():
+                found = self._row(self._tokens.read(part))
+                row.values += found.values if not redrawn else []
+                row.marks.epoch = found.marks.epoch if row.marks.epoch is None else row.marks.epoch
+                row.marks.epoch_total = found.marks.epoch_total or row.marks.epoch_total
+        return row
+
+
+class Unread:
+    """Numbers that were read but not used, for a log that cannot be judged: names, and lines that hold them."""
+
+    def __init__(self) -> None:
+        self.keys: Counter[str] = Counter()
+        self.lines: list[str] = []
+
+    def add(self, line: str, text: TextLine) -> None:
+        if len(self.keys) > 200:
+            return
+        keys = [
+            field.key
+            for field in text.fields
+            if field.key and len(field.key) <= 40 and not field.key.isspace()
+        ]
+        self.keys.update(keys)
+        if keys and len(self.lines) < 5:
+            self.lines.append(line.strip()[:160])
+
+
+def _opens_document(line: str) -> bool:
+    """Whether a file that begins so is one JSON document rather than a line of JSON each."""
+    text = line.strip()
+    if text in ("{", "[") or text.startswith("[{"):
+        return True
+    return text[0] == "{" and text[-1] not in "}" and _load(text) is None and text.endswith((",", "{", "["))
+
+
+def _load(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _event(content: dict[str, Any]) -> Record:
+    record = Record(event=content.pop("event"), facts=content)
+    step, at = content.get("step"), content.get("at", content.get("time"))
+    if isinstance(step, int | float) and math.isfinite(step):
+        record.step = int(step)
+    if isinstance(at, str):
+        try:
+            record.time = datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
+        except ValueError:
+            record.time = None
+    elif isinstance(at, int | float):
+        record.time = float(at)
+    record.text = str(content.get("reason", ""))[:300]
+    peer_gone = (
+        record.text.startswith("LostRankError") and "by peer" in record.text
+    )  # a death, no bad network
+    if record.event == "stopped" and not peer_gone and (cause := cause_of(record.text)):
+        content["cause"] = cause
+    return record
+
+
+def _error_file(message: dict[str, Any], rank: int | None) -> Record:
+    """torchrun's error.json: the exception that ended one rank, with its time."""
+    text = str(message["message"])[:300]
+    extra = message.get("extraInfo")
+    stamp = extra.get("timestamp") if isinstance(extra, dict) else None
+    record = Record(event="crash", rank=rank, text=text, facts={"traceback": True, "cause": cause_of(text)})
+    if isinstance(stamp, int | float) or (isinstance(stamp, str) and stamp.isdigit()):
+        record.time = (
+            float(stamp) + 1.0
+        )  # it was cut to whole seconds, and comes after the lines of its second
+    return record

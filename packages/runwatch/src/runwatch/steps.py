@@ -1,0 +1,150 @@
+"""Where a line stands in its run: counters of steps, epochs and bars -> one step that only grows, and run boundaries.
+
+A counter `k/n` without a name, or a bar, that starts again is an epoch. A named step that falls back to where the run
+began is a new run; one that falls back less is a rollback. Lines without any counter are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Marks:
+    """What one line tells about its place."""
+
+    step: float | None = None
+    step_total: float | None = None
+    epoch: float | None = None
+    epoch_total: float | None = None
+    counter: tuple[float, float] | None = None
+    """An unnamed k/n, such as that of a bar."""
+
+    def any(self) -> bool:
+        return self.step is not None or self.counter is not None or self.epoch is not None
+
+
+class Stepper:
+    """Follows the counters of one file."""
+
+    def __init__(self, *, splits: bool = True) -> None:
+        self.splits = splits
+        """Whether a step that falls back to the start begins a new run."""
+        self.run = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another run begins."""
+        self.step: int | None = None
+        self.total: int | None = None
+        self.total_is_sure = False
+        """Whether reaching the total is the end: not if a bar may be that of one epoch."""
+        self.epoch: float | None = None
+        self.epochs: float | None = None
+        self.by_epoch = False
+        """Whether the only counter is the epoch."""
+        self._first_epoch = 0.0
+        self._offset = 0.0
+        self._inner: float | None = None
+        self._inner_total: float | None = None
+        self._first: float | None = None
+        self._named = False
+        self._advanced = False
+        self._num_losses = 0
+        self._epoch_of_loss: float | None = None
+        self._counting = False
+
+    def place(self, marks: Marks, *, has_loss: bool) -> bool:
+        """Take a line in; whether it begins a new run."""
+        begins = False
+        if marks.epoch is not None:
+            begins = self._enter_epoch(marks.epoch, marks.epoch_total)
+        if marks.step is not None:
+            begins = self._count(marks.step, marks.step_total, named=True) or begins
+        elif marks.counter is not None and not (self._named and self._inner is not None):
+            begins = self._count(*marks.counter, named=False) or begins
+        elif has_loss and self._inner is None:
+            self._count_line()
+        self._num_losses += has_loss
+        return begins
+
+    def _enter_epoch(self, epoch: float, total: float | None) -> bool:
+        begins = False
+        if self.epoch is None:
+            self._first_epoch = epoch
+        elif epoch < self.epoch:
+            if self.splits and epoch <= self._first_epoch and self._num_losses >= 3:
+                begins = self._new_run()
+                self._first_epoch = epoch
+        else:
+            self._advanced = self._advanced or int(epoch) > int(self.epoch)
+        self.epoch, self.epochs = epoch, total or self.epochs
+        return begins
+
+    def _new_run(self) -> bool:
+        self.run += 1
+        self.reset()
+        return True
+
+    def _count(self, value: float, total: float | None, *, named: bool) -> bool:
+        begins = False
+        if named and not self._named:
+            self._named, self._inner, self._offset, self._first = True, None, 0.0, None
+        again = self._advanced and value == self._inner
+        if self._inner is not None and (value < self._inner or again):
+            begins = self._fall_back(value, named=named)
+        if self._inner is None:
+            self._first = value
+            if not named and total and self.epoch is not None and self.epoch == int(self.epoch):
+                base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
+                self._offset = max(0.0, self.epoch - base) * total
+        self._inner, self._inner_total, self._advanced = value, total or self._inner_total, False
+        if self.by_epoch:
+            self.by_epoch, self.total = False, None
+        self.step = int(self._offset + value)
+        self._find_total(total, named=named)
+        return begins
+
+    def _fall_back(self, value: float, *, named: bool) -> bool:
+        inner, total, first = self._inner or 0.0, self._inner_total, self._first or 0.0
+        full = bool(total) and inner >= 0.9 * (total or 0.0)
+        if (
+            not named
+            or self._advanced
+            or (full and value <= first + 0.1 * (total or 0.0) and self.epoch is not None)
+        ):
+            whole = total if total and (full or not named or self._advanced) else inner + (first == 0)
+            self._offset += whole
+        elif self.splits and value <= max(first, 1.0) and self._num_losses >= 3 and inner - first >= 3:
+            epoch, epochs = self.epoch, self.epochs
+            self._new_run()
+            self.epoch, self.epochs, self._first_epoch, self._named = epoch, epochs, epoch or 0.0, named
+            return True
+        return False
+
+    def _find_total(self, total: float | None, *, named: bool) -> None:
+        if not total:
+            return
+        if named and not self._offset:
+            self.total, self.total_is_sure = int(total), self.epoch is None or not self.epochs
+        elif self.epochs:
+            self.total, self.total_is_sure = int(self.epochs * total), True
+        elif self._offset or self.epoch is not None:
+            self.total, self.total_is_sure = None, False
+        else:
+            self.total, self.total_is_sure = int(total), False
+
+    def _count_line(self) -> None:
+        """A loss without a step: by its epoch if every epoch has one, else lines are counted."""
+        again = self.epoch is not None and self.epoch == self._epoch_of_loss
+        self._epoch_of_loss = self.epoch
+        whole = self.epoch is not None and self.epoch == int(self.epoch)
+        self._counting = self._counting or again or not whole
+        self.by_epoch = not self._counting
+        if self._counting:
+            self.step, self.total, self.total_is_sure = (self.step or 0) + 1, None, False
+        else:
+            self.step = int(self.epoch or 0)
+            self.total, self.total_is_sure = (
+                (int(self.epochs), True) if self.epochs else (self.total, self.total_is_sure)
+            )

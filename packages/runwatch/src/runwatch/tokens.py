@@ -1,0 +1,244 @@
+"""A line of text -> numbers with their names.
+
+A line is split at its numbers; the texts between them hold the unit of the number before and the name of the
+number behind. A log repeats these texts for ever, so each is understood once and then looked up: that is what makes
+one reader fast enough for every format.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from runwatch.names import VALIDATION, Name, Names
+
+_CONTROL = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS, SOS, PM, APC
+    r"|\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[ -/]*[0-~]|[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]"
+)
+NUMBER = re.compile(
+    r"(?<![\w.@])([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"|(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![\w\-/'])"
+    r"(?!\s+(?:iterations?|values?|gradients?|loss(?:es)?|counts?|grads?|batch(?:es)?|steps?|detected|found|in|or|and)\b)))"
+)
+_CLOCK = re.compile(r"(?:\d+ days?, *)?(?<![\w.])\d+:\d\d(?::\d\d)*(?:[.,]\d+)?(?![\w:])")
+_DAY = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d|\d\d[./]\d\d[./]\d\d(?:\d\d)?)(?=[ T|_-]@|[ T]?$|\])")
+STAMP = re.compile(r"(\d{4}[-/]\d\d[-/]\d\d)[ T_](\d\d:\d\d):(\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?")
+_UNIT = re.compile(
+    r"\s?((?:%|ms(?![\w/])|us(?![\w/])|s(?![\w/])|secs?\b(?!/)|seconds?\b(?!/)|GiB|GB\b|MiB|MB\b|G\b(?!/)|M\b(?!/)|KiB|KB\b)"
+    r"|[kKM]?\s?(?:tokens|token|toks|tok|words|samples|sample|imgs|img|images|image|examples|ex|seqs|seq|sents|sentences|docs"
+    r"|it|its|iters|iter|iterations|steps|step|batches|batch|updates)?\s?/\s?(?:s|sec|second)\b(?:/\w+)?"
+    r"|(?:ms|s|sec|seconds)\s?/\s?(?:it|iter|iteration|step|batch)\b)(?!\s*[:=])"
+)
+_FACTORS = {
+    "%": 0.01, "ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "gib":
+    2.0**30, "g": 2.0**30, "gb": 1e9, "mib": 2.0**20, "m": 2.0**20, "mb": 1e6, "kib": 1024.0, "kb": 1e3,
+}  # fmt: skip
+_SPLIT_KEY = re.compile(r"[,;|\t{}\[\]<>~•│┃║]|\s{2,}|\s[-–—*]+\s|\)\s|:\s(?=\S)|^[-\s]+")
+_END = re.compile(
+    r"(?:[\s:=|\"'\[(>@│┃║~≈]|\b(?:tensor|array|(?:np|numpy|jnp|torch)\.\w+|Decimal)\(|\b(?:is|was|are|equals|of|to|at)\s+$|->|→)+$"
+)
+_TRAILING = re.compile(
+    r"(epoch|batch|iter|it|step)(?=:\s?\w|[,\]|])|\s(avg loss|loss)\s?(?=[,|;]|$)|%?\s(?:[\w]+ )?(MFU)\b"
+)
+_EVAL_WORD = re.compile(
+    rf"(?:^|[\s\[(|:*#>])(?:{'|'.join(sorted(VALIDATION))}|validated|evaluated)(?=[\s:\])|=,*#-]|$|_(?:epoch|step|set))",
+    re.I,
+)
+_TRAIN_WORD = re.compile(
+    r"(?:^|[\s\[(|:*#>_])(?:train|training|train_inner|learn)(?=[\s:\])|=,*#-]|$|_(?:epoch|step))", re.I
+)
+_BLOCKS = re.compile(r"[▏▎▍▌▋▊▉█░▒▓━╸╺─=#>.\-]{3,}")
+
+
+def clean(line: str) -> str:
+    """A line without colours, titles, links and other control sequences."""
+    return _CONTROL.sub("", line) if not line.isprintable() else line
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a text between two numbers means."""
+
+    factor: float = 1.0
+    """Unit of the number before."""
+    unit_role: str = ""
+    """Role that the unit of the number before tells by itself, such as `tok/s`."""
+    trailing: Name | None = None
+    """Name of the number before that follows it."""
+    name: Name | None = None
+    key: str = ""
+    """The name of the number behind, as it stands there."""
+    is_of: bool = False
+    """The number behind is the total of the one before: `10/100`."""
+    brackets: bool = False
+    """The number behind opens a bracket, as counters do."""
+    is_eval: bool = False
+    is_train: bool = False
+    has_colon: bool = False
+    """The name is tied to its number by a colon or an equals sign."""
+
+
+@dataclass(slots=True)
+class Field:
+    """A number of a line, with what the texts around it tell."""
+
+    value: float
+    name: Name | None
+    key: str
+    unit_role: str = ""
+    total: float | None = None
+    in_brackets: bool = False
+    factor: float = 1.0
+
+
+@dataclass(slots=True)
+class TextLine:
+    """All numbers of a line."""
+
+    fields: list[Field]
+    is_eval: bool = False
+
+
+class Tokenizer:
+    """Splits lines and remembers the texts it has understood."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._pieces: dict[str, Piece] = {}
+        self._day = ("", 0.0)
+
+    def read(self, line: str) -> TextLine:
+        """The numbers of a line; clock times and dates are none."""
+        if ":" in line:
+            line = _CLOCK.sub("@", line)
+            if "@" in line:
+                line = _DAY.sub("@", line)
+        parts = NUMBER.split(line)
+        fields: list[Field] = []
+        is_eval = is_train = False
+        pieces = self._pieces
+        piece = pieces.get(parts[0]) or self._understand(parts[0])
+        for idx in range(1, len(parts), 2):
+            behind = parts[idx + 1]
+            after = pieces.get(behind) or self._understand(behind)
+            is_eval, is_train = is_eval or piece.is_eval, is_train or piece.is_train
+            text = parts[idx]
+            value = float(text.replace(",", "") if "," in text else text)
+            if piece.is_of and fields and fields[-1].total is None:
+                fields[-1].total = value
+            else:
+                name, factor = piece.name or after.trailing, after.factor
+                if (
+                    name is not None
+                    and factor != 1.0
+                    and name.role in ("step", "epoch", "loss", "valid_loss", "lr")
+                ):
+                    factor = 1.0
+                fields.append(
+                    Field(value * factor, name, piece.key, after.unit_role, None, piece.brackets, factor)
+                )
+            piece = after
+        return TextLine(fields, is_eval and not is_train)
+
+    def _understand(self, text: str) -> Piece:
+        if len(self._pieces) > 10_000:
+            self._pieces.clear()
+        piece = self._pieces[text] = self._piece(text)
+        return piece
+
+    def _piece(self, text: str) -> Piece:
+        piece = Piece(is_eval=bool(_EVAL_WORD.search(text)), is_train=bool(_TRAIN_WORD.search(text)))
+        rest = text
+        if unit := _UNIT.match(text):
+            piece.factor, piece.unit_role = _unit(unit[1])
+            rest = text[unit.end() :]
+        if word := _TRAILING.match(text):
+            piece.trailing = self.names.of(word[1] or word[2] or word[3])
+            rest = text[word.end() :]
+        if re.fullmatch(r"\s*(?:/|\bof\b|\\)\s*", text):
+            piece.is_of = True
+            return piece
+        piece.brackets = text.rstrip().endswith(("[", "("))
+        bare = _END.sub("", rest)
+        piece.has_colon = any(mark in rest[len(bare) :] for mark in ":=|")
+        piece.key = _SPLIT_KEY.split(_BLOCKS.sub("  ", bare))[-1].strip(" .\"'*`#\\/")
+        piece.name = self._name(piece.key, piece.has_colon)
+        if piece.name is None and piece.key.endswith(")"):
+            piece.name = self._name(piece.key.partition("(")[0].strip(), piece.has_colon)
+        return piece
+
+    def _name(self, key: str, has_colon: bool) -> Name | None:
+        """The whole phrase, else its last words: `INFO step`, `and kl`."""
+        if not key or len(key) > 80:
+            return None
+        words = key.split()
+        for count in range(min(len(words), 6), 0, -1):
+            name = self.names.of(" ".join(words[-count:]))
+            if name is not None and (has_colon or _stands_alone(name, count)):
+                return name
+            if name is not None:
+                return None
+        return None
+
+    def seconds(self, stamp: re.Match[str]) -> float:
+        """A date and time as seconds since 1970."""
+        day, minute, second, zone = (
+            stamp[1].replace("/", "-"),
+            stamp[2],
+            stamp[3].replace(",", "."),
+            stamp[4] or "",
+        )
+        base = f"{day} {minute}{zone}"
+        if self._day[0] != base:
+            moment = datetime.datetime.fromisoformat(f"{day} {minute}:00{zone.replace('Z', '+00:00')}")
+            self._day = base, moment.timestamp()
+        return self._day[1] + float(second)
+
+
+_NEEDS_COLON = (
+    "text_loss",
+    "latent_loss",
+    "gpu_memory_allocated",
+    "bare_loss",
+    "bare_valid",
+    "text_accuracy",
+    "data_seconds",
+)
+
+
+def _stands_alone(name: Name, count: int) -> bool:
+    """Whether a name without a colon or equals sign behind it is one: `loss 2.5`, but not `text 5`."""
+    return name.role not in _NEEDS_COLON or (name.role == "text_accuracy" and count == 1)
+
+
+def _unit(text: str) -> tuple[float, str]:
+    """The factor of a unit, and the role that it tells by itself."""
+    word = text.replace(" ", "")
+    if "/" not in word:
+        return _FACTORS[word.lower()], ""
+    subject = word.partition("/")[0]
+    if subject in ("ms", "s", "sec", "seconds"):
+        return _FACTORS[subject], "step_seconds"
+    factor = 1.0
+    if subject[:1] in ("k", "K", "M") and subject.lower() not in ("img",):
+        factor, subject = (1e6 if subject[0] == "M" else 1e3), subject[1:]
+    if subject in ("tokens", "token", "toks", "tok", "words"):
+        return factor, "tokens_per_second"
+    if subject in (
+        "it",
+        "its",
+        "iters",
+        "iter",
+        "iterations",
+        "steps",
+        "step",
+        "batches",
+        "batch",
+        "updates",
+    ):
+        return factor, "steps_per_second"
+    return factor, "documents_per_second"
