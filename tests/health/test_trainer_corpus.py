@@ -5,8 +5,8 @@ import json
 import pytest
 from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
-from runwatch.parser import LineParser
 from runwatch.goodput import TimeLedger
+from runwatch.parser import LineParser
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings
 from runwatch.sources import find_runs

@@ -79,7 +79,7 @@ def test_the_old_entry_point_reads_the_old_format(tmp_path):
             for i in range(51)
         ]
         (logs / f"train_{name}.log").write_text("BF16 optimizations enabled\n" + "\r".join(bars) + "\n")
-        os.utime(logs / f"train_{name}.log", (time.time() - 60, time.time() - 60))
+        os.utime(logs / f"train_{name}.log", (time.time() - 3600, time.time() - 3600))
     script = Path(__file__).parents[3] / "scripts" / "monitor_training.py"
     paths = sorted(map(str, logs.iterdir()))
     done = subprocess.run(

@@ -77,7 +77,7 @@ def test_a_finished_run_ends_the_watching(tmp_path):
     log = tmp_path / "train.log"
     bars = [f"Training: {i}%|x| {i}/100 [00:01<00:09, 9.0it/s, Loss={2 + 0.001 * i:.4f}]" for i in range(101)]
     log.write_text("\r".join(bars) + "\n")
-    os.utime(log, (time.time() - 60, time.time() - 60))  # a full bar may be that of the first epoch only
+    os.utime(log, (time.time() - 3600, time.time() - 3600))  # a full bar may be that of the first epoch only
     done = subprocess.run(
         [*COMMAND, "--interval", "0.1", "--json", str(log)], capture_output=True, text=True, timeout=30
     )

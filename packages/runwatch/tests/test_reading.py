@@ -25,7 +25,7 @@ FORMATS = [
         {"loss": 2.31, "lr": 5e-5, "steps_per_second": 9.1},
     ),
     (
-        "Training:   1%|▏    | 120/10000 [00:12<17:20,  2.00s/it, Epoch=0/3, Loss=nan, Text=2.1, Latent=0.9, Acc=0.1",
+        "Training:   1%|▏    | 120/10000 [00:12<17:20,  2.00s/it, Epoch=0/3, Loss=nan, Text=2.1, Latent=0.9, Acc=0.1]",
         120,
         {
             "loss": math.nan,
@@ -186,11 +186,15 @@ def test_half_a_line_of_json_is_no_line_and_does_not_spoil_the_next(length):
 
 
 def test_losses_by_time_are_read_as_far_as_anybody_would_have_them():
-    line = '{"step": 1, "loss": 2.0, "latent_loss_by_time": [1, 2#], "text_loss_by_time": [%s]}'
-    lists = LineParser().parse(line % ", ".join(["0.5", "null", '"x"'] * 9999)).lists
-    assert lists["latent_loss_by_time"] == []  # damaged, which does not spoil the rest
+    buckets = ", ".join(["0.5", "null", '"x"'] * 9999)
+    lists = LineParser().parse(f'{{"step": 1, "loss": 2.0, "text_loss_by_time": [{buckets}]}}').lists
     assert len(lists["text_loss_by_time"]) == 256
     assert repr(lists["text_loss_by_time"][:4]) == "[0.5, nan, nan, 0.5]"
+
+
+def test_numbers_that_a_narrow_window_cut_off_are_dropped():
+    cut = LineParser().parse("Training:   1%|x| 120/10000 [00:12<17:20,  2.00s/it, loss=2.31, lr=5e-0")
+    assert (cut.values["loss"], cut.values.get("lr")) == (2.31, None)
 
 
 def test_a_date_in_a_line_that_is_no_strict_json_is_no_duration():

@@ -63,7 +63,7 @@ def test_rubbish_neither_breaks_it_nor_fills_the_memory(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         watched.close()
-        assert watched.num_lines >= 501 * copies
+        assert sum(run.num_lines for run in watched.runs()) >= 501 * copies
     assert peaks[1] < 1.5 * peaks[0]
 
 

@@ -15,6 +15,9 @@ _ONLY_TRAINING = (
     "lr", "grad_norm", "tokens_per_second", "documents_per_second", "steps_per_second", "step_seconds",
     "gpu_memory_allocated", "text_accuracy",
 )  # fmt: skip
+_OF_STEPS = frozenset(
+    ("lr", "skipped_steps", "step_seconds", "tokens_per_second", "documents_per_second", "steps_per_second")
+)
 _PROOF = ("loss", "valid_loss", "grad_norm", "text_loss", "latent_loss", "nan_steps")
 
 
@@ -69,6 +72,7 @@ class Assembler:
         self._skipped: float | None = None
         self._num_marked = self._num_unmarked = 0
         self._begins = False
+        self._num_lone = 0
         self._shape: set[str] = set()
         self._plain_seconds: list[float] = []
         self._plain_is_total: bool | None = None
@@ -82,6 +86,8 @@ class Assembler:
             and not self._is_without_loss(values, row)
         ):
             return None
+        if self._is_lone(row, values):
+            return None
         has_loss = "loss" in values and not self._is_closing(values, row)
         begins = self.stepper.place(row.marks, has_loss=has_loss) or self._begins
         if begins:
@@ -89,7 +95,7 @@ class Assembler:
         if not values and not row.lists:
             return None
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
-        record.new_run, record.by_epoch = begins, self.stepper.by_epoch
+        record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
         self._compare_shape(record, row, has_loss=has_loss)
         return record
@@ -106,6 +112,20 @@ class Assembler:
         elif self._shape and not has_loss and not row.is_eval and len(self._shape) >= 2:
             record.without_loss = keys >= self._shape and row.marks.step is not None
 
+    def _is_lone(self, row: Row, values: dict[str, float]) -> bool:
+        """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve."""
+        if (
+            len(values) != 1
+            or row.marks.any()
+            or self.stepper.step is not None
+            or self.stepper.epoch is not None
+        ):
+            return False
+        if not all(math.isfinite(value) for value in values.values()):
+            return False
+        self._num_lone += 1
+        return self._num_lone == 1
+
     def _is_closing(self, values: dict[str, float], row: Row) -> bool:
         """A loss without a step where every loss has one is a summary of the run, no point of its curve."""
         is_marked = row.marks.step is not None or row.marks.counter is not None
@@ -120,9 +140,7 @@ class Assembler:
 
     def _is_without_loss(self, values: dict[str, float], row: Row) -> bool:
         """A line of training whose loss is missing: a step with a learning rate or a count of skipped updates."""
-        return (
-            row.marks.step is not None and not row.is_eval and bool(values.keys() & {"lr", "skipped_steps"})
-        )
+        return row.marks.step is not None and not row.is_eval and bool(values.keys() & _OF_STEPS)
 
     def _values(self, row: Row) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -176,7 +194,9 @@ class Assembler:
         if valid and (chosen := self.valid.choose(valid)) is not None:
             values["valid_loss"] = chosen[1]
         for name, value in (*losses, *valid):
-            if not math.isfinite(value):  # a part that is not finite counts, whichever loss is the main one
+            if name.rank < 12 and not math.isfinite(
+                value
+            ):  # a part that is not finite counts, whichever loss is the main one
                 target = "loss" if name.role == "loss" and "valid_loss" not in values else "valid_loss"
                 if (target in values and math.isfinite(values[target])) or target not in values:
                     values["bad_part"] = value

@@ -49,6 +49,8 @@ class JudgedRun:
 
     def see(self, record: Record) -> None:
         """Judge and remember one record."""
+        if record.total is not None:
+            self.facts.total_steps = record.total
         self.panel.observe(record)
         if record.event:
             self._see_event(record)
@@ -108,6 +110,12 @@ class JudgedRun:
             at = record.time if record.time is not None else self.line_time
             step = record.step if record.step is not None else self.step
             self.note(at, step, f"{what}: {record.text}" if record.text else what)
+
+    def finish(self) -> None:
+        """The run is over and only its results are needed."""
+        self.facts.ended = self.facts.ended or "ended"
+        self.take_news()
+        self.panel.release()
 
     def note(self, at: float | None, step: int | None, what: str, level: str = "") -> None:
         """An entry of the timeline."""

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from runwatch.records import Record
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    ("oom", r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|oom-kill|OOM Killed"),
+    (
+        "oom",
+        r"[Oo]ut of memory|RESOURCE_EXHAUSTED|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|can't allocate memory|oom-kill|OOM Killed",
+    ),
     (
         "rendezvous",
         r"Rendezvous\w*Error|RendezvousTimeout|DistNetworkError|DistStoreError|EADDRINUSE|Address already in use"
@@ -27,7 +31,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)|^Killed$|Segmentation fault|Bus error|core dumped"
         r"|slurmstepd: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
     ),
-    ("bad_loss", r"[Ii]nvalid loss detected|[Ll]oss is (?:nan|inf|NaN|Inf)|(?:NaN|nan|non-finite) loss"),
+    (
+        "bad_loss",
+        r"[Ii]nvalid loss detected|[Ll]oss (?:is|was|became|has become|turned|went) (?:to )?(?:nan|inf|NaN|Inf|not fin)"
+        r"|(?:NaN|nan|non-finite|infinite) loss|returned nan values|[Ll]oss (?:nan|NaN)[,.!]? (?:stop|abort)",
+    ),
     ("bad_gradient", r"NaN gradient|[Ii]nvalid gradient norm|non-finite gradient|gradient (?:is|was) not finite"),
     ("high_gradient", r"[Hh]igh gradient norm"),
     (
@@ -49,14 +57,16 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS))
 _HINTS = (
-    "out of memory", "OutOfM", "CUBLAS", "allocate", "oom-", "OOM", "endezvous", "Dist", "EADDR", "Address al",
+    "ut of memory", "RESOURCE_EX", "OutOfM",
+    "CUBLAS", "allocate", "oom-", "OOM", "endezvous", "Dist", "EADDR", "Address al",
     "socket", "clients", "NCCL", "nccl", "ollective", "connectFull", "by peer", "gloo", "Timed out",
     "space left", "quota", "Signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO", "nvalid",
-    "Loss is", "loss is", "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
+    "oss is", "oss was", "became", "oss has", "oss turned", "oss went", "turned nan", "nite loss", "oss nan", "oss NaN",
+     "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
     "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause",
 )  # fmt: skip
 """Every pattern needs one of these; looking for them first is many times faster than the patterns."""
-_OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
+OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
 """What the detectors inside our trainer said about lines that are read here too."""
 _LONGEST_REPORT = 200
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
@@ -105,7 +115,7 @@ class MessageReader:
             self._root_cause = {}
             return None
         found = _ANY.search(line)
-        if found is None or _OWN_ALERT.search(line):
+        if found is None:
             return None
         return _message(str(found.lastgroup), line)
 

@@ -310,7 +310,8 @@ def _per_second(words: list[str]) -> bool:
 
 
 def _duration(words: list[str], held: frozenset[str], key: str, factor: float) -> Name | None:
-    if held & {"time", "timing", "dt", "duration", "cost"} and held & (_UPDATES | {"dt"}):
+    counted = words[-1] in ("iterations", "steps", "updates", "timesteps")
+    if not counted and held & {"time", "timing", "dt", "duration", "cost"} and held & (_UPDATES | {"dt"}):
         return (
             Name("step_seconds", key, 0, factor)
             if not held & (_NO_TIME - {"elapsed", "train", "avg"})

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from runwatch.assembly import Assembler, Row
-from runwatch.messages import MessageReader, cause_of
+from runwatch.messages import OWN_ALERT, MessageReader, cause_of
 from runwatch.names import Names, words_of
+from runwatch.plans import Plan, make_plan, whole_marks
 from runwatch.records import Record
 from runwatch.source_code import CodeGuard
 from runwatch.steps import Marks, Stepper
 from runwatch.structured import Box, Document, Table, find_header, is_border, json_row, put, rows_of
-from runwatch.tokens import NUMBER, STAMP, Field, TextLine, Tokenizer, clean
+from runwatch.tokens import STAMP, Layout, Tokenizer, clean
 
 LEDGER = frozenset(
     ("started", "resumed", "finished", "stopped", "saved", "save_failed", "checkpoint", "skipped", "rolled_back",
@@ -32,6 +33,7 @@ LEDGER = frozenset(
 _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _LONGEST_TEXT = 20_000
+_MOST_PLANS = 5000
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
 _BAR = re.compile(
     r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[([\d:]+)<([\d:?]+)(?:,\s*([\d.]+|\?)\s*([a-zA-Z]+/s|s/[a-zA-Z]+|it/s|s/it))?(.*)"
@@ -76,9 +78,15 @@ class LineParser:
         self._box = Box()
         self._pending: Marks | None = None
         """The step above a block of indented lines."""
+        self._plans: dict[tuple[str, ...], Plan] = {}
         self._postfix = ""
         self._bar_label = ""
         self._num_lines = 0
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the file is one JSON document, which is written anew as a whole."""
+        return self._document is not None
 
     @property
     def last_step(self) -> int | None:
@@ -95,6 +103,8 @@ class LineParser:
 
     def records(self, line: str) -> list[Record]:
         """What the line says; never raises, whatever the line is."""
+        if "\x00" in line or "\ufffd" in line:
+            line = _as_text(line)
         try:
             records = self._records(clean(line))
         except (ValueError, OverflowError, RecursionError, TypeError):
@@ -159,8 +169,7 @@ class LineParser:
     def _from_json(self, content: dict[str, Any], prefix: str = "") -> Record | None:
         row = json_row(content, self.names)
         if prefix:
-            line = self._tokens.read(prefix)
-            row.is_eval = line.is_eval
+            row.is_eval = self._tokens.layout(self._tokens.split(prefix)[0]).is_eval
             if row.time is None and (stamp := STAMP.search(prefix)):
                 row.time = self._tokens.seconds(stamp)
         return self._assembler.record(row, needs_proof=row.marks.step is None)
@@ -168,6 +177,8 @@ class LineParser:
     # --- text -------------------------------------------------------------------------------------------------------
 
     def _text(self, line: str) -> Record | None:
+        if "mmldlm" in line and OWN_ALERT.search(line):
+            return None
         rank = _RANK.match(line)
         message = self.messages.read(line[:_MESSAGE_LETTERS])
         record = message or self._numbers(line)
@@ -182,83 +193,80 @@ class LineParser:
     def _numbers(self, line: str) -> Record | None:
         if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
             return None
+        if "%|" in line and (bar := _BAR.search(line)):
+            return self._bar(line, bar)
+        if "it [" in line and (bar := _OPEN_BAR.search(line)):
+            return self._open_bar(line, bar)
+        texts, numbers = self._tokens.split(line)
+        plan = self._plans.get(texts)
+        if plan is not None and plan.is_known:
+            return self._sentence(line, plan, numbers)
         if (self._box.is_open() or line.lstrip()[:1] in ("|", "│", "┃")) and self._box.add(line):
             return None
         if is_border(line):
             row = self._box.row(self.names)
             return self._assembler.record(row) if row is not None else None
-        if "%|" in line and (bar := _BAR.search(line)):
-            return self._bar(line, bar)
-        if "it [" in line and (bar := _OPEN_BAR.search(line)):
-            return self._open_bar(line, bar)
-        is_numberless = NUMBER.search(line) is None
-        may_be_header = is_numberless or (self._num_lines <= 3 and line.count(",") > 1)
-        if (may_be_header and self._header(line)) or is_numberless:
-            return None
         if self._code.is_code(line):
+            return None
+        may_be_header = not numbers or (self._num_lines <= 3 and line.count(",") > 1)
+        if (may_be_header and self._header(line)) or not numbers:
             return None
         if self._table is not None and (row := self._table.row(line)) is not None:
             return self._assembler.record(row)
-        return self._sentence(line)
+        return self._sentence(line, self._plan(texts), numbers)
 
     def _header(self, line: str) -> bool:
         table = find_header(line, self.names) if "oss" in line.lower() else None
         self._table = table or self._table
         return table is not None
 
-    def _sentence(self, line: str) -> Record | None:
+    def _sentence(self, line: str, plan: Plan, numbers: list[str]) -> Record | None:
         """Names and numbers in a line of words."""
-        text = self._tokens.read(line)
-        row = self._row(text)
-        round_ = _ROUND.match(line)
-        if row.marks.step is None and row.marks.counter is None and round_ and row.values:
-            row.marks.step = float(round_[1] or round_[2])
-        indented = line[0] in " \t|"
-        if self._pending is not None and not indented:
-            self._pending = None
-        if self._pending is not None and not row.marks.any():
-            row.marks = self._pending
-        in_block = self._pending is not None and any(name.role in _BLOCK_ROLES for name, _ in row.values)
+        row = plan.row(numbers)
+        if (
+            row.marks.step is None
+            and row.marks.counter is None
+            and row.values
+            and (start := _ROUND.match(line))
+        ):
+            row.marks.step = float(start[1] or start[2])
+        in_block = False
+        if self._pending is not None:
+            self._pending = self._pending if line[0] in " \t|" else None
+            if self._pending is not None and not row.marks.any():
+                row.marks = self._pending
+            in_block = self._pending is not None and any(name.role in _BLOCK_ROLES for name, _ in row.values)
         record = self._assembler.record(row, needs_proof=not in_block)
         if record is None:
-            self._context(text, row, line)
-        elif not math.isnan(record.values.get("loss", 0.0)):
-            self._code.confirm()
+            self._context(plan, row, line)
+        else:
+            plan.is_known = True
+            if not math.isnan(record.values.get("loss", 0.0)):
+                self._code.confirm()
         return record
 
-    def _row(self, text: TextLine) -> Row:
-        row = Row(is_eval=text.is_eval)
-        for field in text.fields:
-            name = field.name
-            if name is None:
-                self._unnamed(row, field)
-            elif name.role == "plain_seconds" and field.factor == 1e-3:
-                put(row, self.names.of("step_time"), field.value)
-            else:
-                put(row, name, field.value, field.total)
-        return row
+    def _plan(self, texts: tuple[str, ...]) -> Plan:
+        plan = self._plans.get(texts)
+        if plan is None:
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[texts] = make_plan(self._tokens.layout(texts), self.names)
+        return plan
 
-    def _unnamed(self, row: Row, field: Field) -> None:
-        if field.unit_role:
-            put(row, self.names.of(field.unit_role), field.value)
-        elif row.marks.counter is None and field.total and not field.key and 1 < field.total >= field.value:
-            row.marks.counter = field.value, field.total
-
-    def _context(self, text: TextLine, row: Row, line: str) -> None:
+    def _context(self, plan: Plan, row: Row, line: str) -> None:
         """A line without a loss: the epoch or the step that the next ones belong to."""
-        whole = [
-            field
-            for field in text.fields
+        fields = plan.layout.fields
+        whole = {
+            field.name.role
+            for field in fields
             if field.name is not None and " ".join(words_of(field.key)) == field.name.key
-        ]
-        roles = {field.name.role: field for field in whole if field.name is not None}
-        if "epoch" in roles and len(text.fields) <= 3 and not text.is_eval:
-            epoch = roles["epoch"]
-            if epoch.value == int(epoch.value):
-                self._assembler.enter(Marks(epoch=epoch.value, epoch_total=epoch.total))
-        if "step" in roles and row.marks.step is not None and (len(text.fields) <= 6):
+        }
+        epoch = whole_marks(row.marks)
+        if "epoch" in whole and len(fields) <= 3 and not row.is_eval and epoch is not None:
+            self._assembler.enter(epoch)
+        if "step" in whole and row.marks.step is not None and len(fields) <= 6:
             self._pending = row.marks
-        self.unread.add(line, text)
+        self.unread.add(line, plan.layout)
 
     # --- bars -------------------------------------------------------------------------------------------------------
 
@@ -270,8 +278,8 @@ class LineParser:
             self._assembler.enter(Marks(epoch=done, epoch_total=total))
             return None
         plain = re.sub(r"[\d.]+", "", label).strip()
-        known = self.stepper.total
-        if not plain and known is not None and total < known and (self.stepper.step or 0) < known:
+        known = self.stepper.inner_total
+        if not plain and known is not None and total < known and "oss" not in rest:
             return None  # a bar without a name inside the one of the training, such as an evaluation's
         row = self._bar_numbers(label, rest, line)
         if self._table is not None and (table_row := self._table.row(label.rstrip().rstrip(":"))) is not None:
@@ -312,10 +320,11 @@ class LineParser:
         row = Row()
         for part in (label, rest):
             if part and not part.isspace():
-                found = self._row(self._tokens.read(part))
+                texts, numbers = self._tokens.split(part)
+                found = self._plan(texts).row(numbers)
                 row.values += found.values if not redrawn else []
-                row.marks.epoch = found.marks.epoch if row.marks.epoch is None else row.marks.epoch
-                row.marks.epoch_total = found.marks.epoch_total or row.marks.epoch_total
+                if part is label:  # an epoch behind the bar does not say that the bar is its own
+                    row.marks.epoch, row.marks.epoch_total = found.marks.epoch, found.marks.epoch_total
         return row
 
 
@@ -326,17 +335,24 @@ class Unread:
         self.keys: Counter[str] = Counter()
         self.lines: list[str] = []
 
-    def add(self, line: str, text: TextLine) -> None:
+    def add(self, line: str, layout: Layout) -> None:
         if len(self.keys) > 200:
             return
         keys = [
             field.key
-            for field in text.fields
+            for field in layout.fields
             if field.key and len(field.key) <= 40 and not field.key.isspace()
         ]
         self.keys.update(keys)
         if keys and len(self.lines) < 5:
             self.lines.append(line.strip()[:160])
+
+
+def _as_text(line: str) -> str:
+    """A line of UTF-16 without its zeros; nothing if it is no text at all."""
+    if "\x00" in line and ("\x00" * (len(line) // 2) in (line[1::2], line[::2][: len(line) // 2])):
+        return line.replace("\x00", "").replace("\ufffd", "")
+    return "" if "\x00" in line or 10 * line.count("\ufffd") > len(line) else line
 
 
 def _opens_document(line: str) -> bool:

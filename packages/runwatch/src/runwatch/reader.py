@@ -23,8 +23,8 @@ class LogReader:
         self.file, self.newest = file, 0.0
         self.parser = LineParser(file.rank, mapped=mapped, splits=splits)
         self.follower = EventFollower(file.path) if is_event_file(file.path) else FileFollower(file.path)
-        self.restarts, self.known_until = 0, 0.0
-        self._known_step: int | None = None
+        self.restarts, self.known_until, self.newest_own = 0, 0.0, 0.0
+        self._known_step = -1
 
     def records(self, *, last: bool, now: float | None) -> Iterator[tuple[float, Record]]:
         """New records with a time to sort them by; lines that are read again after a cut are left out."""
@@ -45,10 +45,21 @@ class LogReader:
         if record.time is None:
             record.time, record.has_own_time = now if now is not None else self._written(), False
         if self.follower.restarts != self.restarts:
-            self.restarts, self.known_until = self.follower.restarts, self.newest
-        if self.restarts and record.time is not None and record.time <= self.known_until:
-            return False
+            self.restarts, self.known_until = self.follower.restarts, self.newest_own
+        if (
+            self.restarts
+            and record.has_own_time
+            and record.time is not None
+            and record.time <= self.known_until
+        ):
+            return False  # a log that was cut back repeats what is known
+        if self.parser.is_document and record.step is not None:
+            if self.restarts and record.step <= self._known_step:
+                return False
+            self._known_step = max(self._known_step, record.step)
         self.newest = max(self.newest, record.time or 0.0)
+        if record.has_own_time:
+            self.newest_own = max(self.newest_own, record.time or 0.0)
         return True
 
     def _written(self) -> float | None:

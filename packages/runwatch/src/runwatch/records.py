@@ -57,6 +57,8 @@ class Record:
     """Under which name the loss stood; another name is another curve."""
     without_loss: bool = False
     """A step of training whose loss is missing, although others have one."""
+    total: int | None = None
+    """How many steps there will be, where the line tells it."""
     by_epoch: bool = False
     """The step is the number of an epoch."""
     has_own_time: bool = True

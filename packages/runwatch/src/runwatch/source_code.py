@@ -16,7 +16,8 @@ _LOOKS = re.compile(
 _ALWAYS = re.compile(
     r"\s*(?:(?:def|class) \w+.*:\s*(?:#.*)?$|(?:import|from) [\w.]+|return\b|(?:if|elif|while|for) .+:\s*(?:\#.*)?$"
     r"|print\(|raise \w+\(|\w+ [-+*/]= )"
-    r"|\s*[\w.\[\]', ]+ [-+*/]?= [A-Za-z_][\w.]*(?:[(\[]| [-+*/] |$)|.*\bf[\"'].*\{.*\}"
+    r"|\s*[\w.\[\]']+(?:, [\w.\[\]']+)* [-+*/]?= (?!(?:nan|inf|NaN)\b)[A-Za-z_][\w.]*(?:[(\[]| [-+*/] |$)"
+    r"|.*\bf[\"'].*\{.*\}"
 )
 _TYPED = re.compile(
     r"\s+[\w.]+\s*:\s*(?:int|float|str|bool|list|dict|tuple)\b.*=|\s+[\w.\[\]]+ = [-+\w.\[\]()]+\s*(?:#.*)?$"
@@ -36,7 +37,7 @@ class CodeGuard:
         """Whether a line is a part of a program; inside one, everything that looks like it is."""
         if _OPENS.match(line):
             self._num_lines += 1
-            self._inside, self._confirmed = self._inside or self._num_lines >= 2, 0
+            self._inside, self._confirmed = True, 0
             return True
         if _ALWAYS.match(line) or _TYPED.match(line):
             return True

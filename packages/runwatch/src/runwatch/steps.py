@@ -46,18 +46,22 @@ class Stepper:
         self._first_epoch = 0.0
         self._offset = 0.0
         self._inner: float | None = None
-        self._inner_total: float | None = None
+        self.inner_total: float | None = None
         self._first: float | None = None
         self._named = False
         self._advanced = False
         self._num_losses = 0
         self._epoch_of_loss: float | None = None
         self._counting = False
+        self._has_epochs = False
+        """Whether epochs are counted beside a bar or above it, so that a bar is that of one epoch."""
 
     def place(self, marks: Marks, *, has_loss: bool) -> bool:
         """Take a line in; whether it begins a new run."""
         begins = False
         if marks.epoch is not None:
+            whole = marks.epoch == int(marks.epoch) and (marks.counter is not None or not has_loss)
+            self._has_epochs = self._has_epochs or whole
             begins = self._enter_epoch(marks.epoch, marks.epoch_total)
         if marks.step is not None:
             begins = self._count(marks.step, marks.step_total, named=True) or begins
@@ -90,7 +94,7 @@ class Stepper:
         begins = False
         if named and not self._named:
             self._named, self._inner, self._offset, self._first = True, None, 0.0, None
-        again = self._advanced and value == self._inner
+        again = self._advanced and value == self._inner == self._first
         if self._inner is not None and (value < self._inner or again):
             begins = self._fall_back(value, named=named)
         if self._inner is None:
@@ -98,7 +102,7 @@ class Stepper:
             if not named and total and self.epoch is not None and self.epoch == int(self.epoch):
                 base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
                 self._offset = max(0.0, self.epoch - base) * total
-        self._inner, self._inner_total, self._advanced = value, total or self._inner_total, False
+        self._inner, self.inner_total, self._advanced = value, total or self.inner_total, False
         if self.by_epoch:
             self.by_epoch, self.total = False, None
         self.step = int(self._offset + value)
@@ -106,7 +110,7 @@ class Stepper:
         return begins
 
     def _fall_back(self, value: float, *, named: bool) -> bool:
-        inner, total, first = self._inner or 0.0, self._inner_total, self._first or 0.0
+        inner, total, first = self._inner or 0.0, self.inner_total, self._first or 0.0
         full = bool(total) and inner >= 0.9 * (total or 0.0)
         if (
             not named
@@ -129,7 +133,7 @@ class Stepper:
             self.total, self.total_is_sure = int(total), self.epoch is None or not self.epochs
         elif self.epochs:
             self.total, self.total_is_sure = int(self.epochs * total), True
-        elif self._offset or self.epoch is not None:
+        elif self._offset or self._has_epochs:
             self.total, self.total_is_sure = None, False
         else:
             self.total, self.total_is_sure = int(total), False

@@ -29,6 +29,7 @@ _TIMES = (
 )
 _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
+_LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d")
 _HEADER_ALIASES = {"e": "epoch", "#": "step", "it": "step", "i": "step"}
 _BORDER = re.compile(r"\s*[-=+|─━═┄│┃┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇┳┻╋]{6,}\s*")
 _BOX = re.compile(r"\s*[|│┃]\s*([^|│┃]+?)\s*[|│┃]\s*([^|│┃]*?)\s*[|│┃]\s*")
@@ -205,9 +206,7 @@ def find_header(line: str, names: Names) -> Table | None:
     """The table that a line is the header of: names only, a loss among them."""
     for delimiter in (",", "\t", ";", "|", " "):
         cells = _header_cells(line, delimiter)
-        if len(cells) < 2 or not all(
-            cell and _CELL.fullmatch(cell) and not _NUMERIC.fullmatch(cell) for cell in cells
-        ):
+        if len(cells) < 2 or not all(map(_is_name, cells)):
             continue
         columns = [names.of(_HEADER_ALIASES.get(cell.lower(), cell)) for cell in cells]
         roles = [name.role for name in columns if name is not None]
@@ -217,6 +216,11 @@ def find_header(line: str, names: Names) -> Table | None:
         ):
             return Table(delimiter, columns, cells)
     return None
+
+
+def _is_name(cell: str) -> bool:
+    """Whether a cell may be the name of a column: no number stands in it by itself."""
+    return bool(cell) and _CELL.fullmatch(cell) is not None and _LONE_NUMBER.search(cell) is None
 
 
 def _header_cells(line: str, delimiter: str) -> list[str]:
@@ -244,7 +248,7 @@ class Box:
             return False
         key, value = match[1], match[2]
         if key.endswith("/") and not value:
-            self._group = key
+            self._group = key if key != "time/" else ""
         elif len(self._pairs) < _MOST_FIELDS:
             self._pairs.append((key if "/" in key else self._group + key, value))
         return True

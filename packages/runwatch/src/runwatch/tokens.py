@@ -8,6 +8,7 @@ one reader fast enough for every format.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ _CONTROL = re.compile(
     r"|\x1b[ -/]*[0-~]|[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]"
 )
 NUMBER = re.compile(
-    r"(?<![\w.@])([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"(?<![\w.@])([-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*|\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![\w\-/'])"
     r"(?!\s+(?:iterations?|values?|gradients?|loss(?:es)?|counts?|grads?|batch(?:es)?|steps?|detected|found|in|or|and)\b)))"
 )
@@ -39,10 +40,10 @@ _FACTORS = {
 }  # fmt: skip
 _SPLIT_KEY = re.compile(r"[,;|\t{}\[\]<>~•│┃║]|\s{2,}|\s[-–—*]+\s|\)\s|:\s(?=\S)|^[-\s]+")
 _END = re.compile(
-    r"(?:[\s:=|\"'\[(>@│┃║~≈]|\b(?:tensor|array|(?:np|numpy|jnp|torch)\.\w+|Decimal)\(|\b(?:is|was|are|equals|of|to|at)\s+$|->|→)+$"
+    r"(?:[\s:=|\"'\[(>@│┃║~≈]|\b(?:tensor|array|(?:np|numpy|jnp|torch)\.\w+|Decimal)\(|\b(?:is|was|are|equals)\s+$|->|→)+$"
 )
 _TRAILING = re.compile(
-    r"(epoch|batch|iter|it|step)(?=:\s?\w|[,\]|])|\s(avg loss|loss)\s?(?=[,|;]|$)|%?\s(?:[\w]+ )?(MFU)\b"
+    r"(epoch|batch|iter|it|step)(?=:\s?\w|[,\]|])|\s(avg loss|loss)\s?(?=[,|;])|%?\s(?:[\w]+ )?(MFU)\b"
 )
 _EVAL_WORD = re.compile(
     rf"(?:^|[\s\[(|:*#>])(?:{'|'.join(sorted(VALIDATION))}|validated|evaluated)(?=[\s:\])|=,*#-]|$|_(?:epoch|step|set))",
@@ -76,28 +77,29 @@ class Piece:
     """The number behind is the total of the one before: `10/100`."""
     brackets: bool = False
     """The number behind opens a bracket, as counters do."""
-    is_eval: bool = False
-    is_train: bool = False
+    split: str = ""
+    """eval or train, whichever word stands first."""
     has_colon: bool = False
     """The name is tied to its number by a colon or an equals sign."""
 
 
 @dataclass(slots=True)
 class Field:
-    """A number of a line, with what the texts around it tell."""
+    """Where a number of a line stands among its numbers, and what the texts around it tell."""
 
-    value: float
+    idx: int
     name: Name | None
     key: str
     unit_role: str = ""
-    total: float | None = None
+    total_idx: int | None = None
+    """Where its total stands: `10/100`."""
     in_brackets: bool = False
     factor: float = 1.0
 
 
 @dataclass(slots=True)
-class TextLine:
-    """All numbers of a line."""
+class Layout:
+    """What lines with the same texts have in common."""
 
     fields: list[Field]
     is_eval: bool = False
@@ -111,38 +113,31 @@ class Tokenizer:
         self._pieces: dict[str, Piece] = {}
         self._day = ("", 0.0)
 
-    def read(self, line: str) -> TextLine:
-        """The numbers of a line; clock times and dates are none."""
+    def split(self, line: str) -> tuple[tuple[str, ...], list[str]]:
+        """The texts and the numbers of a line; clock times and dates are no numbers."""
         if ":" in line:
             line = _CLOCK.sub("@", line)
             if "@" in line:
                 line = _DAY.sub("@", line)
         parts = NUMBER.split(line)
+        return tuple(parts[::2]), parts[1::2]
+
+    def layout(self, texts: tuple[str, ...]) -> Layout:
+        """What a line with these texts between its numbers is about."""
         fields: list[Field] = []
-        is_eval = is_train = False
-        pieces = self._pieces
-        piece = pieces.get(parts[0]) or self._understand(parts[0])
-        for idx in range(1, len(parts), 2):
-            behind = parts[idx + 1]
-            after = pieces.get(behind) or self._understand(behind)
-            is_eval, is_train = is_eval or piece.is_eval, is_train or piece.is_train
-            text = parts[idx]
-            value = float(text.replace(",", "") if "," in text else text)
-            if piece.is_of and fields and fields[-1].total is None:
-                fields[-1].total = value
+        piece = self._pieces.get(texts[0]) or self._understand(texts[0])
+        split = piece.split
+        for idx, text in enumerate(texts[1:]):
+            after = self._pieces.get(text) or self._understand(text)
+            if piece.is_of and fields and fields[-1].total_idx is None:
+                fields[-1].total_idx = idx
             else:
                 name, factor = piece.name or after.trailing, after.factor
-                if (
-                    name is not None
-                    and factor != 1.0
-                    and name.role in ("step", "epoch", "loss", "valid_loss", "lr")
-                ):
+                if name is not None and name.role in ("step", "epoch", "loss", "valid_loss", "lr"):
                     factor = 1.0
-                fields.append(
-                    Field(value * factor, name, piece.key, after.unit_role, None, piece.brackets, factor)
-                )
-            piece = after
-        return TextLine(fields, is_eval and not is_train)
+                fields.append(Field(idx, name, piece.key, after.unit_role, None, piece.brackets, factor))
+            split, piece = split or after.split, after
+        return Layout(fields, split == "eval")
 
     def _understand(self, text: str) -> Piece:
         if len(self._pieces) > 10_000:
@@ -151,7 +146,7 @@ class Tokenizer:
         return piece
 
     def _piece(self, text: str) -> Piece:
-        piece = Piece(is_eval=bool(_EVAL_WORD.search(text)), is_train=bool(_TRAIN_WORD.search(text)))
+        piece = Piece(split=_split(text))
         rest = text
         if unit := _UNIT.match(text):
             piece.factor, piece.unit_role = _unit(unit[1])
@@ -179,7 +174,7 @@ class Tokenizer:
         for count in range(min(len(words), 6), 0, -1):
             name = self.names.of(" ".join(words[-count:]))
             if name is not None and (has_colon or _stands_alone(name, count)):
-                return name
+                return name if count == len(words) or name.rank < 10 else None
             if name is not None:
                 return None
         return None
@@ -212,7 +207,30 @@ _NEEDS_COLON = (
 
 def _stands_alone(name: Name, count: int) -> bool:
     """Whether a name without a colon or equals sign behind it is one: `loss 2.5`, but not `text 5`."""
+    if name.rank >= 10 and count > 1:
+        return False
     return name.role not in _NEEDS_COLON or (name.role == "text_accuracy" and count == 1)
+
+
+def to_float(text: str) -> float:
+    """A number as it stands in a line."""
+    try:
+        return float(text)
+    except ValueError:
+        return _odd_number(text)
+
+
+def _odd_number(text: str) -> float:
+    """Thousands with commas, and how old C libraries print nan."""
+    return math.nan if "#" in text else float(text.replace(",", ""))
+
+
+def _split(text: str) -> str:
+    """Whether a text speaks of evaluation or of training, by the word that stands first."""
+    evaluation, training = _EVAL_WORD.search(text), _TRAIN_WORD.search(text)
+    if evaluation and (training is None or evaluation.start() < training.start()):
+        return "eval"
+    return "train" if training else ""
 
 
 def _unit(text: str) -> tuple[float, str]:

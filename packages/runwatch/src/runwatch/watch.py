@@ -119,8 +119,7 @@ class RunWatch:
     def _begin_run(self) -> None:
         """What follows is another run in the same file; the one before is over."""
         before = self.current
-        before.facts.ended = before.facts.ended or "ended"
-        before.take_news()
+        before.finish()
         self.earlier = [*self.earlier, before][-MOST_RUNS:]
         self.current = JudgedRun(self.settings, own=self.source.is_own)
 

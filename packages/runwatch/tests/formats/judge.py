@@ -23,7 +23,7 @@ from .simulation import Log, Run, Trainer
 
 DAY = 86_400.0
 EXPECTED_CODES = {
-    "nan": {"M101"},
+    "nan": {"M101", "M105"},
     "diverging": {"M103"},
     "memory": {"M401"},
     "hung": {"M501", "M502", "M602"},
@@ -173,7 +173,8 @@ def _rate_read(runs: list[dict], log: Log) -> bool | None:
 
 
 def _last_loss(run: dict) -> float | None:
-    value = run.get("values", {}).get("loss")
+    values = run.get("values", {})
+    value = values.get("loss", values.get("valid_loss"))
     return None if value is None else float(value)
 
 

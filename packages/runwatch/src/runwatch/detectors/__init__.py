@@ -52,6 +52,7 @@ class Panel:
         self._comparing = [item for item in detectors if item.compares]
         self._mode_stage: float | None = None
         self._series = ""
+        self._interested: dict[tuple[str, ...], list[Any]] = {}
 
     def observe(self, record: Record) -> None:
         """Feed one record."""
@@ -66,8 +67,19 @@ class Panel:
                 return
         self.book.advance(record.step, record.time, counts="loss" in record.values)
         self._enter_stage(record)
-        for see in self._line:
+        keys = tuple(record.values)
+        interested = self._interested.get(keys)
+        if interested is None:
+            interested = self._interested[keys] = self._with_needs(keys)
+        for see in interested:
             see(record)
+
+    def _with_needs(self, keys: tuple[str, ...]) -> list[Any]:
+        """The detectors that lines with these values mean something to."""
+        if len(self._interested) > 1000:
+            self._interested.clear()
+        needs = [see.__self__.needs for see in self._line]
+        return [see for see, need in zip(self._line, needs, strict=True) if need is None or need & set(keys)]
 
     def _enter_stage(self, record: Record) -> None:
         """In another stage of the modes, or under another name, the loss is another: comparisons start over."""
@@ -93,6 +105,11 @@ class Panel:
         """For a trainer: feed the line it just logged, get what is news."""
         self.observe(record_of_fields(step, fields, time=time))
         return self.book.take_news()
+
+    def release(self) -> None:
+        """Forget the histories of the detectors; the book stays."""
+        self._line, self._event, self._rank_line, self._tick, self._comparing = [], [], [], [], []
+        self._interested = {}
 
     def tick(self, now: float, *, live: bool = True) -> None:
         """Let time pass."""

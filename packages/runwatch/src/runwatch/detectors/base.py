@@ -33,6 +33,8 @@ class Detector:
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         self.settings, self.book, self.facts = settings, book, facts
 
+    needs: frozenset[str] | None = None
+    """Values without any of which a line means nothing to it; None: every line does."""
     compares = False
     """Whether it holds losses or gradients against earlier ones, which means nothing when other losses exist."""
 

@@ -15,6 +15,8 @@ from runwatch.settings import MonitorSettings
 class Gradients(Detector):
     """M201, M202, M203."""
 
+    needs = frozenset(("loss", "grad_norm"))
+
     compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:

@@ -13,6 +13,8 @@ from runwatch.settings import MonitorSettings
 class LearningRate(Detector):
     """M204, one alert per mistake (the subject)."""
 
+    needs = frozenset(("lr",))
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.peak, self.last, self.zeros, self.falling, self.lines = 0.0, math.nan, 0, 0, 0

@@ -19,6 +19,8 @@ _BUCKET_LINES = 1024
 class NonfiniteLoss(Detector):
     """M101."""
 
+    needs = frozenset((*LOSSES, "nan_steps"))
+
     def line(self, record: Record) -> None:
         values = record.values
         for name in LOSSES:
@@ -33,7 +35,7 @@ class NonfiniteLoss(Detector):
             )
 
     def event(self, record: Record) -> None:
-        if record.event == "bad_loss":
+        if record.event == "bad_loss" or record.facts.get("cause") == "bad_loss":
             self.book.fire("M101", record.text, step=record.step)
 
 
@@ -159,6 +161,8 @@ class _Buckets:
 class LossSpike(Detector):
     """M102."""
 
+    needs = frozenset(("loss",))
+
     compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
@@ -184,6 +188,8 @@ class LossSpike(Detector):
 class Divergence(Detector):
     """M103. Against the best median of a whole history window: the best of short ones would be a lucky draw."""
 
+    needs = frozenset(("loss",))
+
     compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
@@ -191,6 +197,8 @@ class Divergence(Detector):
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
         self.far_above = 0
+        self.is_signed = False
+        """Losses below 0, as in reinforcement learning, have no size that others could be compared with."""
 
     def line(self, record: Record) -> None:
         loss = record.values.get("loss")
@@ -200,20 +208,21 @@ class Divergence(Detector):
         self.history.add(loss)
         self.lines += 1
         if self.lines <= 3:
-            self.start = min(self.start, loss)
+            self.start = median(self.recent.recent)
         if self._exploded(loss, record):
             return
         if len(self.recent) < self.settings.divergence_lines or self._worse_than_at_start(record):
             return
         if len(self.history) < self.settings.warmup_lines:
             return
-        if (median := self.history.median()) < self.best:
-            self.best, self.best_deviation = median, self.history.deviation()
+        if (middle := self.history.median()) < self.best:
+            self.best, self.best_deviation = middle, self.history.deviation()
         self._judge(record)
 
     def _exploded(self, loss: float, record: Record) -> bool:
         """Three lines in a row far above everything before: no history is needed for that."""
-        limit = 10 * self.settings.divergence_start * self.start
+        self.is_signed = self.is_signed or loss < 0
+        limit = 10 * self.settings.divergence_start * self.start if not self.is_signed else 0.0
         self.far_above = self.far_above + 1 if self.lines > 3 and 0 < limit < loss else 0
         if self.far_above < 3:
             return False
@@ -224,7 +233,7 @@ class Divergence(Detector):
     def _worse_than_at_start(self, record: Record) -> bool:
         """A run that explodes in its first lines has no good history to be compared with."""
         now, limit = self.recent.median(), self.settings.divergence_start * self.start
-        if not 0 < limit < now:
+        if self.is_signed or not 0 < limit < now:
             return False
         evidence = f"median loss {now:.4g} up to step {record.step}, at the start it was {self.start:.4g}"
         self.book.fire("M103", evidence, sure=sureness(now / limit))
@@ -245,6 +254,8 @@ class Divergence(Detector):
 
 class Plateau(Detector):
     """M104. Says nothing at the end of a schedule, where a flat loss is what one wants."""
+
+    needs = frozenset(("loss", "lr"))
 
     compares = True
 

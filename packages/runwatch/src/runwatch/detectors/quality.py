@@ -22,6 +22,8 @@ class ValidationDrift(Detector):
     The training loss is taken from the lines between two validations, so that it belongs to them and does not lag.
     """
 
+    needs = frozenset(("loss", "valid_loss"))
+
     compares = True
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
@@ -76,6 +78,8 @@ class ValidationDrift(Detector):
 class LatentCollapse(Detector):
     """M802."""
 
+    needs = frozenset(_SIZES)
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.largest: dict[str, float] = {}
@@ -107,6 +111,8 @@ class LatentCollapse(Detector):
 
 class LatentIgnored(Detector):
     """M803."""
+
+    needs = frozenset(("valid_text_loss_shuffled",))
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)

@@ -45,6 +45,8 @@ class OutOfMemory(Detector):
 class Batch(Detector):
     """M402."""
 
+    needs = frozenset(("micro_tokens", "batch_size"))
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.name, self.largest, self.recent = "", 0.0, Window(5)

@@ -92,6 +92,8 @@ class LoaderFailures(Detector):
 class DataWait(Detector):
     """M303."""
 
+    needs = frozenset(("data_wait",))
+
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
         self.recent: deque[float] = deque(maxlen=10)

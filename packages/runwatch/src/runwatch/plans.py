@@ -1,0 +1,88 @@
+"""From the layout of a line to its numbers: worked out once for all lines with the same texts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from runwatch.assembly import Row
+from runwatch.names import Name, Names
+from runwatch.steps import Marks
+from runwatch.tokens import Field, Layout, to_float
+
+Place = tuple[int, int | None]
+"""Where a counter stands among the numbers, and its total."""
+
+
+@dataclass
+class Plan:
+    """Which number of a line is what."""
+
+    layout: Layout
+    values: list[tuple[Name, int, float]] = field(default_factory=list)
+    step: Place | None = None
+    step_rank: int = 99
+    epoch: Place | None = None
+    counters: list[Place] = field(default_factory=list)
+    step_total: int | None = None
+    is_known: bool = False
+    """Whether such a line was a record before."""
+
+    def row(self, numbers: list[str]) -> Row:
+        """The numbers of a line in their places."""
+        values = [(name, to_float(numbers[idx]) * factor) for name, idx, factor in self.values]
+        row = Row(values, is_eval=self.layout.is_eval)
+        marks = row.marks
+        if self.step is not None:
+            marks.step, marks.step_total = _counter(numbers, self.step)
+        if self.epoch is not None:
+            marks.epoch, marks.epoch_total = _counter(numbers, self.epoch)
+        if self.step_total is not None:
+            marks.step_total = to_float(numbers[self.step_total])
+        for place in self.counters:
+            done, total = _counter(numbers, place)
+            if done is not None and total and 1 < total >= done:
+                marks.counter = done, total
+                break
+        return row
+
+
+def make_plan(layout: Layout, names: Names) -> Plan:
+    """What the fields of a layout mean together."""
+    plan = Plan(layout)
+    for item in layout.fields:
+        name = item.name
+        if name is None or (item.total_idx is not None and name.role in ("bare_loss", "bare_valid")):
+            _unnamed(plan, item, names)
+        elif name.role == "step":
+            if name.rank < plan.step_rank:
+                plan.step, plan.step_rank = (item.idx, item.total_idx), name.rank
+        elif name.role == "total_steps":
+            plan.step_total = item.idx
+        else:
+            if name.role == "epoch":
+                plan.epoch = item.idx, item.total_idx
+            if name.role == "plain_seconds" and item.factor == 1e-3:  # in milliseconds only steps are timed
+                name = names.of("step_time") or name
+            plan.values.append((name, item.idx, item.factor * name.factor))
+    return plan
+
+
+def _unnamed(plan: Plan, item: Field, names: Names) -> None:
+    if item.unit_role and (name := names.of(item.unit_role)) is not None:
+        plan.values.append((name, item.idx, item.factor))
+    elif item.total_idx is not None and (item.in_brackets or not item.key):
+        plan.counters.append((item.idx, item.total_idx))
+
+
+def _counter(numbers: list[str], place: Place) -> tuple[float | None, float | None]:
+    value = to_float(numbers[place[0]])
+    total = to_float(numbers[place[1]]) if place[1] is not None else None
+    return (value, total) if math.isfinite(value) else (None, None)
+
+
+def whole_marks(marks: Marks) -> Marks | None:
+    """The epoch of a line that only tells the epoch."""
+    if marks.epoch is None or marks.epoch != int(marks.epoch):
+        return None
+    return Marks(epoch=marks.epoch, epoch_total=marks.epoch_total)
