@@ -49,7 +49,10 @@ def test_settings_are_translated_and_our_loader_takes_them() -> None:
     recipe = result.recipe
     assert recipe["model"]["width"] == 1024
     assert recipe["model"]["depth"] == 24
-    assert recipe["batch"]["documents_per_step"] == 8
+    assert recipe["batch"]["documents_per_step"] == 4, (
+        "the old trainer never read gradient_accumulation_steps"
+    )
+    assert any("gradient_accumulation_steps=2" in line for line in result.ignored)
     assert recipe["corruption"] == {"mode_weights": {"l2t": 1.0}, "prediction_type": "noise"}
     assert recipe["optim"]["beta2"] == 0.95
     assert recipe["data"]["num_workers"] is None
@@ -93,7 +96,7 @@ def test_whole_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory
     migration = examine_repository(checkout)
     (command,) = migration.commands
     assert "optim.lr=1e-4" in command.new
-    assert "batch.documents_per_step=32" in command.new
+    assert "batch.documents_per_step=16" in command.new
     assert "corruption.mode_weights.l2t=0" in command.new  # that of the recipe
     assert "corruption.mode_weights.t2l=1.0" in command.new
     assert any("use_fused" in line for line in command.ignored)

@@ -128,14 +128,19 @@ def _translate_batch(result: Translation, flat: dict[str, Any]) -> None:
     if batch is None:
         return
     accumulation = _integer(flat.get("training.gradient_accumulation_steps")) or 1
+    if accumulation > 1:
+        result.ignored.append(
+            f"training.gradient_accumulation_steps={accumulation}: the old trainer never read it; a step was one batch, "
+            f"while the learning rate was scaled for {accumulation}. For the larger batch set batch.documents_per_step"
+        )
     world = _integer(flat.get("training.world_size")) or 1
     length = _integer(flat.get("model.max_seq_len")) or 512
-    documents = batch * accumulation * world
+    documents = batch * world
     _put(result, "batch.documents_per_step", documents)
     _put(result, "batch.tokens_per_step", documents * length)
     _put(result, "batch.micro_tokens", batch * length)
     result.notes.append(
-        f"batch.documents_per_step={documents} is batch {batch} x accumulation {accumulation} x {world} processes; "
+        f"batch.documents_per_step={documents} is batch {batch} x {world} processes; "
         "it stays the same on any number of GPUs, so do not scale it by hand"
     )
 
