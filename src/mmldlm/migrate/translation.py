@@ -130,8 +130,8 @@ def _translate_batch(result: Translation, flat: dict[str, Any]) -> None:
     accumulation = _integer(flat.get("training.gradient_accumulation_steps")) or 1
     if accumulation > 1:
         result.ignored.append(
-            f"training.gradient_accumulation_steps={accumulation}: the old trainer never read it; a step was one batch, "
-            f"while the learning rate was scaled for {accumulation}. For the larger batch set batch.documents_per_step"
+            f"training.gradient_accumulation_steps={accumulation}: the old trainer never read it; a step was one batch,"
+            f" while the learning rate was scaled for {accumulation}. For the larger batch set batch.documents_per_step"
         )
     world = _integer(flat.get("training.world_size")) or 1
     length = _integer(flat.get("model.max_seq_len")) or 512

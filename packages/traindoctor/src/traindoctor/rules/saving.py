@@ -59,7 +59,7 @@ def _resumable(file: PythonFile) -> Iterator[tuple[ast.Call, set[str]]]:
 def never_pruned(file: PythonFile, about: Rule) -> Iterator[Finding]:
     loops = _loops_of_training(file)
     for call, target in _written_files(file):
-        counted = _counted_name(file, target)
+        counted = None if any("sample" in word for word in words_of(call)) else _counted_name(file, target)
         if counted and (file.loop_of(call) in loops or _called_in(file, call, counted, loops)):
             message = f"a new file for every {counted}, and this program never deletes one"
             yield about.at(file.path, file.span(call), message, needs=["training"], unless=["deletes_files"])
