@@ -116,6 +116,8 @@ class Log:
     parts: list[str] = field(default_factory=list)
     steps: tuple[float, ...] = ()
     """Acceptable last steps; none if the log gives no step."""
+    step_tolerance: float = 0.0
+    """Relative; above 0 where an epoch's length is not in the log and the step can only be estimated."""
     losses: tuple[float, ...] = ()
     """Acceptable last losses (the last interval's, a mean printed after it)."""
     tolerance: float = 0.01
