@@ -1,4 +1,4 @@
-"""Trainers whose name has an odd last digit in its SHA-1: kept apart while the monitor is written, to see how it generalises."""
+"""Trainers whose name has an odd last digit in its SHA-1: kept apart while the monitor was written."""
 
 from . import elders, language, others, pretraining, vision
 

@@ -4,7 +4,7 @@
 import json
 import math
 
-from ..bars import clock, tqdm_bar
+from ..bars import tqdm_bar
 from ..simulation import Log, Registry, Run
 
 TRAINERS = Registry()

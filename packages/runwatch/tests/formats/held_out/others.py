@@ -3,7 +3,7 @@
 
 import json
 
-from ..bars import clock, tqdm_bar
+from ..bars import tqdm_bar
 from ..simulation import Log, Registry, Run
 
 TRAINERS = Registry()

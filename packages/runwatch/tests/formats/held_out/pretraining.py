@@ -1,10 +1,9 @@
 """Trainers of large language models from scratch."""
 # ruff: noqa: E501  (lines of logs are as long as the programs write them)
 
-import json
 import math
 
-from ..bars import clock, tqdm_bar
+from ..bars import clock
 from ..simulation import Log, Registry, Run
 
 TRAINERS = Registry()
