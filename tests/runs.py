@@ -77,7 +77,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Weights, their averages and moments."""
     assert trainer.stepper.ema is not None
     averages = {f"ema {name}": tensor for name, tensor in trainer.stepper.ema.average.items()}
-    return {**trainer.setup.denoiser.state_dict(), **averages, **trainer.snapshot().tensors["optimizer"]}
+    return {**trainer.setup.denoiser.state_dict(), **averages, **trainer.stepper.optimizers.state_dict()}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

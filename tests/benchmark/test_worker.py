@@ -98,7 +98,7 @@ def test_what_the_engine_warns_of_is_kept_once(job, monkeypatch):
 
     run_block = Drive.block
     monkeypatch.setattr(Drive, "block", warn)
-    assert measure(job).warnings == ["torch.compile failed, going on without it"]
+    assert measure(job).warnings == ["torch.compile failed, continuing without it"]
 
 
 DEATHS = {

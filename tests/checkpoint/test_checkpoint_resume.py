@@ -82,7 +82,7 @@ def test_each_damage_to_each_file(tmp_path: Path, name: str, damage: Callable[[P
     assert torch.equal(found.tensors["model"]["w"], torch.full((50,), 1.0))
     assert len(messages) == 1
     assert f"step_00000002/{name}" in messages[0]
-    assert "step_00000001 instead" in messages[0]
+    assert "step_00000001 is used instead" in messages[0]
 
 
 def test_every_single_byte_of_a_manifest_counts(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_on
     line = next(
         line for line in told[0].splitlines() if line.startswith("mmldlm: error: rank 0 of 2: another")
     )
-    assert "the same command goes on from the last checkpoint" in line
+    assert "the same command resumes from the last checkpoint" in line
     assert load_latest(run / "checkpoints", report=pytest.fail).step == stopped.step
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "stopped", "resumed", "stopped"]

@@ -72,7 +72,7 @@ def test_every_file_of_a_checkpoint_damaged_in_turn_is_noticed_and_the_run_ends_
     stopped.fit()
     newest = stopped.run.checkpoints / "step_00000008"
     files = sorted(os.listdir(newest))
-    groups = [f"{name}.safetensors" for name in ("ema", "log", "model", "optimizer")]
+    groups = [f"{name}.safetensors" for name in ("balance", "ema", "log", "model", "optimizer")]
     assert files == sorted([*groups, "manifest.json", "meta.json"])
     for name in files:
         for damage in (truncate, flip, os.unlink):

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mmldlm.api.runs import Run, read_run
 from mmldlm.checkpoint.export import make_export, write_description, write_export
 from mmldlm.checkpoint.load import RUNS, LoadedModel
 from mmldlm.config import Config
-from mmldlm.config.recipe import make_config
+from mmldlm.config.recipe import config_to_yaml, make_config
 from mmldlm.corruption.times import describe_modes, modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ from mmldlm.runtime import start_runtime
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.training.fit import Trainer
+from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
 from mmldlm.training.progress import Hooks, Reporter
 from mmldlm.training.setup import Setup, set_up
 from mmldlm.training.signals import StopFlag
@@ -93,6 +95,24 @@ def train_config(
         else:
             _train_beside(setup, run, stop)
     return read_run(path)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run would be, before anything is spent."""
+
+    settings: str
+    """YAML, resolved."""
+    sizes: dict[str, Any]
+    course: Course
+    time: TimeEstimate
+
+
+def plan_run(config: Config) -> RunPlan:
+    """Build a run, time its first steps on the device, and describe it; nothing is written."""
+    setup = set_up(config, start_runtime(config))
+    sizes, course = describe(setup), course_of(setup)
+    return RunPlan(config_to_yaml(config), sizes, course, estimate_time(setup))
 
 
 def _train_main(

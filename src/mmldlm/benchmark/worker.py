@@ -64,8 +64,7 @@ class Drive:
 
     def close(self) -> None:
         """End the loader and give the folder free."""
-        for part in (self.trainer.batches, self.trainer.checkpoints.saver, self.trainer.events):
-            part.close()
+        self.trainer.close()
 
     def block(self, steps: int) -> Block:
         """So many steps, from an idle device to an idle device."""

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from mmldlm.config import Config
-    from mmldlm.training.setup import Setup
+    from mmldlm.training.plan import Course
 
 
 def train(
@@ -139,47 +139,45 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
 
 
 def show_plan(config: Config, plot: Path | None = None) -> None:
-    """Print settings and sizes of a run without training; draw its course if asked to."""
+    """Print settings, sizes and time of a run without training; draw its course if asked to."""
     from rich.console import Console
 
-    from mmldlm.config.recipe import config_to_yaml
-    from mmldlm.runtime import start_runtime
+    from mmldlm.api.train import plan_run
     from mmldlm.tables import folding_table
-    from mmldlm.training.plan import describe
-    from mmldlm.training.setup import set_up
 
-    setup = set_up(config, start_runtime(config))
-    plan = describe(setup)
-    console = Console()
-    console.print(config_to_yaml(config).rstrip(), highlight=False, markup=False, soft_wrap=True)
+    plan, console = plan_run(config), Console()
+    console.print(plan.settings.rstrip(), highlight=False, markup=False, soft_wrap=True)
     table = folding_table("what", "value", title="this run")
-    for part, count in plan.pop("parameters").items():
-        table.add_row(f"parameters in {part}", f"{count:,}")
-    memory = plan.pop("memory_bytes")
-    for key, value in plan.items():
-        table.add_row(key.replace("_", " "), _said(value))
-    table.add_row("memory estimate", f"{memory / 2**30:.2f} GiB")
+    for key, value in plan.sizes.items():
+        if key == "parameters":
+            for part, count in value.items():
+                table.add_row(f"parameters in {part}", f"{count:,}")
+        elif key != "memory_bytes":
+            table.add_row(key.replace("_", " "), _shown(value))
+    table.add_row("memory estimate", f"{plan.sizes['memory_bytes'] / 2**30:.2f} GiB")
+    table.add_row("time estimate", plan.time.describe(config.train.steps))
     console.print(table)
     if plot is not None:
-        _draw_plan(setup, plot)
-        told = f"learning rate, batch and modes over the steps are drawn in {plot}"
-        console.print(told, highlight=False, markup=False, soft_wrap=True)
+        _draw_course(plan.course, config, plot)
+        text = f"learning rate, batch and modes over the steps are drawn in {plot}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     """A value of the plan for people."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-def _draw_plan(setup: Setup, plot: Path) -> None:
+def _draw_course(course: Course, config: Config, plot: Path) -> None:
     from mmldlm.cli.course import draw_course
     from mmldlm.errors import UserError
-    from mmldlm.training.plan import course_of
 
-    picture = draw_course(course_of(setup), setup.config.optim)
+    picture = draw_course(course, config.optim)
     try:
         plot.write_bytes(picture.png)
     except OSError as error:
-        raise UserError(f"--plot {plot}: cannot be written ({error.strerror}); give another file") from error
+        raise UserError(
+            f"--plot {plot}: cannot be written ({error.strerror}); choose another file"
+        ) from error

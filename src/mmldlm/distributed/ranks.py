@@ -107,7 +107,7 @@ class Ranks:
         return LostRankError(
             f"rank {self.rank} of {self.world_size}: another rank is gone, or did not answer within "
             f"{self.timeout_minutes:g} minutes (distributed.timeout_minutes); its own output says why; the same "
-            f"command goes on from the last checkpoint ({_brief(reason)})"
+            f"command resumes from the last checkpoint ({_brief(reason)})"
         )
 
 
@@ -149,7 +149,7 @@ def error_of(code: int, ranks: Ranks) -> Exception:
         return CompilerElsewhereError(f"torch.compile failed on rank {rank}")
     return LostRankError(
         f"rank {ranks.rank} of {ranks.world_size}: rank {rank} failed, and its own output says why; "
-        f"the same command goes on from the last checkpoint"
+        f"the same command resumes from the last checkpoint"
     )
 
 

@@ -27,7 +27,7 @@ from mmldlm.runtime import versions
 from mmldlm.training.batches import Batches
 from mmldlm.training.checkpoints import Checkpoints
 from mmldlm.training.graphs import LaunchWatch
-from mmldlm.training.log_window import LogWindow
+from mmldlm.training.log_window import LogWindow, gpu_memory
 from mmldlm.training.lr import Plateau, judged_loss, lr_at
 from mmldlm.training.modes import ModeStages
 from mmldlm.training.profile import StepProfiler
@@ -122,17 +122,20 @@ class Trainer:
                 self.checkpoints.saver.leave()
             raise
         finally:
-            opened = (
-                self.batches,
-                self.profiler,
-                self.checkpoints.saver,
-                self.log,
-                self.samples,
-                self.events,
-            )
-            for part in opened:
-                if part is not None:
-                    part.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the loader and finish what is being written."""
+        for part in (
+            self.batches,
+            self.profiler,
+            self.checkpoints.saver,
+            self.log,
+            self.samples,
+            self.events,
+        ):
+            if part is not None:
+                part.close()
 
     def _loop(self) -> None:
         due, steps = self.config.train, self.config.train.steps
@@ -141,7 +144,7 @@ class Trainer:
         self.window.restart_clock()
         while self.step < steps:
             self.watchdog.at(self.step, "step")
-            self.train_step(*self._next_batch())
+            self.train_step(*self.next_batch())
             last, received = self.step == steps, self._signal_received()
             if (self.step % due.log_every == 0 or last) and self._write_line():
                 self.roll_back()
@@ -176,7 +179,7 @@ class Trainer:
         rate = lr_at(step, self.config.train.steps, self.config.optim, self.plateau.reduction)
         return self.rollbacks.lr_factor * rate
 
-    def _next_batch(self) -> tuple[StepBatch, float]:
+    def next_batch(self) -> tuple[StepBatch, float]:
         """The next step's documents and the seconds waited for them; all ranks have theirs, or all of them stop."""
         began = time.perf_counter()
         batch = next(self.batches)
@@ -201,7 +204,7 @@ class Trainer:
             "documents": self.progress.documents,
             "micro_tokens": self._micro_tokens(self.resizing.halvings, self.step - 1),
             **(balance.fields() if balance is not None else {}),
-            **_gpu_memory(self.setup.runtime.device, graphs.peak if graphs else 0),
+            **gpu_memory(self.setup.runtime.device, graphs.peak if graphs else 0),
             **self.modes.fields(),
         }
         self.log.write(self.step, **fields)
@@ -331,22 +334,11 @@ class Trainer:
         self.window.forget_skips()
         self.stepper.forget()
         self.continue_at(end)
-        self._report_rollback(failed_at)
+        self.rollbacks.report(failed_at, settings.max_rollbacks, self.events.record)
         self.save(wait=True)  # from here on a crash resumes after the rollback, and cuts the log itself
         if self.checkpoints.last_saved == self.step:  # else the next start cuts them, where it resumes
             for lines in (self.log, self.samples):
                 lines.rewind(self.step)
-
-    def _report_rollback(self, failed_at: int) -> None:
-        done = self.rollbacks
-        log.warning(
-            "step %d: too many updates skipped; rolling back to step %d (rollback %d of at most %d), leaving out "
-            "documents %d to %d of the order, learning rate x %.3g",
-            failed_at, self.step, done.count, self.config.train.max_rollbacks, *done.left_out[-1], done.lr_factor,
-        )  # fmt: skip
-        facts = {"from_step": failed_at, "left_out": done.left_out[-1], "lr_factor": done.lr_factor}
-        reason = f"too many updates skipped up to step {failed_at}"
-        self.events.record("rolled_back", step=self.step, reason=reason, count=done.count, **facts)
 
     def _halved(self, batch: StepBatch, reason: str) -> StepBatch:
         """The same step in smaller micro-batches, after memory ran out."""
@@ -417,15 +409,3 @@ class Trainer:
 
     def _micro_tokens(self, halvings: int, step: int) -> int:
         return self.setup.plan_halved(halvings).at(step).caps.num_tokens
-
-
-def _gpu_memory(device: torch.device, recorded: int) -> Fields:
-    """Peaks since the last line; what recorded graphs use is not allocated again when they are replayed."""
-    if device.type != "cuda":
-        return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
-    peaks = {
-        "gpu_memory_allocated": max(recorded, torch.cuda.max_memory_allocated(device)),
-        "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
-    }
-    torch.cuda.reset_peak_memory_stats(device)
-    return peaks

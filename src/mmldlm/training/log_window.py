@@ -226,3 +226,15 @@ def _lost(waited: float, before: torch.cuda.Event | None, begun: torch.cuda.Even
         return waited if begun is None else 0.0
     begun.synchronize()
     return min(waited, before.elapsed_time(begun) / 1000.0)
+
+
+def gpu_memory(device: torch.device, recorded: int) -> dict[str, Any]:
+    """Peaks since the last line; what recorded graphs use is not allocated again when they are replayed."""
+    if device.type != "cuda":
+        return {"gpu_memory_allocated": None, "gpu_memory_reserved": None}
+    peaks = {
+        "gpu_memory_allocated": max(recorded, torch.cuda.max_memory_allocated(device)),
+        "gpu_memory_reserved": torch.cuda.max_memory_reserved(device),
+    }
+    torch.cuda.reset_peak_memory_stats(device)
+    return peaks

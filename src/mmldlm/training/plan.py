@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mmldlm.config import MODES, PARTS, Config
 from mmldlm.corruption.times import describe_modes, mode_weights_at
+from mmldlm.distributed.ranks import Muted
+from mmldlm.model.flops import step_flops
 from mmldlm.model.weights import parameter_groups
+from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import DTYPES
+from mmldlm.training.fit import Trainer
 from mmldlm.training.lr import lr_at
+from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import Setup
 
 _MOST_POINTS = 2000
+_TIMED_STEPS = 2
+_LONGEST_STEP = 20.0
+"""Seconds that a step may be expected to take if it is to be tried."""
+_REACHED = 0.3
+"""Share of the speed of a matrix product that a step reaches: a guess, for steps that take too long to try."""
 
 
 def describe(setup: Setup) -> dict[str, Any]:
@@ -96,6 +111,94 @@ def _chosen_steps(config: Config) -> list[int]:
     ends += [stage.until for stage in config.corruption.mode_schedule if stage.until is not None]
     chosen |= {step for end in ends for step in (end - 1, end)}
     return sorted(step for step in chosen if step <= last)
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """How long the steps of a run would take here. Start, validation and checkpoints are not counted."""
+
+    seconds_per_step: float
+    basis: str
+    """What the number rests on."""
+
+    def describe(self, steps: int) -> str:
+        """For people."""
+        total = self.seconds_per_step * steps
+        for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)):
+            if total >= 2 * size or unit == "seconds":
+                return (
+                    f"about {total / size:,.0f} {unit}, {self.seconds_per_step:.3g} s per step; {self.basis}"
+                )
+        raise AssertionError("the last unit always serves")
+
+
+def estimate_time(setup: Setup) -> TimeEstimate:
+    """From a few real steps on the device; where they would take too long, from operations and a matrix product."""
+    operations, rate = _operations(setup), _matmul_rate(setup)
+    expected = operations / (_REACHED * rate)
+    if expected > _LONGEST_STEP:
+        basis = f"computed from {operations:.2g} operations at {_REACHED:.0%} of the speed of a matrix product here"
+        return TimeEstimate(expected, basis)
+    seconds = time_steps(setup, 1 + _TIMED_STEPS)
+    later = "; it may get faster later, when micro-batches are recorded" if _on_gpu(setup) else ""
+    mean = sum(seconds[1:]) / len(seconds[1:])
+    return TimeEstimate(mean, f"mean of {len(seconds[1:])} steps measured here after the first{later}")
+
+
+def time_steps(setup: Setup, count: int) -> list[float]:
+    """Seconds of each of the first real steps of a run, which leaves nothing behind; the first one compiles."""
+    seconds = []
+    with tempfile.TemporaryDirectory(prefix="mmldlm-plan-") as folder:
+        run = RunFolder(Path(folder) / "run")
+        run.create()
+        trainer = Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], Muted()))
+        try:
+            for _ in range(count):
+                began = time.perf_counter()
+                trainer.train_step(*trainer.next_batch())
+                if setup.runtime.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+        finally:
+            trainer.close()
+    return seconds
+
+
+def _operations(setup: Setup) -> float:
+    """Of an average step, forward and backward."""
+    shape, mean = setup.shape, setup.lengths.mean
+    documents = min(shape.documents_per_step, shape.tokens_per_step / mean)
+    tokens = documents * mean
+    squares = documents * (mean + setup.data_shape.num_slots) ** 2
+    return step_flops(
+        setup.denoiser.config, setup.data_shape, tokens=tokens, documents=documents, squares=squares, scored=tokens / 2
+    )  # fmt: skip
+
+
+def _matmul_rate(setup: Setup) -> float:
+    """Operations per second of a matrix product in the precision of the run."""
+    size, repeats = (4096, 10) if _on_gpu(setup) else (512, 4)
+    device, dtype = setup.runtime.device, DTYPES[setup.runtime.precision]
+    matrix = torch.randn(size, size, device=device).to(dtype)
+    matrix @ matrix
+    best = float("inf")
+    for _ in range(3):
+        _synchronize(setup)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            matrix @ matrix
+        _synchronize(setup)
+        best = min(best, time.perf_counter() - began)
+    return repeats * 2.0 * size**3 / best
+
+
+def _on_gpu(setup: Setup) -> bool:
+    return setup.runtime.device.type == "cuda"
+
+
+def _synchronize(setup: Setup) -> None:
+    if _on_gpu(setup):
+        torch.cuda.synchronize(setup.runtime.device)
 
 
 def parameter_counts(setup: Setup) -> dict[str, int]:

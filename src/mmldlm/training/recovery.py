@@ -204,6 +204,18 @@ class Rollbacks:
                 report(f"{error}; trying an older checkpoint")
         return None
 
+    def report(self, failed_at: int, most: int, record: Callable[..., None]) -> None:
+        """Write the last one into log and ledger; up to step `failed_at` too many updates had been skipped."""
+        log.warning(
+            "step %d: too many updates skipped; rolling back to step %d (rollback %d of at most %d), leaving out "
+            "documents %d to %d of the order, learning rate x %.3g",
+            failed_at, self.last_step, self.count, most, *self.left_out[-1], self.lr_factor,
+        )  # fmt: skip
+        record(
+            "rolled_back", step=self.last_step, reason=f"too many updates skipped up to step {failed_at}",
+            count=self.count, from_step=failed_at, left_out=self.left_out[-1], lr_factor=self.lr_factor,
+        )  # fmt: skip
+
     def explain_end(self, step: int, settings: TrainConfig, lr: float, folder: Path) -> str:
         """Why no rollback is possible any more, and what would help."""
         why = f"after {self.count} rollbacks (train.max_rollbacks={settings.max_rollbacks})"
