@@ -60,7 +60,7 @@ from mmldlm.sampling.decode import (
     paraphrase_tokens,
 )
 from mmldlm.sampling.judge import Encode
-from mmldlm.sampling.options import SamplingOptions, trained_parts
+from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 
@@ -389,7 +389,7 @@ class Model:
         """What turns candidates back into latents; None: the model itself."""
         if check == "encoder":
             return self.codec.embed_tokens
-        if not trained_parts(self.loaded).latent:
+        if not self.loaded.trained.latent:
             raise UserError(
                 "check='model': this model was not trained to produce latents (t2l), so it cannot read a text back; "
                 "use check='encoder'"

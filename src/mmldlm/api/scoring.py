@@ -16,7 +16,7 @@ from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
-from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional, trained_parts
+from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional
 
 SEARCHED_AT_ONCE = 8192
 """Documents of a split that are in memory at a time."""
@@ -31,7 +31,7 @@ def text_costs(
     seed: int,
 ) -> np.ndarray:
     """(n,) bounds in nats of texts, given raw latents (n, S, C) or none."""
-    if not trained_parts(model).text:
+    if not model.trained.text:
         raise UserError("this model was not trained to produce text, so it cannot score one")
     (require_unconditional if latents is None else require_conditional)(model)
     if not tokens:

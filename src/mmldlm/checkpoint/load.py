@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ from mmldlm.checkpoint.files import (
     read_tensors,
 )
 from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, upgraded
-from mmldlm.config import Config
+from mmldlm.config import Config, leaves_condition_out
 from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
+from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import in_parallel
@@ -51,6 +52,7 @@ from mmldlm.json_lines import load_exact
 from mmldlm.latents import Normalizer
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
+from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
 
@@ -151,6 +153,36 @@ def _read_meta(path: Path, manifest: Manifest) -> dict:
     raise DamagedError(path / META, "is missing")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a model was trained for."""
+
+    text: bool
+    latent: bool
+    length: bool
+    with_latents: bool
+    """Texts beside latents."""
+    without_latents: bool
+    """Texts beside pure noise."""
+    without_condition: bool
+    """Predictions that guidance can compare with."""
+
+    @classmethod
+    def of(cls, config: Config, *, length_modelled: bool) -> Trained:
+        """From the settings of its run."""
+        corruption = config.corruption
+        active, weights = (
+            Active.of(corruption, config.objective, length_modelled=length_modelled),
+            modes_of_run(corruption),
+        )
+        return cls(
+            **vars(active),
+            with_latents=sees_latents(corruption),
+            without_latents=weights.joint > 0 or (weights.l2t > 0 and corruption.condition_dropout > 0),
+            without_condition=leaves_condition_out(corruption),
+        )
+
+
 @dataclass
 class LoadedModel:
     """Weights, settings and what the data was made with. Latents inside are normalised."""
@@ -166,6 +198,11 @@ class LoadedModel:
     step: int | None = None
     precision: str = "fp32"
     """Type of the matrix products."""
+
+    @cached_property
+    def trained(self) -> Trained:
+        """What the model was trained for."""
+        return Trained.of(self.config, length_modelled=self.denoiser.length_head is not None)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around every pass of the denoiser."""

@@ -25,7 +25,7 @@ from mmldlm.evaluation.results import HELD_OUT, DocumentSet
 from mmldlm.layout import packed_layout
 from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import document_keys, encode_tokens
-from mmldlm.sampling.options import SamplingOptions, trained_parts
+from mmldlm.sampling.options import SamplingOptions
 from mmldlm.statistics import Estimate
 from mmldlm.types import PackedBatch
 
@@ -177,7 +177,7 @@ class Context:
     """Quantities of each set by name."""
 
     def __post_init__(self) -> None:
-        self.active = trained_parts(self.model)
+        self.active = self.model.trained
         self.decodes = self.active.text and sees_latents(self.model.config.corruption)
         self.ids[HELD_OUT] = self.selection.documents.ids.tolist()
 

@@ -28,7 +28,6 @@ from mmldlm.evaluation.calibration import Answers, TimeCurve, measure_calibratio
 from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.sampling.options import trained_parts
 from mmldlm.statistics import LESS, MORE, Estimate
 from mmldlm.types import NoisyBatch, Times, to_device
 
@@ -199,7 +198,7 @@ def text_costs(
         answers.add(plan.owner[rows][scores.document], scores.confidence, scores.correct)
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
-    lengths = length_sums / num_draws if trained_parts(model).length else None
+    lengths = length_sums / num_draws if model.trained.length else None
     return Costs(latent, sums / num_draws, documents.lengths, lengths, time_curve, answers)
 
 

@@ -25,7 +25,6 @@ from mmldlm.sampling.options import (
     require_guidable,
     require_trained,
     require_unconditional,
-    trained_parts,
 )
 from mmldlm.sampling.orders import draw
 from mmldlm.sampling.pack import Step, Tally, group_documents, latent_noise
@@ -236,7 +235,7 @@ class _Call:
             assert chosen.shape == self.keys.shape, "one length for each document"
             return chosen
         head, device = self.model.denoiser.length_head, self.model.device
-        if head is None or not trained_parts(self.model).length:
+        if head is None or not self.model.trained.length:
             raise UserError("this model does not predict the length of a text; pass lengths")
         uniform = torch.from_numpy(randomness.uniform(self.keys, randomness.LENGTH, np.zeros_like(self.keys)))
         # from nothing there is no best length: it is drawn as the lengths of the training texts are distributed

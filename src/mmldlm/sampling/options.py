@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.config import SamplingConfig, leaves_condition_out
+from mmldlm.config import SamplingConfig
 from mmldlm.config.checks import field_problems
-from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.errors import UserError
-from mmldlm.objective.joint import Active
 
 ARGUMENTS = {
     "steps": "num_sampling_steps",
@@ -80,19 +78,11 @@ class SamplingOptions:
             raise UserError(message) from error
 
 
-def trained_parts(model: LoadedModel) -> Active:
-    """Which outputs of the model were trained."""
-    config = model.config
-    length_modelled = model.denoiser.length_head is not None
-    return Active.of(config.corruption, config.objective, length_modelled=length_modelled)
-
-
 def require_trained(model: LoadedModel, *, text: bool = False, latent: bool = False) -> None:
     """Reject a head that training never touched."""
-    active = trained_parts(model)
     for wanted, trained, what, mode in (
-        (text, active.text, "text", "l2t"),
-        (latent, active.latent, "latents", "t2l"),
+        (text, model.trained.text, "text", "l2t"),
+        (latent, model.trained.latent, "latents", "t2l"),
     ):
         if wanted and not trained:
             raise UserError(
@@ -103,7 +93,7 @@ def require_trained(model: LoadedModel, *, text: bool = False, latent: bool = Fa
 
 def require_conditional(model: LoadedModel) -> None:
     """Reject latents where training never had one."""
-    if not sees_latents(model.config.corruption):
+    if not model.trained.with_latents:
         raise UserError(
             "this model never saw a latent in training (corruption.condition_dropout=1), so it cannot decode one; it "
             "can fill blanks (infill)"
@@ -112,9 +102,7 @@ def require_conditional(model: LoadedModel) -> None:
 
 def require_unconditional(model: LoadedModel) -> None:
     """Reject texts without latents where training always had one."""
-    corruption = model.config.corruption
-    weights = modes_of_run(corruption)
-    if weights.joint == 0 and (weights.l2t == 0 or corruption.condition_dropout == 0):
+    if not model.trained.without_latents:
         raise UserError(
             "this model always saw a latent in training, so its texts need one: pass latents, or train with "
             "corruption.condition_dropout or corruption.mode_weights.joint above 0"
@@ -123,7 +111,7 @@ def require_unconditional(model: LoadedModel) -> None:
 
 def require_guidable(model: LoadedModel, guidance: float) -> None:
     """Reject guidance where training never left the condition out: there is nothing that it could compare with."""
-    if guidance != 1.0 and not leaves_condition_out(model.config.corruption):
+    if guidance != 1.0 and not model.trained.without_condition:
         raise UserError(
             f"guidance={guidance:g}: compares with the prediction without the condition, which was never trained "
             "(no joint mode, and corruption.condition_dropout=0); use 1, or against=... for text, or train with one"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -20,7 +19,6 @@ from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.runtime import autocast
 from mmldlm.types import to_device
 
 
@@ -72,9 +70,8 @@ class ModelPredictor:
     @classmethod
     def of(cls, model: LoadedModel) -> ModelPredictor:
         """A loaded model, in its precision."""
-        return cls(
-            model.denoiser, model.corruption, model.device, partial(autocast, model.device, model.precision)
-        )
+        parts = (model.denoiser, model.corruption, model.device)
+        return cls(*parts) if model.precision == "fp32" else cls(*parts, model.autocast)
 
     @torch.no_grad()
     def predict(
@@ -101,6 +98,8 @@ class ModelPredictor:
         return Prediction(token_logits.float(), clean_latents)
 
     def _on_device(self, layout: Layout) -> Layout:
+        if self.device.type == "cpu":
+            return layout
         if self._placed is None or self._placed[0] is not layout:
             self._placed = (layout, to_device(layout, self.device))
         return self._placed[1]
