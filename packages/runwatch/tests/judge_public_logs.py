@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from .formats.judge import CANNOT_JUDGE, ask
+from .formats.judge import CANNOT_JUDGE, ask, last_loss
 
 LABELS = Path(__file__).with_name("public_logs.json")
 HALVES = ("development", "held_out", "second")
@@ -71,7 +71,7 @@ def _judge_sound(label: dict, code: int, alerts: list[dict], runs: list[dict]) -
         return (
             ("right", []) if label["unread_allowed"] else ("unread", ["cannot judge a log that has a loss"])
         )
-    if all(_last_loss(run) is None for run in runs):
+    if all(last_loss(run) is None for run in runs):
         return "unread", [f"exit code {code} without a loss"]
     if code not in label.get("exits", [0]) and label["state"] != "degenerate":
         return "false", [f"exit code {code}"]
@@ -85,17 +85,12 @@ def _judge_numbers(label: dict, runs: list[dict]) -> list[str]:
         problems.append(f"{len(runs)} runs, expected {label['runs']}")
     if label["last_steps"] and last.get("step") not in label["last_steps"]:
         problems.append(f"step {last.get('step')}, expected one of {label['last_steps']}")
-    loss = _last_loss(last)
+    loss = last_loss(last)
     if loss is None or not any(
         math.isclose(loss, each, rel_tol=0.01, abs_tol=1e-4) for each in label["last_losses"]
     ):
         problems.append(f"loss {loss}, expected one of {label['last_losses']}")
     return problems
-
-
-def _last_loss(run: dict) -> float | None:
-    value = run.get("values", {}).get("loss")
-    return None if value is None else float(value)
 
 
 def _codes(alerts: list[dict]) -> list[str]:

@@ -24,7 +24,7 @@ from .simulation import Log, Run, Trainer
 DAY = 86_400.0
 HALVES = ("development", "held_out", "last")
 EXPECTED_CODES = {
-    "nan": {"M101", "M105"},
+    "nan": {"M101"},
     "diverging": {"M103"},
     "memory": {"M401"},
     "hung": {"M501", "M502", "M602"},
@@ -109,7 +109,7 @@ def judge(case: Case, folder: Path) -> Verdict:
     else:
         kind, problems = _judge_faulty(case, code, {alert["code"] for alert in alerts}, errors)
     numbers = _judge_numbers(case, runs, log) if case.trainer.has_loss else ()
-    if kind == "right" and case.trainer.has_loss and not any(_last_loss(run) is not None for run in runs):
+    if kind == "right" and case.trainer.has_loss and not any(last_loss(run) is not None for run in runs):
         kind = "unread"
     elif kind == "right" and numbers:
         kind = "inexact"
@@ -156,7 +156,7 @@ def _judge_numbers(case: Case, runs: list[dict], log: Log) -> tuple[str, ...]:
     if len(runs) != 1:
         return (f"{len(runs)} runs, expected 1",)
     problems = []
-    step, loss = runs[0].get("step"), _last_loss(runs[0])
+    step, loss = runs[0].get("step"), last_loss(runs[0])
     if log.steps and not _close(step, log.steps, log.step_tolerance, 0.0):
         problems.append(f"step {step}, expected one of {log.steps}")
     if case.scenario != "nan" and not _close(loss, log.losses, log.tolerance):
@@ -173,7 +173,8 @@ def _rate_read(runs: list[dict], log: Log) -> bool | None:
     )
 
 
-def _last_loss(run: dict) -> float | None:
+def last_loss(run: dict) -> float | None:
+    """The training loss, or the validation loss where a program prints no other."""
     values = run.get("values", {})
     value = values.get("loss", values.get("valid_loss"))
     return None if value is None else float(value)
