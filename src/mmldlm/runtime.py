@@ -1,4 +1,9 @@
-"""The machine under a run: device, precision, threads, and what to say about them once."""
+"""The machine under a run: device, precision, threads, and what is logged about them once.
+
+CUDA GPUs have the fast path. Other accelerators (`mps` of a Mac, `xpu`) run the plain one: attention by rows, fp32
+unless `speed.precision` says otherwise, no compilation, no Triton kernels, no recorded graphs. Nothing of `torch.cuda`
+is called for them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmldlm.config import Config, resolve_model
+from mmldlm.config import ACCELERATORS, DEVICE_NAME, Config, resolve_model
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -46,15 +51,46 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """cpu, cuda, or whichever is there."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "train.device=cuda: no usable GPU was found; use train.device=cpu, or check the driver"
-        )
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def choose_device(device: str | torch.device = "auto", *, option: str = "train.device") -> torch.device:
+    """The device of this name: auto (an accelerator if there is one), cpu, cuda, mps, xpu, with an index as cuda:1.
+
+    `option` is what an error message calls the place where the name was given.
+    """
+    if isinstance(device, torch.device):
+        device = str(device)
+    present = _accelerator()
+    if device == "auto":
+        return torch.device(present or "cpu")
+    given = f"{option} {device}" if option.startswith("-") else f"{option}={device}"
+    if not DEVICE_NAME.fullmatch(device):
+        raise UserError(f"{given}: allowed are auto, cpu, {', '.join(ACCELERATORS)}, or cuda:1")
+    if device == "cpu":
+        return torch.device("cpu")
+    kind, _, index = device.partition(":")
+    if kind != present:
+        others = f"this machine has {present}" if present else "no accelerator was found"
+        raise UserError(f"{given}: not available, {others}; use auto or cpu, or check the driver")
+    if index and int(index) >= torch.accelerator.device_count():
+        raise UserError(f"{given}: this machine has {torch.accelerator.device_count()}, counted from 0")
+    return torch.device(device)
+
+
+def _accelerator() -> str | None:
+    """The kind of accelerator that is present and that we run on."""
+    present = torch.accelerator.current_accelerator(check_available=True)
+    return present.type if present is not None and present.type in ACCELERATORS else None
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has done its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give memory that is held in reserve back to the device."""
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
 
 
 def flash_runs(device: torch.device, precision: str, head_width: int) -> bool:
@@ -70,7 +106,7 @@ TILE_WIDTHS = (16, 32, 64, 128)
 def choose_attention(
     wanted: str, device: torch.device, precision: str, layout: str = "packed", head_width: int = 64
 ) -> str:
-    """The attention that is wanted, refused where it cannot run; auto stays auto where there is a choice to measure."""
+    """The attention that is wanted, rejected where it cannot run; auto stays auto where there is a choice."""
     flash = flash_runs(device, precision, head_width)
     if wanted in ("tiles", "varlen") and not flash:
         raise UserError(
@@ -85,7 +121,12 @@ def choose_attention(
         )
     if wanted != "auto":
         return wanted
-    return "auto" if flash and layout == "packed" else "sdpa"
+    return "auto" if flash and layout == "packed" else plain_attention(device)
+
+
+def plain_attention(device: torch.device) -> str:
+    """The attention of a device without flash attention."""
+    return "sdpa" if device.type in ("cpu", "cuda") else "rows"
 
 
 def start_runtime(config: Config, world_size: int = 1, device: torch.device | None = None) -> Runtime:
@@ -104,16 +145,24 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
 
 
 def settle_runtime(config: Config, device: torch.device, world_size: int = 1) -> Runtime:
-    """What a run would use on this device; settings that it cannot give are refused. The process stays as it is."""
-    on_gpu = device.type == "cuda"
+    """What a run would use on this device; settings that it does not have are rejected. The process stays as it is."""
+    on_gpu, plain = device.type == "cuda", device.type not in ("cuda", "cpu")
     precision = config.speed.precision or best_precision(device)
     if precision == "fp16" and not on_gpu:
-        raise UserError("speed.precision=fp16: needs a GPU; on a CPU use fp32")
+        raise UserError(f"speed.precision=fp16: needs a CUDA GPU, here it is {device.type}; use fp32")
     if config.speed.cuda_graphs and not on_gpu:
-        raise UserError("speed.cuda_graphs=true: needs a GPU; use speed.cuda_graphs=null")
+        raise UserError(
+            f"speed.cuda_graphs=true: needs a CUDA GPU, here it is {device.type}; use speed.cuda_graphs=null"
+        )
+    if config.speed.compile and plain:
+        raise UserError(f"speed.compile=true: not used on {device.type}; use speed.compile=null")
+    if plain:
+        log.info(
+            "%s: the plain path is used (%s, attention by rows, nothing compiled)", device.type, precision
+        )
     workers = config.data.num_workers
     if workers is None:
-        workers = spare_workers(world_size) if on_gpu else 0
+        workers = 0 if device.type == "cpu" else spare_workers(world_size)
     compiled = on_gpu if config.speed.compile is None else config.speed.compile
     head_width = resolve_model(config.model).head_width
     attention = choose_attention(config.speed.attention, device, precision, config.speed.layout, head_width)
@@ -137,6 +186,7 @@ def spare_workers(world_size: int) -> int:
 def _set_allocator() -> None:
     """Segments that grow, else pieces of other sizes pile up when shapes change. What the user set stays."""
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        # private, but the only way inside a process that has imported torch: PYTORCH_ALLOC_CONF is read before that
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
@@ -162,7 +212,7 @@ def _fused(wanted: bool | None, device: torch.device) -> bool:
 
 
 def best_precision(device: torch.device) -> str:
-    """bf16 where a GPU has it, else fp32."""
+    """bf16 where a CUDA GPU has it, else fp32."""
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 

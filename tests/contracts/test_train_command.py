@@ -81,7 +81,7 @@ def test_dry_run_draws_the_course_of_the_run_into_the_file_asked_for_and_nothing
     (["optim.lrr=1", "train.stepz=2"], ["optim.lrr; did you mean optim.lr?", "train.stepz; did you mean train.steps?"]),
     (["data.store=nowhere"], ["nowhere", "mmldlm prepare"]),
     (["data.valid_split=tset"], ["tset", "train, validation"]),
-    (["train.device=cuda"], ["train.device=cuda", "train.device=cpu"]),
+    (["train.device=cuda"], ["train.device=cuda: not available", "use auto or cpu"]),
     (["speed.attention=varlen"], ["speed.attention=varlen", "speed.attention=rows"]),
     (["batch.tokens_per_step=10"], ["batch.tokens_per_step=10", "longest document"]),
 ])  # fmt: skip

@@ -172,7 +172,7 @@ def test_an_error_of_a_kernel_is_not_blamed_on_the_compiler_for_ever(store, tmp_
 
 
 def test_recording_needs_a_gpu(store, tmp_path):
-    with pytest.raises(UserError, match=r"speed.cuda_graphs=true: needs a GPU"):
+    with pytest.raises(UserError, match=r"speed.cuda_graphs=true: needs a CUDA GPU"):
         make_trainer(tmp_path, store, "speed.cuda_graphs=true", "train.device=cpu")
 
 

@@ -57,7 +57,7 @@ def plan_ablation(
     device: str = "auto",
 ) -> Work:
     """A plan by name or file in its folder, by default `ablations/<plan>`; every arm is checked."""
-    loaded = load_plan(plan, settings, choose_device(device).type)
+    loaded = load_plan(plan, settings, choose_device(device, option="device").type)
     return open_work(loaded, out or Path("ablations") / loaded.path.stem, num_seeds)
 
 

@@ -51,11 +51,10 @@ def _stop_with(parent: int) -> None:
 
 def _release_memory() -> None:
     """Runs side by side share the device, and evaluation needs less of it than training."""
-    import torch
+    from mmldlm.runtime import choose_device, empty_cache
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache(choose_device())
 
 
 def _evaluate(job: Job, check: Check) -> Evaluation:

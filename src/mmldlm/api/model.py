@@ -80,11 +80,7 @@ def load(
     4
     """
     path = local_folder(source)
-    try:
-        chosen = device if isinstance(device, torch.device) else choose_device(device)
-    except (UserError, RuntimeError) as error:
-        raise UserError(f"device={device}: not available here; use 'auto' or 'cpu'") from error
-    return Model(load_model(path, chosen), str(path), encoder)
+    return Model(load_model(path, choose_device(device, option="device")), str(path), encoder)
 
 
 class Model:

@@ -30,7 +30,7 @@ from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.model.flops import step_flops
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import Runtime, peak_flops, start_runtime
+from mmldlm.runtime import Runtime, peak_flops, start_runtime, synchronize
 from mmldlm.training.fit import Trainer
 from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import Setup, set_up
@@ -127,8 +127,7 @@ class Drive:
             )
 
     def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
 
 def measure(job: Job) -> Measurement:

@@ -54,7 +54,7 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on
+from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on, plain_attention
 
 RUNS = Path("saved")
 """Where runs are unless the user names another folder."""
@@ -216,7 +216,8 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
     denoiser = Denoiser(config.model, shape, seed=None)
     load_weights(denoiser, export.weights, source=source)
     precision = best_precision(device) if device.type == "cuda" else "fp32"
-    attention = "varlen" if flash_runs(device, precision, denoiser.config.head_width) else "sdpa"
+    flash = flash_runs(device, precision, denoiser.config.head_width)
+    attention = "varlen" if flash else plain_attention(device)
     denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
     denoiser.to(device).eval().requires_grad_(False)
     return LoadedModel(

@@ -32,7 +32,7 @@ def ablate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each arm.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the device.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:1.")] = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Set every arm up, print what would run, and stop.")
     ] = False,

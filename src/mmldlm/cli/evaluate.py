@@ -44,7 +44,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; by default RUN/reports/SPLIT.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:1.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, the last line of stdout.")
     ] = False,

@@ -2,6 +2,8 @@
 
 from mmldlm.config.checks import find_problems
 from mmldlm.config.settings import (
+    ACCELERATORS,
+    DEVICE_NAME,
     MODES,
     PARTS,
     PRESETS,
@@ -28,6 +30,8 @@ from mmldlm.config.settings import (
 )
 
 __all__ = [
+    "ACCELERATORS",
+    "DEVICE_NAME",
     "MODES",
     "PARTS",
     "PRESETS",

@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mmldlm.config.settings import (
+    ACCELERATORS,
+    DEVICE_NAME,
     MODES,
     PARTS,
     BatchConfig,
@@ -70,6 +72,9 @@ def _joint_problems(config: Config) -> list[str]:
         problems.append(f"name={config.name!r}: a plain folder name is needed")
     if not config.data.store:
         problems.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
+    if not DEVICE_NAME.fullmatch(config.train.device):
+        names = ", ".join(ACCELERATORS)
+        problems.append(f"train.device={config.train.device}: allowed are auto, cpu, {names}, or cuda:1")
     if config.model.head_width is not None and config.model.head_width % 2:
         problems.append(
             f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"

@@ -7,6 +7,7 @@ YAML files and `section.key=value` words.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -239,6 +240,10 @@ class ObjectiveConfig:
     """Steps between two measurements of the gradient norms, each of which costs about as much as two steps."""
 
 
+ACCELERATORS = ("cuda", "mps", "xpu")
+DEVICE_NAME = re.compile(rf"auto|cpu|({'|'.join(ACCELERATORS)})(:\d+)?")
+"""What a device may be called; with an index one of several is meant, as cuda:1."""
+
 PARTS = ("text", "latent", "shared", "token_head", "latent_head", "length_head")
 """Of the denoiser's parameters: both streams, the time embedding that they share, and the heads."""
 
@@ -292,7 +297,8 @@ class TrainConfig:
     init: str | None = None
     """A run or an export whose averaged weights training starts from, with a fresh optimizer; null: new weights. A run
     that resumes from its own checkpoint does not look at it."""
-    device: str = choice("auto", "auto", "cpu", "cuda")
+    device: str = "auto"
+    """auto: an accelerator if there is one; cpu, cuda, mps, xpu, or one of several as cuda:1."""
     num_threads: int | None = number(None, 1)
     """CPU threads; null: left to PyTorch."""
     log_every: int = number(10, 1)

@@ -91,6 +91,10 @@ def _join(config: Config, place: Place) -> Ranks:
     backend = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         device = _own_gpu(place, backend)
+    elif device.type != "cpu":
+        raise UserError(
+            f"train.device={device}: several ranks need CUDA GPUs or CPUs; use train.device=cpu, or one process"
+        )
     elif backend == "nccl":
         raise UserError("distributed.backend=nccl: needs GPUs, this run is on the CPU; use gloo or null")
     timeout = datetime.timedelta(minutes=settings.timeout_minutes)

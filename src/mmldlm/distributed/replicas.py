@@ -145,6 +145,7 @@ class Replicas:
         return names
 
     def _wrap(self, unreached: list[str], *, static: bool) -> DistributedDataParallel:
+        # the only way to name parameters that DDP must not wait for; searching for them takes a pass a step
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, unreached)
         with warnings.catch_warnings():
             warnings.simplefilter(

@@ -43,6 +43,7 @@ class StopBroadcast:
         self.target, self.signals, self._end = target, signals, threading.Event()
         self._thread: threading.Thread | None = None
         if ranks.several:
+            # the store that the ranks met at; PyTorch gives it out by this name only, and a second one needs a port
             self._store: Any = dist.distributed_c10d._get_default_store()
             self._key = f"mmldlm/stop/{next(_numbers)}"  # a process may do several runs, one after the other
             self._thread = threading.Thread(target=self._watch, name="stop-broadcast", daemon=True)

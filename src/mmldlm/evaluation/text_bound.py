@@ -219,11 +219,11 @@ def score(denoiser: Denoiser, batch: NoisyBatch, schedule: TextSchedule) -> Scor
     parts = [
         _score_rows(denoiser.token_logits(output.token_hidden[some]), batch.tokens[some]) for some in chunks
     ]
-    nats, confidence, correct = torch.cat(parts, dim=1).double().cpu().numpy()
+    nats, confidence, correct = torch.cat(parts, dim=1).cpu().double().numpy()
     length_nats = None
     if output.length_logits is not None:
         target = batch.layout.lengths - 1
-        length_nats = F.cross_entropy(output.length_logits, target, reduction="none").double().cpu().numpy()
+        length_nats = F.cross_entropy(output.length_logits, target, reduction="none").cpu().double().numpy()
     return Scores(
         document=document.cpu().numpy(),
         weight=schedule.bound_weight(batch.text_time[document].cpu()).double().numpy(),

@@ -99,8 +99,10 @@ class SentenceEncoder:
         batch_size: int | None = None,
     ) -> SentenceEncoder:
         """From `builtin:minilm`, a folder, or a name on the Hub. `batch_size`: most texts at once."""
+        from mmldlm.runtime import choose_device
+
         name = str(name)
-        model = _load_model(_resolve(name), name, _choose_device(device))
+        model = _load_model(_resolve(name), name, str(choose_device(device, option="device")))
         return cls(
             model, name, prompt=prompt, normalize=normalize, dimension=dimension, batch_size=batch_size
         )
@@ -286,20 +288,6 @@ def _one_ahead(results: Iterator[Any]) -> Iterator[Any]:
         begun.append(result)
         yield begun.pop(0)
     yield from begun
-
-
-def _choose_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={device}: not available here; allowed are auto, cpu, cuda, cuda:N"
-        ) from error
-    return device
 
 
 def _resolve(name: str) -> str:

@@ -243,9 +243,10 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> T
 
 def _draw_chunk(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
     probability = keep_top_p(torch.softmax(logits / temperature, dim=-1), top_p)
-    reached = probability.double().cumsum(dim=-1)
+    kind = torch.float32 if logits.device.type == "mps" else torch.float64  # which mps does not have
+    reached = probability.to(kind).cumsum(dim=-1)
     require_finite(reached[:, -1])
-    wanted = uniform.double().clamp(max=_BELOW_ONE)[:, None] * reached[:, -1:]
+    wanted = uniform.to(kind).clamp(max=_BELOW_ONE)[:, None] * reached[:, -1:]
     # the first value whose sum is beyond the number; one of probability 0 adds nothing and is never the first
     return torch.searchsorted(reached, wanted, right=True).squeeze(1)
 

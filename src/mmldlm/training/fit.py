@@ -23,7 +23,7 @@ from mmldlm.distributed.stop_broadcast import StopBroadcast
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import versions
+from mmldlm.runtime import synchronize, versions
 from mmldlm.training.batches import Batches
 from mmldlm.training.checkpoints import Checkpoints
 from mmldlm.training.graphs import LaunchWatch
@@ -227,8 +227,7 @@ class Trainer:
         self._judge_lr("valid_loss", validated[1] if validated else float("nan"))
 
     def _validate_here(self) -> None:
-        if self.setup.runtime.device.type == "cuda":
-            torch.cuda.synchronize()  # what is still being computed is training
+        synchronize(self.setup.runtime.device)  # what is still being computed is training
         began = time.perf_counter()
         denoiser, ema = self.setup.denoiser, self.stepper.ema
         denoiser.eval()

@@ -3,6 +3,8 @@
 A parameter without a gradient is passed over: no step, no decay, no momentum. So what is frozen stays in its group with
 all that the optimizer remembers of it, also in checkpoints, and continues from there when it is trained again.
 
+`torch._foreach_*` are the operations on lists of tensors that PyTorch documents under these names.
+
 Whether a step is skipped is decided on the device: a tensor `found_inf` of 1 leaves weights, moments and averages as
 they are, and the host does not wait to know.
 """
@@ -22,6 +24,8 @@ from mmldlm.config import OptimConfig
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import ParameterGroup, parameter_groups
 
+_FUSED_DEVICES = ("cpu", "cuda")
+"""Where PyTorch's fused optimizers are known to look at `found_inf`."""
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
@@ -116,8 +120,9 @@ def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | No
 
 
 def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) -> Optimizers:
-    """Groups with and without decay."""
+    """Groups with and without decay; the fused kernels are used where the device has them."""
     groups = parameter_groups(denoiser)
+    fused = fused and all(p.device.type in _FUSED_DEVICES for p in denoiser.parameters())
     matrices = [_part(group, config, muon=True) for group in groups] if config.name == "muon" else []
     others = [_part(group, config, muon=False) for group in groups]
     adamw = torch.optim.AdamW(
@@ -225,7 +230,8 @@ class Ema:
         averages = [self.average[name][part] for name, part in chosen.items()]
         for average, (name, part) in zip(averages, chosen.items(), strict=True):
             average.grad = self.parameters[name].detach()[part]
-        self._descent = torch.optim.SGD(averages, lr=1.0, weight_decay=1.0, maximize=True, fused=True)
+        fused = all(average.device.type in _FUSED_DEVICES for average in averages)
+        self._descent = torch.optim.SGD(averages, lr=1.0, weight_decay=1.0, maximize=True, fused=fused)
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
@@ -237,6 +243,10 @@ class Ema:
         """
         decay = min(self.decay, (1.0 + step) / (10.0 + step))
         self._descent.param_groups[0]["lr"] = 1.0 - decay
+        if not self._descent.defaults["fused"]:
+            for average in self._descent.param_groups[0]["params"]:
+                average.lerp_(average.grad, (1.0 - decay) * (1.0 - skipped))
+            return
         self._descent.found_inf = skipped  # type: ignore[attr-defined]
         self._descent.step()
 

@@ -35,6 +35,7 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         self._remembers_memory = device.type == "cuda" and config.profile_details
         if self._remembers_memory:
+            # documented by PyTorch under this name, as is _dump_snapshot; there is no other
             torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
         self._recorded = -config.profile_wait - config.profile_warmup
         self._left = config.profile_wait + config.profile_warmup + config.profile_steps

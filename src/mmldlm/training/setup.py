@@ -203,6 +203,6 @@ def _fastest_attention(setup: Setup) -> str:
 def compile_blocks(denoiser: Denoiser) -> None:
     """One graph per block without breaks; all blocks share it."""
     # a shape for each stage of the batch and each size of micro-batch
-    torch._dynamo.config.recompile_limit = 64
+    torch.compiler.config.recompile_limit = 64
     for block in denoiser.blocks:
         block.compile(fullgraph=True, dynamic=False)

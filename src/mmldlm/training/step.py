@@ -22,7 +22,7 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import other_rows, parameter_groups
 from mmldlm.objective.balance import GradientNorm, norms_of_shared
 from mmldlm.objective.joint import Active, LossTerms, Objective, add_terms
-from mmldlm.runtime import Runtime
+from mmldlm.runtime import Runtime, empty_cache
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.modes import Trained
 from mmldlm.training.optim import Ema, Optimizers
@@ -134,7 +134,8 @@ class Stepper:
     def run_eagerly(self) -> None:
         """Undo compilation, after the compiler failed."""
         for block in self.denoiser.blocks:
-            block._compiled_call_impl = None  # there is no public way to undo Module.compile
+            # Module.compile has no public way back; torch.compiler.set_stance would hold for the whole process
+            block._compiled_call_impl = None
         self.objective.compiled = False
         self.forget()
 
@@ -143,8 +144,7 @@ class Stepper:
         if self.graphs is not None:
             self.graphs = Graphs()
         self.optimizers.zero_grad(set_to_none=True)
-        if self.runtime.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self.runtime.device)
 
     def _update(self) -> tuple[Tensor, Tensor]:
         """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
