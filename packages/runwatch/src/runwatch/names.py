@@ -51,7 +51,7 @@ _STEPS = {
 _BESIDE_STEP = frozenset(
     ("global", "current", "cur", "trainer", "training", "train", "optimizer", "opt", "completed", "num", "gradient",
      "at", "on", "the", "info", "idx", "index", "no", "number", "n", "id", "learner", "epoch", "progress", "debug",
-     "after", "finished", "i", "main", "root", "rank", "in", "for", "log", "batch", "loop", "and", "mini")
+     "after", "finished", "i", "main", "root", "rank", "in", "for", "log", "batch", "loop", "and", "mini", "learning")
 )  # fmt: skip
 _BESIDE_EPOCH = (
     _BESIDE_STEP | _TRAIN | VALIDATION | {"ep", "e", "during", "begin", "start", "starting", "end", "of"}
@@ -103,12 +103,12 @@ _KEY_UNITS = {"ms": 1e-3, "mb": 1e6, "mib": 2.0**20, "gb": 1e9, "gib": 2.0**30, 
 OWN = {
     name: name
     for name in (
-    "step", "loss", "text_loss", "latent_loss", "length_loss", "valid_loss", "valid_text_loss", "valid_latent_loss",
+    "loss", "text_loss", "latent_loss", "length_loss", "valid_loss", "valid_text_loss", "valid_latent_loss",
     "valid_length_loss", "valid_text_accuracy", "valid_text_loss_shuffled", "text_accuracy", "lr", "grad_norm",
-    "epoch", "tokens_per_second", "documents_per_second", "steps_per_second", "step_seconds",
+     "tokens_per_second", "documents_per_second", "steps_per_second", "step_seconds",
     "gpu_memory_allocated", "gpu_memory_reserved", "data_wait", "batch_size", "mfu", "gpu_busy", "skipped_steps",
     "micro_tokens", "mode_stage", "tokens", "documents", "latent_prediction_norm", "latent_prediction_std",
-    "latent_prediction_variance", "valid_latent_prediction_norm", "valid_latent_prediction_std", "total_steps",
+    "latent_prediction_variance", "valid_latent_prediction_norm", "valid_latent_prediction_std", 
     )
 } | {"text": "text_loss", "latent": "latent_loss"}  # fmt: skip
 """Names of MM-LDLM's own log, and of the research code before it; they mean themselves."""
@@ -310,7 +310,7 @@ def _per_second(words: list[str]) -> bool:
 
 
 def _duration(words: list[str], held: frozenset[str], key: str, factor: float) -> Name | None:
-    counted = words[-1] in ("iterations", "steps", "updates", "timesteps")
+    counted = words[-1] in ("iterations", "steps", "updates", "timesteps") or words[-2:] == ["time", "batch"]
     if not counted and held & {"time", "timing", "dt", "duration", "cost"} and held & (_UPDATES | {"dt"}):
         return (
             Name("step_seconds", key, 0, factor)

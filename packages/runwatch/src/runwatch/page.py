@@ -33,12 +33,6 @@ function make(tag, className, ...children) {
   element.append(...children.filter(child => child !== null && child !== undefined));
   return element;
 }
-function drawn(tag, attributes, text) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 function precise(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -64,42 +58,9 @@ function progress(run) {
   return run.left_seconds === null ? text : text + `, about ${duration(run.left_seconds)} left`;
 }
 
-function chart(name, lines, alerts, kind, width = 340, height = 150) {
-  const left = 56, right = 8, top = 8, bottom = 20;
-  const values = lines.flatMap(line => line.values).filter(value => value !== null);
-  const steps = lines.flatMap(line => [line.steps[0], line.steps[line.steps.length - 1]]);
-  const svg = drawn("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": name + " over the steps"});
-  if (!values.length) return svg;
-  let low = Math.min(...values), high = Math.max(...values);
-  if (low === high) { const room = Math.abs(low) || 1; low -= room / 2; high += room / 2; }
-  const first = Math.min(...steps), last = Math.max(...steps, first + 1);
-  const x = step => left + (step - first) / (last - first) * (width - left - right);
-  const y = value => top + (high - value) / (high - low) * (height - top - bottom);
-  for (const share of [0, 0.5, 1]) {
-    const at = high - share * (high - low);
-    svg.append(drawn("line", {class: "level", x1: left, x2: width - right, y1: y(at), y2: y(at)}));
-    const label = shown(name, Number(at.toPrecision(4 - (Math.abs(at) < 0.01))), kind).split(" ")[0];
-    svg.append(drawn("text", {x: left - 5, y: y(at) + 4, "text-anchor": "end"}, label));
-  }
-  svg.append(drawn("text", {x: left, y: height - 5}, "step " + first.toLocaleString("en")));
-  svg.append(drawn("text", {x: width - right, y: height - 5, "text-anchor": "end"}, last.toLocaleString("en")));
-  for (const alert of alerts) {
-    if (alert.first_step === null || alert.first_step < first || alert.first_step > last) continue;
-    const mark = drawn("line", {class: "mark " + alert.level, x1: x(alert.first_step), x2: x(alert.first_step),
-      y1: top, y2: height - bottom});
-    mark.append(drawn("title", {}, alert.code + " " + alert.name));
-    svg.append(mark);
-  }
-  lines.forEach((line, number) => {
-    let path = "", pen = false;
-    line.values.forEach((value, at) => {
-      if (value === null) { pen = false; return; }
-      path += `${pen ? "L" : "M"}${x(line.steps[at]).toFixed(1)},${y(value).toFixed(1)}`;
-      pen = true;
-    });
-    svg.append(drawn("path", {class: "curve c" + number % 4, d: path}));
-  });
-  return svg;
+function picture(svg) {
+  const parsed = new DOMParser().parseFromString(svg.replace("<svg ", `<svg xmlns="${SVG}" `), "image/svg+xml");
+  return document.importNode(parsed.documentElement, true);
 }
 
 function alertBox(alert) {
@@ -190,9 +151,8 @@ function runCard(run) {
   const nothing = run.health === "cannot judge" ? unread(run)
     : make("p", "badge fine", run.num_losses ? "nothing found" : "nothing read yet");
   const plots = make("div", "plots");
-  for (const [name, curve] of Object.entries(run.curves))
-    if (curve.steps.length > 1) plots.append(make("figure", "", make("figcaption", "", LABELS[name] || name),
-      chart(name, [curve], run.alerts, run.rate_kind)));
+  for (const [name, svg] of Object.entries(run.charts))
+    plots.append(make("figure", "", make("figcaption", "", LABELS[name] || name), picture(svg)));
   plots.append(...bucketBars(run));
   return make("section", "run " + css(run.health), make("h2", "", run.name),
     make("p", "", make("span", "badge " + css(run.health), run.health), ` ${run.state}, ${progress(run)}`,
@@ -206,15 +166,14 @@ const select = document.getElementById("value");
 function compare(state) {
   const box = document.getElementById("compare");
   box.hidden = state.runs.length < 2;
-  const names = Object.keys(LABELS).filter(name => state.runs.some(run => run.curves[name]));
+  const names = Object.keys(LABELS).filter(name => state.overlays[name]);
   const chosen = select.value || "loss";
   select.replaceChildren(...names.map(name => new Option(LABELS[name], name, false, name === chosen)));
   const runs = state.runs.filter(run => run.curves[select.value]);
   const legend = runs.map((run, number) => make("span", "c" + number % 4, " ● ", make("span", "soft", run.name)));
   document.getElementById("legend").replaceChildren(...legend);
-  const lines = runs.map(run => run.curves[select.value]);
-  const overlay = document.getElementById("overlay"), width = Math.max(300, Math.min(1100, overlay.clientWidth));
-  overlay.replaceChildren(chart(select.value, lines, [], runs[0] && runs[0].rate_kind, width, 220));
+  const svg = state.overlays[select.value];
+  document.getElementById("overlay").replaceChildren(...(svg ? [picture(svg)] : []));
 }
 
 let latest = null;

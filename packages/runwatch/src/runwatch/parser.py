@@ -34,6 +34,8 @@ _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _LONGEST_TEXT = 20_000
 _MOST_PLANS = 5000
+_SURVIVED_LINES = 40
+"""So many lines after a traceback, and the error was handled."""
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
 _BAR = re.compile(
     r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[([\d:]+)<([\d:?]+)(?:,\s*([\d.]+|\?)\s*([a-zA-Z]+/s|s/[a-zA-Z]+|it/s|s/it))?(.*)"
@@ -45,7 +47,7 @@ _OTHER_BAR = re.compile(
     re.I,
 )
 _EPOCH_LABEL = re.compile(r"epochs?\D{0,3}$|^\s*epochs?\b\D*$", re.I)
-_ROUND = re.compile(r"\s*(?:\[(\d+)\]|(\d+):)\s")
+_ROUND = re.compile(r"\s*(?:\[(?:(\d+),\s*)?(\d+)\]|(\d+):)\s")
 _BLOCK_ROLES = frozenset(
     (
         "lr",
@@ -82,6 +84,7 @@ class LineParser:
         self._postfix = ""
         self._bar_label = ""
         self._num_lines = 0
+        self._lines_to_go = 0
 
     @property
     def is_document(self) -> bool:
@@ -116,7 +119,6 @@ class LineParser:
 
     def _records(self, line: str) -> list[Record]:
         if not line or line.isspace():
-            self._pending = None
             return []
         self._num_lines += 1
         first = self._num_lines == 1
@@ -181,7 +183,9 @@ class LineParser:
             return None
         rank = _RANK.match(line)
         message = self.messages.read(line[:_MESSAGE_LETTERS])
-        record = message or self._numbers(line)
+        record = message or self._numbers(line) or self._after_crash()
+        if message is not None and message.event == "crash":
+            self._lines_to_go = _SURVIVED_LINES
         if record is None:
             return None
         if rank and record.rank is None:
@@ -189,6 +193,14 @@ class LineParser:
         if record.time is None and (stamp := STAMP.search(line, 0, 100)):
             record.time = self._tokens.seconds(stamp)
         return record
+
+    def _after_crash(self) -> Record | None:
+        """A program that goes on talking after a traceback has survived it."""
+        if self._lines_to_go:
+            self._lines_to_go -= 1
+            if not self._lines_to_go:
+                return Record(event="went_on")
+        return None
 
     def _numbers(self, line: str) -> Record | None:
         if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
@@ -229,7 +241,8 @@ class LineParser:
             and row.values
             and (start := _ROUND.match(line))
         ):
-            row.marks.step = float(start[1] or start[2])
+            row.marks.step = float(start[2] or start[3])
+            row.marks.epoch = float(start[1]) if start[1] else row.marks.epoch
         in_block = False
         if self._pending is not None:
             self._pending = self._pending if line[0] in " \t|" else None

@@ -39,11 +39,12 @@ class Plan:
             marks.epoch, marks.epoch_total = _counter(numbers, self.epoch)
         if self.step_total is not None:
             marks.step_total = to_float(numbers[self.step_total])
-        for place in self.counters:
-            done, total = _counter(numbers, place)
-            if done is not None and total and 1 < total >= done:
-                marks.counter = done, total
-                break
+        counters = [_counter(numbers, place) for place in self.counters]
+        full = [(done, total) for done, total in counters if done is not None and total and 1 < total >= done]
+        if full:
+            marks.counter = full[0]
+            if len(full) > 1 and marks.epoch is None:  # [epoch/epochs][batch/batches]
+                (marks.epoch, marks.epoch_total), marks.counter = full[0], full[1]
         return row
 
 

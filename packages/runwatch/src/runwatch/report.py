@@ -170,7 +170,7 @@ def _html_goodput(goodput: dict[str, Any] | None) -> str:
 def _html_plots(run: dict[str, Any]) -> str:
     figures = []
     for name, curve in run.get("curves", {}).items():
-        drawn = curve_svg(name, curve, run["alerts"], run["rate_kind"])
+        drawn = curve_svg(name, [curve], run["alerts"], run["rate_kind"])
         if drawn:
             figures.append(
                 f"<figure><figcaption>{html.escape(words.LABELS.get(name, name))}</figcaption>{drawn}</figure>"

@@ -13,6 +13,7 @@ from typing import Any
 from runwatch.errors import UserError
 from runwatch.page import HTML, SCRIPT
 from runwatch.style import STYLE
+from runwatch.svg import curve_svg
 
 DEFAULT_ADDRESS = "127.0.0.1:8377"
 _FILES = {
@@ -43,6 +44,29 @@ def parse_address(text: str) -> tuple[str, int]:
     return (found["host"] or host).strip("[]"), int(found["port"] or port)
 
 
+MOST_CLIENTS = 32
+"""More at a time are turned away, so that slow ones cannot use the monitor up."""
+
+
+def with_charts(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with its pictures: one for each curve, and for each value all runs in one."""
+    runs = []
+    for run in state["runs"]:
+        charts = {
+            name: svg
+            for name, curve in run.get("curves", {}).items()
+            if (svg := curve_svg(name, [curve], run["alerts"], run["rate_kind"]))
+        }
+        runs.append({**run, "charts": charts})
+    names = {name for run in runs for name in run.get("curves", {})}
+    overlays = {}
+    for name in sorted(names) if len(runs) > 1 else ():
+        held = [run for run in runs if name in run["curves"]]
+        curves = [run["curves"][name] for run in held]
+        overlays[name] = curve_svg(name, curves, (), held[0]["rate_kind"], width=1100, height=240)
+    return {**state, "runs": runs, "overlays": overlays}
+
+
 class PageServer:
     """Serves the newest published state from a thread of its own."""
 
@@ -50,9 +74,7 @@ class PageServer:
         host, port = parse_address(address)
         self.interval, self.state = interval, b"{}"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        kind = type(
-            "_Server", (http.server.ThreadingHTTPServer,), {"address_family": family, "daemon_threads": True}
-        )
+        kind = type("_Server", (_CappedServer,), {"address_family": family, "daemon_threads": True})
         handler = type("_BoundHandler", (_Handler,), {"page": self})
         try:
             self.server: http.server.ThreadingHTTPServer = kind((host, port), handler)
@@ -64,7 +86,7 @@ class PageServer:
 
     def publish(self, state: dict[str, Any]) -> None:
         """Replace what the page shows."""
-        content = {**state, "interval": self.interval}
+        content = {**with_charts(state), "interval": self.interval}
         self.state = json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
     def close(self) -> None:
@@ -77,6 +99,29 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class _CappedServer(http.server.ThreadingHTTPServer):
+    """A thread for each client, but not for every one that asks."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().__init__(*args, **more)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is nobody's news."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -173,6 +173,9 @@ class Table:
 
     def __init__(self, delimiter: str, columns: list[Name | None], keys: list[str]) -> None:
         self.delimiter, self.columns, self.keys = delimiter, columns, keys
+        self._is_counted = delimiter not in ",\t;" and any(
+            name and name.role in ("step", "epoch") for name in columns
+        )
 
     def row(self, line: str) -> Row | None:
         """A row of numbers, if the line is one."""
@@ -193,7 +196,8 @@ class Table:
                     value = number(text[:-1])
                 put(row, name, value)
                 filled += value is not None
-        return row if filled and (row.values or row.marks.any()) else None
+        is_placed = row.marks.any() or not self._is_counted
+        return row if filled and is_placed and row.values else None
 
 
 def _cells(line: str, delimiter: str) -> list[str]:

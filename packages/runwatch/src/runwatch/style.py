@@ -33,6 +33,7 @@ dt { color:var(--soft); font-size:.8rem; } dd { margin:0; font-variant-numeric:t
 figure { margin:0; min-width:0; } figcaption { font-size:.83rem; color:var(--soft); }
 svg { display:block; width:100%; height:auto; } svg text { fill:var(--soft); font-size:11px; }
 .level { stroke:var(--line); } .curve { fill:none; stroke:var(--accent); stroke-width:1.8; }
+.ended { fill:none; stroke:var(--failing); stroke-width:2; }
 .mark { stroke-width:1.3; stroke-dasharray:4 3; stroke:var(--info); }
 .mark.warn { stroke:var(--warning); } .mark.error { stroke:var(--failing); }
 .c0 { stroke:var(--accent); color:var(--accent); } .c1 { stroke:#d0683a; color:#d0683a; }

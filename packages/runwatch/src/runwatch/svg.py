@@ -1,76 +1,120 @@
-"""Curves as inline SVG that takes its colours from the page, so that it is right in light and dark."""
+"""Curves as inline SVG, for the page and the report; colours come from the style sheet, so it fits light and dark.
+
+The scale is logarithmic where values spread over more than two decades, so that one run that diverged does not
+flatten the others. A curve that ended in nan has a cross at its last finite point.
+"""
 
 from __future__ import annotations
 
 import html
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from runwatch.chart import value_range
 from runwatch.words import number
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 150, 52, 8, 8, 20
+LEFT, RIGHT, TOP, BOTTOM = 56, 8, 8, 20
+_LOG_FROM = 100.0
+Place = Callable[[float, float], tuple[float, float]]
 
 
 def curve_svg(
-    name: str, curve: dict[str, Any], alerts: list[dict[str, Any]], rate_kind: str | None = None
+    name: str,
+    curves: Sequence[dict[str, Any]],
+    alerts: Sequence[dict[str, Any]] = (),
+    rate_kind: str | None = None,
+    *,
+    width: int = 340,
+    height: int = 150,
 ) -> str:
-    """One curve over the steps; upright lines where alerts began."""
-    steps, values = curve["steps"], curve["values"]
-    span = value_range(values)
-    if span is None or len(steps) < 2:
+    """Curves over the steps, and upright lines where alerts began; empty if there is nothing to draw."""
+    values = [
+        value for curve in curves for value in curve["values"] if value is not None and math.isfinite(value)
+    ]
+    steps = [step for curve in curves for step in (curve["steps"][0], curve["steps"][-1])]
+    if not values or max(len(curve["steps"]) for curve in curves) < 2:
         return ""
-    low, high = (
-        span
-        if span[1] > span[0]
-        else (span[0] - (abs(span[0]) or 1) * 0.5, span[1] + (abs(span[1]) or 1) * 0.5)
-    )
-    first, last = steps[0], steps[-1] if steps[-1] > steps[0] else steps[0] + 1
+    scale = _Scale(min(values), max(values))
+    first, last = min(steps), max(*steps, min(steps) + 1)
 
     def place(step: float, value: float) -> tuple[float, float]:
-        x = LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT)
-        return x, TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        x = LEFT + (step - first) / (last - first) * (width - LEFT - RIGHT)
+        return x, TOP + (1 - scale.share(value)) * (height - TOP - BOTTOM)
 
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(name)} over the steps">'
-    ]
-    parts += _frame(name, low, high, first, last, rate_kind)
+    label = f"{name} over the steps{', logarithmic' if scale.is_log else ''}"
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}">']
+    parts += _frame(name, scale, (first, last), rate_kind, (width, height))
     parts += [
-        _mark(place(alert["first_step"], low)[0], alert) for alert in alerts if _inside(alert, first, last)
+        _mark(place(alert["first_step"], values[0])[0], alert, height)
+        for alert in alerts
+        if _inside(alert, first, last)
     ]
-    parts += [f'<polyline class="curve" points="{piece}"/>' for piece in _pieces(steps, values, place)]
+    for idx, curve in enumerate(curves):
+        parts += _curve(curve, place, idx % 4)
     return "".join([*parts, "</svg>"])
+
+
+class _Scale:
+    """From values to shares of the height."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.is_log = low > 0 and high / low > _LOG_FROM
+        if self.is_log:
+            low, high = math.log10(low), math.log10(high)
+        if high <= low:
+            room = abs(low) or 1.0
+            low, high = low - room / 2, high + room / 2
+        self.low, self.high = low, high
+
+    def share(self, value: float) -> float:
+        at = math.log10(max(value, 1e-300)) if self.is_log else value
+        return (at - self.low) / (self.high - self.low)
+
+    def value(self, share: float) -> float:
+        at = self.low + share * (self.high - self.low)
+        return 10**at if self.is_log else at
 
 
 def _inside(alert: dict[str, Any], first: float, last: float) -> bool:
     return alert["first_step"] is not None and first <= alert["first_step"] <= last
 
 
-def _frame(name: str, low: float, high: float, first: float, last: float, rate_kind: str | None) -> list[str]:
+def _frame(
+    name: str, scale: _Scale, steps: tuple[float, float], rate_kind: str | None, size: tuple[int, int]
+) -> list[str]:
     """Three level lines with their values, and the steps at both ends."""
-    parts = []
+    parts, (width, height) = [], size
     for share in (0.0, 0.5, 1.0):
-        y = TOP + share * (HEIGHT - TOP - BOTTOM)
-        label = number(name, high - share * (high - low), rate_kind).split(" ")[0]
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        y = TOP + share * (height - TOP - BOTTOM)
+        label = number(name, scale.value(1 - share), rate_kind).split(" ")[0]
+        parts.append(f'<line class="level" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{html.escape(label)}</text>')
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">step {first:,.0f}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{last:,.0f}</text>')
+    scale_note = ", log scale" if scale.is_log else ""
+    parts.append(f'<text x="{LEFT}" y="{height - 6}">step {steps[0]:,.0f}{scale_note}</text>')
+    parts.append(f'<text x="{width - RIGHT}" y="{height - 6}" text-anchor="end">{steps[1]:,.0f}</text>')
     return parts
 
 
-def _mark(x: float, alert: dict[str, Any]) -> str:
+def _mark(x: float, alert: dict[str, Any], height: int) -> str:
     title = html.escape(f"{alert['code']} {alert['name']}")
-    line = f'<line class="mark {alert["level"]}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}">'
+    line = f'<line class="mark {alert["level"]}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}">'
     return f"{line}<title>{title}</title></line>"
 
 
-def _pieces(steps: list[float], values: list[float | None], place: Any) -> list[str]:
-    """Point lists without the gaps; a lone point becomes a short dash."""
+def _curve(curve: dict[str, Any], place: Place, color: int) -> list[str]:
+    """Lines without the gaps, and a cross where the numbers ended but the run went on."""
     pieces: list[list[str]] = [[]]
-    for step, value in zip(steps, values, strict=True):
-        if value is None:
+    at: tuple[float, float] | None = None
+    for step, value in zip(curve["steps"], curve["values"], strict=True):
+        if value is None or not math.isfinite(value):
             pieces.append([])
             continue
-        x, y = place(step, value)
-        pieces[-1].append(f"{x:.1f},{y:.1f}")
-    return [" ".join(piece if len(piece) > 1 else [piece[0], piece[0]]) for piece in pieces if piece]
+        at = place(step, value)
+        pieces[-1].append(f"{at[0]:.1f},{at[1]:.1f}")
+    drawn = [" ".join(piece if len(piece) > 1 else [piece[0], piece[0]]) for piece in pieces if piece]
+    parts = [f'<polyline class="curve c{color}" points="{points}"/>' for points in drawn]
+    if at is not None and not pieces[-1]:
+        x, y = at
+        cross = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8"
+        parts.append(f'<path class="ended" d="{cross}"><title>nan from here on</title></path>')
+    return parts

@@ -86,7 +86,9 @@ class Crash(Detector):
             self._failed(record)
         elif record.event == "stopped":
             self._stopped(record)
-        elif record.event in ("started", "resumed"):
+        elif record.event in ("started", "resumed") or (
+            record.event == "went_on" and self.failures and not self.named
+        ):
             self._over()
         elif record.event == "vanished":
             self.facts.ended = "crashed"
