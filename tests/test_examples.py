@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.tiny_models import make_run, make_store
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -32,6 +34,16 @@ def test_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     share_right = load_example("own_encoder", monkeypatch).main(tmp_path, steps=40)
     assert share_right > 0.6
+
+
+def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", make_store(tmp_path / "store"))
+    decoded = load_example("decode", monkeypatch).main(str(run), ["w1 w2 w3", "w4 w5"], steps=3)
+    assert len(decoded) == 2
+    shown = capsys.readouterr().out
+    assert "without the encoder" in shown  # this model's encoder exists nowhere
+    assert shown.count("best of 4") == 2
+    assert shown.count("on the way") == 3
 
 
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,7 +398,7 @@ class DistributedConfig:
 
 @dataclass
 class SamplingConfig:
-    """Defaults of the samplers; `mmldlm sample` has an option for each."""
+    """Defaults of the samplers; `Model.decode` and its siblings have an argument for each."""
 
     text_sampler: str = choice("confidence", "confidence", "ancestral", "first_hitting", "margin", "block")
     """confidence, margin: surest tokens first, by two measures; ancestral: the exact reverse process in steps of time;
