@@ -73,11 +73,14 @@ def evaluate(
     >>> Evaluation.from_json(result.to_json()) == result
     True
     """
-    sizes = {"num_documents": num, "num_decoded": num_decoded, "num_generated": num_generated}
-    sizes["step_counts"] = None if steps is None else list(steps)  # type: ignore[assignment]
-    words = [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
-    words = [*_words(overrides), *words]
-    chosen = run if isinstance(run, Model) else load(run, device, encoder=_own(encoder))
+    words = _words(
+        overrides,
+        num_documents=num,
+        num_decoded=num_decoded,
+        num_generated=num_generated,
+        step_counts=None if steps is None else list(steps),
+    )
+    chosen = _load(run, device, encoder)
     model = replace(chosen.loaded, config=_configure(chosen.loaded.config, words))
     split = split or model.config.data.valid_split
     folder = _report_folder(run, model.config, data, split) if out is True else Path(out) if out else None
@@ -128,10 +131,12 @@ def compare(
     return replace(comparison, report=str(write_comparison(folder, comparison)))
 
 
-def _words(overrides: Mapping[str, Any] | Sequence[str]) -> list[str]:
+def _words(overrides: Mapping[str, Any] | Sequence[str], **sizes: Any) -> list[str]:
+    """Settings as `section.key=value`."""
+    words = list(overrides)
     if isinstance(overrides, Mapping):
-        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return list(overrides)
+        words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    return words + [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
 
 
 def _configure(config: Config, words: list[str]) -> Config:
@@ -145,15 +150,21 @@ def _configure(config: Config, words: list[str]) -> Config:
     return changed
 
 
-def _own(encoder: bool | AnyEncoder) -> AnyEncoder | None:
-    return None if isinstance(encoder, bool) else encoder
+def _load(run: Source, device: str, encoder: bool | AnyEncoder) -> Model:
+    own = None if isinstance(encoder, bool) else encoder
+    if not isinstance(run, Model):
+        return load(run, device, encoder=own)
+    return run if own is None else Model(run.loaded, run.source, own)
 
 
 def _home(run: Source) -> RunFolder | None:
-    """The folder of a run, also where its export was named; None for a loaded model."""
+    """The folder of a run, also where its export was named; None for a loaded model and for one on the Hub."""
     if isinstance(run, Model):
         return None
-    path = find_model(run)
+    try:
+        path = find_model(run)
+    except UserError:
+        return None
     return RunFolder(path.parent if path.name == "export" else path)
 
 
@@ -166,7 +177,7 @@ def _report_folder(run: Source, config: Config, data: Any, split: str) -> Path:
     """`reports/SPLIT`, or `reports/SPLIT-of-STORE` for another store than the run's own, which may have moved."""
     home = _home(run)
     if home is None:
-        raise UserError("out=True: a loaded model has no folder for the report; name one")
+        raise UserError("out=True: this model has no folder of its own for the report; name one")
     own = Path(config.data.store)
     other = own if data is None else Path(data.path if isinstance(data, PairStore) else data).resolve()
     return home.reports / (split if other.name == own.name else f"{split}-of-{other.name}")

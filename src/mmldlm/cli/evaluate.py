@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mmldlm.evaluation.results import Evaluation
 
 
 def evaluate(
@@ -63,7 +66,11 @@ def evaluate(
         from mmldlm.json_lines import encode
 
         typer.echo(encode(result.to_json()).decode("utf-8").rstrip("\n"))
-        return
+    else:
+        _show(result)
+
+
+def _show(result: Evaluation) -> None:
     from mmldlm.evaluation.tables import make_tables
     from mmldlm.tables import show_tables
 
