@@ -66,7 +66,7 @@ def _unfixed(path: Path) -> dict[str, bool]:
 
 
 def test_the_nearest_requirements_hold(tmp_path: Path) -> None:
-    for folder, requirement in (("", "torch>=2.4"), ("old", "torch==1.13"), ("old/port", "torch==2.6")):
+    for folder, requirement in (("", "torch>=2.4"), ("old", "torch==2.1"), ("old/port", "torch==2.6")):
         (tmp_path / folder / "train").mkdir(parents=True)
         (tmp_path / folder / "requirements.txt").write_text(f"{requirement}\n")
         (tmp_path / folder / "train" / "main.py").write_text(CODE)
@@ -76,10 +76,16 @@ def test_the_nearest_requirements_hold(tmp_path: Path) -> None:
 
 def test_requirements_above_the_audited_path_hold(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
-    (tmp_path / "requirements.txt").write_text("torch==1.13\n")
+    (tmp_path / "requirements.txt").write_text("torch==2.1\n")
     (tmp_path / "src" / "train").mkdir(parents=True)
     (tmp_path / "src" / "train" / "main.py").write_text(CODE)
     assert _unfixed(tmp_path / "src" / "train") == {"main.py": True}
     assert _unfixed(tmp_path / "src" / "train" / "main.py") == {"main.py": True}
     (tmp_path / "src" / "pyproject.toml").write_text("")  # another project begins here
     assert _unfixed(tmp_path / "src" / "train") == {"main.py": False}
+
+
+def test_nothing_is_said_where_the_pinned_version_has_no_remedy(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CODE)
+    (tmp_path / "requirements.txt").write_text("torch==1.6.0\n")
+    assert audit(tmp_path, load_options(tmp_path, external=False)).findings == []

@@ -6,12 +6,15 @@ belongs to no program (a library without an entry point) is judged with the fact
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
 from traindoctor.types import Facts, Kind, Setting
+
+_EVALUATES = re.compile(r"eval|zero_?shot|infer|sampl|generat|predict|(^|_)test(_|\.)", re.IGNORECASE)
 
 
 @dataclass
@@ -22,12 +25,14 @@ class Program:
     parts: list[Facts]
     """Facts of its Python files, settings and scripts."""
     files: frozenset[str]
+    evaluates: bool = False
+    """The entry point is named as an evaluation and trains nothing itself, whatever its libraries can do."""
 
     @cached_property
     def features(self) -> frozenset[str]:
         """What any of its files does; `inference_only` where it evaluates and never trains."""
         features = frozenset().union(*(part.features for part in self.parts))
-        if "inference" in features and "training" not in features:
+        if self.evaluates or ("inference" in features and "training" not in features):
             features |= {"inference_only"}
         return features
 
@@ -104,7 +109,10 @@ def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str =
         targets = {name for path in attached[entry] for name in facts[path].imports}
         below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
         files = frozenset(reached[entry].union(*below)) | attached[entry]
-        programs.append(Program(entry, [facts[path] for path in sorted(files)], files))
+        evaluates = (
+            bool(_EVALUATES.search(entry.rsplit("/", 1)[-1])) and "training" not in facts[entry].features
+        )
+        programs.append(Program(entry, [facts[path] for path in sorted(files)], files, evaluates))
     return Project(list(facts.values()), programs, prefix)
 
 

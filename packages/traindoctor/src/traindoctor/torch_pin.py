@@ -47,9 +47,16 @@ _IMAGE = re.compile(r"^FROM\s+(?:--\S+\s+)?\S*pytorch/pytorch:(\d+)\.(\d+)", re.
 _UPPER = re.compile(r"(?:^|[\s,])(==?|~=|<=|<)\s*(\d+)(?:\.(\d+))?")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
-NOT_YET: dict[str, Version] = {"AMP001": (2, 4), "AMP007": (2, 3), "SHL007": (1, 10)}
-"""Deprecated since this version: before it there is nothing to report."""
-REMEDY_NEEDS: dict[str, Version] = {"OPT001": (2, 4), "CKP001": (1, 13), "MEM001": (1, 11), "DDP002": (1, 7)}
+NOT_YET: dict[str, Version] = {
+    "AMP001": (2, 4),
+    "AMP007": (2, 3),
+    "SHL007": (1, 10),
+    "OPT001": (2, 0),
+    "DDP002": (1, 7),
+    "MEM001": (1, 11),
+}
+"""Deprecated, or better done otherwise, since this version: before it there is nothing to report."""
+REMEDY_NEEDS: dict[str, Version] = {"OPT001": (2, 4), "CKP001": (1, 13)}
 """The remedy exists since this version: before it the finding stands without a fix."""
 
 

@@ -113,7 +113,11 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
             if not isinstance(node, ast.Call) or file.span(node).line >= line:
                 continue
             gone = _removed_by(file, node)
-            if gone is None or not _same_block_before(file, node, save):
+            if (
+                gone is None
+                or not _same_block_before(file, node, save)
+                or _saved_before(file, node, function)
+            ):
                 continue
             removed = dotted(gone)
             about_checkpoints = removed is not None and (
@@ -125,6 +129,14 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     file.span(node),
                     f"{file.text(node)[:60]} runs before the new checkpoint is written",
                 )
+
+
+def _saved_before(file: PythonFile, node: ast.Call, function: ast.AST) -> bool:
+    """Whether another checkpoint is written in front of the deletion, which is then the one that stays."""
+    return any(
+        file.function_of(save) is function and file.span(save) < file.span(node)
+        for save in file.calls_of("torch.save")
+    )
 
 
 def _removed_by(file: PythonFile, call: ast.Call) -> ast.expr | None:

@@ -149,7 +149,10 @@ def _counted_name(file: PythonFile, node: ast.expr) -> str | None:
 def without_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call, keys in _resumable(file):
         known = any(
-            re.search(r"step|epoch|iter|progress|trainer|train_state|(^|_)it($|_)|global|loop", key)
+            re.search(
+                r"step|epoch|iter|progress|trainer|train_state|(^|_)it($|_)|global|loop|meta|args|config|info|extra|state$",
+                key,
+            )
             for key in keys
         )
         if not known and "step" not in words_of(call):

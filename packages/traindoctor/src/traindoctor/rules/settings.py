@@ -144,7 +144,10 @@ def nobody_reads(project: Project, about: Rule) -> Iterator[Finding]:
 
 def _of(programs: list[Program]) -> str:
     """`of train.py`, for the message."""
-    entries = [program.entry for program in programs if program.entry]
+    trainers_first = sorted(
+        programs, key=lambda program: "training" not in program.features or program.evaluates
+    )
+    entries = [program.entry for program in trainers_first if program.entry]
     if not entries:
         return "in this project"
     return f"of {entries[0]}" + (f" and {len(entries) - 1} more programs" if len(entries) > 1 else "")

@@ -244,9 +244,21 @@ def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
             message = "waits for the GPU once per parameter; add norms on the device"
             yield about.at(file.path, file.span(call), message)
     for node in file.of(ast.For):
-        if not is_method(node.iter, "parameters", "named_parameters"):
+        over = (dotted(node.iter) or "").rsplit(".", 1)[-1]
+        if not is_method(node.iter, "parameters", "named_parameters") and over not in (
+            "parameters",
+            "params",
+        ):
             continue
         names = {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
+        names |= {
+            target.id
+            for part in file.inside(node)
+            if isinstance(part, ast.Assign) and "grad" in words_of(part.value) and names & _names(part.value)
+            for target in part.targets
+            if isinstance(target, ast.Name)
+        }
+        derived = names - {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
         for part in file.inside(node):
             if (
                 (
@@ -254,8 +266,8 @@ def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
                     and isinstance(part, ast.Call)
                     and isinstance(part.func, ast.Attribute)
                 )
-                and "grad" in words_of(part.func.value)
-                and names & set(_names(part.func.value))
+                and ("grad" in words_of(part.func.value) or derived & _names(part.func.value))
+                and names & _names(part.func.value)
             ) or (isinstance(part, ast.If) and _asks_gradient(file, part.test, names)):
                 yield about.at(
                     file.path,
