@@ -121,7 +121,7 @@ def test_one_rank_two_ranks_one_rank_is_the_run_of_one(both, began, alone, store
         assert sorted(parts) == sorted(documents), step
     assert all(rank[step] for rank in middle for step in rank)  # both had something to do
     assert_same_curve(lines(last.run.training_log), curve, ROUNDING)
-    assert last.tokens == whole.tokens
+    assert last.progress.tokens == whole.progress.tokens
     for key, value in whole.setup.denoiser.state_dict().items():
         torch.testing.assert_close(last.setup.denoiser.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 

@@ -51,7 +51,7 @@ def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_on
     told = end(processes)
     assert [process.returncode for process in processes] == [REQUEUE, REQUEUE], told
     assert "Traceback" not in "".join(told)
-    assert "".join(told).count("checkpoint saved; run the same command to go on") == 1
+    assert "".join(told).count("checkpoint saved; run the same command to resume") == 1
     stopped = load_latest(run / "checkpoints", report=pytest.fail)
     steps = [line["step"] for line in read_log(run / "training_log.jsonl")]
     assert steps == list(range(1, stopped.step + 1))

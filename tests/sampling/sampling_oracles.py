@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import Config, CorruptionConfig, ModelConfig, ModeWeights
 from mmldlm.corruption.joint import Corruption
 from mmldlm.latents import Normalizer

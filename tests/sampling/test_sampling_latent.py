@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import CorruptionConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmldlm import randomness
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.sampling.decode import decode_latents, document_keys
 from mmldlm.sampling.options import SamplingOptions

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 
 from mmldlm.api.values import Codec
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer, cosine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmldlm.checkpoint.loaded import LoadedModel
+from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
