@@ -111,7 +111,7 @@ def padded_layout(lengths: np.ndarray, num_slots: int, max_length: int, *, with_
     slots = num_tokens + np.arange(num_documents * num_slots).reshape(num_documents, num_slots)
     tokens = np.arange(num_tokens).reshape(num_documents, max_length)
     to_stream = np.concatenate([slots, tokens], axis=1).reshape(-1)
-    # a row without a document may attend to itself: nobody looks at it
+    # a row without a document may attend to itself: it is never read
     full = bool(np.isin(lengths, (0, max_length)).all())
     real = np.arange(width)[None, :] < num_slots + lengths[:, None]
     segment = np.where(real | full, np.arange(num_documents)[:, None], -1)

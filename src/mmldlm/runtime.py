@@ -54,24 +54,24 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 def choose_device(device: str | torch.device = "auto", *, option: str = "train.device") -> torch.device:
     """The device of this name: auto (an accelerator if there is one), cpu, cuda, mps, xpu, with an index as cuda:1.
 
-    `option` is what an error message calls the place where the name was given.
+    `option` is the setting, argument or option that error messages name.
     """
     if isinstance(device, torch.device):
         device = str(device)
     present = _accelerator()
     if device == "auto":
         return torch.device(present or "cpu")
-    given = f"{option} {device}" if option.startswith("-") else f"{option}={device}"
+    setting = f"{option} {device}" if option.startswith("-") else f"{option}={device}"
     if not DEVICE_NAME.fullmatch(device):
-        raise UserError(f"{given}: allowed are auto, cpu, {', '.join(ACCELERATORS)}, or cuda:1")
+        raise UserError(f"{setting}: allowed are auto, cpu, {', '.join(ACCELERATORS)}, or cuda:1")
     if device == "cpu":
         return torch.device("cpu")
     kind, _, index = device.partition(":")
     if kind != present:
         others = f"this machine has {present}" if present else "no accelerator was found"
-        raise UserError(f"{given}: not available, {others}; use auto or cpu, or check the driver")
+        raise UserError(f"{setting}: not available, {others}; use auto or cpu, or check the driver")
     if index and int(index) >= torch.accelerator.device_count():
-        raise UserError(f"{given}: this machine has {torch.accelerator.device_count()}, counted from 0")
+        raise UserError(f"{setting}: this machine has {torch.accelerator.device_count()}, counted from 0")
     return torch.device(device)
 
 
@@ -246,10 +246,10 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on besides the code."""
+    """Versions and hardware that a result depends on."""
     from mmldlm import __version__
 
-    found = {"mmldlm": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    versions_used = {"mmldlm": __version__, "python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
-        found |= {"cuda": torch.version.cuda or "", "gpu": torch.cuda.get_device_name()}
-    return found
+        versions_used |= {"cuda": torch.version.cuda or "", "gpu": torch.cuda.get_device_name()}
+    return versions_used

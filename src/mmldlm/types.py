@@ -1,4 +1,4 @@
-"""The data that flows through the house: a batch, its noisy twin, and what the denoiser says about it.
+"""The data that flows between rooms: a batch, its noisy twin, and the predictions of the denoiser.
 
 Shapes: N documents, T tokens, S latent slots, C latent channels, D width, V vocabulary, R scored rows.
 """
@@ -165,7 +165,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class DenoiserOutput:
-    """What the denoiser says about a noisy micro-batch."""
+    """Predictions of the denoiser for a noisy micro-batch."""
 
     token_hidden: Tensor
     """(T, D) last hidden state of the text stream; `Denoiser.token_logits` turns rows of it into logits."""

@@ -50,7 +50,7 @@ def write(folder, **changes):
     ({"arms": {"base": [], "b": {"of": "base", "weights": "raw"}}}, "weights: raw: allowed are averaged, last"),
     ({"arms": {"base": [], "b": {"of": "base", "sampling": {"guidence": 2}}}}, "unknown setting sampling.guidence"),
     ({"arms": {"base": ["optim.ema_decay=0"], "b": {"of": "base", "weights": "last"}}}, "keeps no average"),
-    ({"arms": {"base": BLIND, "b": {"of": "base", "sampling": {"guidance": 2}}}}, "which this run never sees"),
+    ({"arms": {"base": BLIND, "b": {"of": "base", "sampling": {"guidance": 2}}}}, "which this run never trains"),
     ({"arms": {"base": [], "b": BLIND}, "eval": {"guidances": [1, 2]}}, "arm 'b': guidance compares"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.guidances=[2]"]}, "evaluation.guidances: this arm"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.candidates=[4]"]}, "evaluation.candidates: this arm"),

@@ -93,7 +93,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["model.whiten_init=true"], "model.whiten_init=True: this setting was removed"),
     (["objective.balance=uncertainty"], "objective.balance=uncertainty: allowed are gradient_norm, fixed"),
     (["sampling.guidance=2", "corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"],
-     "sampling.guidance=2.0: compares with what is made without the condition, which this run never sees"),
+     "sampling.guidance=2.0: compares with the prediction without the condition, which this run never trains"),
     (["name=../x"], "a plain folder name is needed"),
     ([f"objective.{part}_weight=0" for part in ("text", "latent", "length")], "nothing would be trained"),
     (["train.frozen=[txt]"], "train.frozen: 'txt' is no part; allowed are text, latent, shared"),

@@ -190,13 +190,13 @@ def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
 
 
 def _guidance_problem(config: Config) -> list[str]:
-    """Guidance compares with what is said without the condition; somewhere a run must see that."""
+    """Guidance compares with the prediction without the condition, so a run must have trained that."""
     guidance = config.sampling.guidance
     if guidance == 1.0 or leaves_condition_out(config.corruption):
         return []
     return [
-        f"sampling.guidance={guidance}: compares with what is made without the condition, which this run never sees "
-        "(no joint mode, and corruption.condition_dropout=0); use 1, or give it one of them"
+        f"sampling.guidance={guidance}: compares with the prediction without the condition, which this run never "
+        "trains (no joint mode, and corruption.condition_dropout=0); use 1, or give it one of them"
     ]
 
 

@@ -108,7 +108,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """A YAML file that holds a mapping; `expected` says of what, for the error message."""
+    """A YAML file that holds a mapping; `expected` names its content, for the error message."""
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:

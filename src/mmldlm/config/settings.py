@@ -40,9 +40,9 @@ class DataConfig:
     pin_memory: bool | None = None
     """Page-locked host memory for faster copies; null: on with a GPU."""
     worker_timeout: float = number(300.0, 0)
-    """Seconds that loader processes may take for a step before they are started anew; 0: as long as they want."""
+    """Seconds that loader processes may take for a step before they are restarted; 0: no timeout."""
     worker_restarts: int = number(3, 0)
-    """Loader processes that died or hung are started anew so often, unless 100 good steps lie between."""
+    """How often loader processes that died or hung are restarted; 100 good steps reset the count."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ class CorruptionConfig:
     """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to
     the noise, as in flow matching."""
     latent_time_power: float = number(1.0, 0, above=True)
-    """Latent times are u^power for even u; below 1 more of them are near 1, where the text alone tells the latent."""
+    """Latent times are u^power for even u; below 1 more of them are near 1, where only the text gives the latent."""
     prediction_type: str = choice("clean", "clean", "noise", "velocity")
     """What the latent side predicts. velocity: signal * noise - sigma * clean, with the flow schedule noise - clean."""
     mode_choice: str = choice("document", "document", "batch")
@@ -205,7 +205,7 @@ class CorruptionConfig:
     mode_schedule: list[ModeStage] = field(default_factory=list)
     """Stages before the weights above hold, such as [{until: 1000, mode_weights: {l2t: 1}}]."""
     mode_repeat: bool = False
-    """Begin again with the first stage after the last one, for ever: the modes take turns."""
+    """Continue with the first stage after the last one, without end: the modes alternate."""
 
 
 def weights_in_force(config: CorruptionConfig) -> list[ModeWeights | StageWeights]:
@@ -215,7 +215,7 @@ def weights_in_force(config: CorruptionConfig) -> list[ModeWeights | StageWeight
 
 
 def leaves_condition_out(config: CorruptionConfig) -> bool:
-    """Whether training ever shows one side without the other; guidance compares with what is said then."""
+    """Whether training ever shows one side without the other; guidance compares with that prediction."""
     return config.condition_dropout > 0 or any(weights.joint > 0 for weights in weights_in_force(config))
 
 
@@ -386,7 +386,7 @@ class DistributedConfig:
     backend: str | None = choice(None, "nccl", "gloo")
     """null: nccl on GPUs, gloo on CPUs; gloo also lets several ranks share a GPU."""
     timeout_minutes: float = number(30.0, 0, above=True)
-    """A rank that does not answer for so long is given up, and the run ends with a clear line."""
+    """Timeout of a rank: if one does not answer for this long, the run ends with an error."""
     compression: str = choice("none", "none", "bf16", "fp16")
     """Type in which gradients travel; bf16 and fp16 halve the bytes and round the sum."""
     bucket_mb: float = number(100.0, 0, above=True)
@@ -414,7 +414,7 @@ class SamplingConfig:
     """Steps of the latent in joint sampling."""
     num_encode_steps: int | None = number(None, 1)
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
-    latent. null: 1, but 16 with a prediction of noise, whose first step says little about the latent."""
+    latent. null: 1, but 16 with a prediction of noise, whose first step determines little of the latent."""
     temperature: float = number(1.0, 0)
     """0: the most probable token always."""
     top_p: float = number(1.0, 0, 1, above=True)
@@ -435,11 +435,11 @@ class EvaluationConfig:
     step_counts: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """Numbers of sampling steps at which decoding is measured."""
     length_groups: list[int] = field(default_factory=lambda: [16, 32, 64])
-    """Decoding is also told by length of the text: up to the first number of tokens, up to the next, and longer; []:
-    not by length."""
+    """Decoding is also reported by length of the text: up to the first number of tokens, up to the next, and longer;
+    []: not by length."""
     latent_snr: float = number(100.0, 0, above=True)
-    """Largest signal-to-noise ratio of the latent bound: latents are told apart to 1/sqrt(latent_snr) of their
-    spread."""
+    """Largest signal-to-noise ratio of the latent bound: latents are distinguished to 1/sqrt(latent_snr) of
+    their spread."""
     num_generated: int = number(64, 0)
     """Pairs generated from nothing; 0: none."""
     candidates: list[int] = field(default_factory=list)
@@ -465,7 +465,7 @@ class Config:
     """A whole run."""
 
     name: str = "run"
-    """Runs live in saved/<name> unless told otherwise."""
+    """Runs are in saved/<name> by default."""
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

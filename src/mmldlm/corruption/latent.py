@@ -18,7 +18,7 @@ from torch import Tensor
 from mmldlm.corruption.schedule import LatentSchedule
 
 LATEST_NOISE_TIME = 0.999
-"""A noise prediction says nothing about the clean latent at time 1, so its samplers start just before."""
+"""A noise prediction does not determine the clean latent at time 1, so its samplers start just before."""
 
 
 @dataclass(frozen=True)

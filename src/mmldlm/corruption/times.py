@@ -150,12 +150,12 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
 def describe_modes(config: CorruptionConfig) -> str:
     """The share of each mode, for people."""
     shares = zip(MODES, _shares(modes_of_run(config)), strict=True)
-    told = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in shares)
-    return f"{told} of the documents{', on average over the stages' if config.mode_schedule else ''}"
+    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in shares)
+    return f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
 
 
 def sees_latents(config: CorruptionConfig) -> bool:
-    """Whether the text was ever trained with a latent that says something."""
+    """Whether the text was ever trained with a latent that is not pure noise."""
     return config.condition_dropout < 1 or modes_of_run(config).joint > 0
 
 

@@ -100,7 +100,7 @@ def _allowed(segment: Tensor) -> Tensor:
 
 
 def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
-    """The backends that are worth a try on a GPU with flash attention."""
+    """The backends to measure on a GPU with flash attention."""
     names = ["varlen"]
     if kernels and head_width in TILE_WIDTHS:
         names.append("tiles")

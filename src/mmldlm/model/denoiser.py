@@ -35,7 +35,7 @@ VOCABULARY_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class DataShape:
-    """What the data says about the network's ends."""
+    """Sizes of the network's inputs and outputs, which the data determines."""
 
     vocab_size: int
     num_slots: int

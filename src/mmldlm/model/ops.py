@@ -76,7 +76,7 @@ class RowsOf(NamedTuple):
 def add_and_norm(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, where: RowsOf, *, fused: bool
 ) -> tuple[Tensor, Tensor]:
-    """Add a gated branch to the residual stream x, then normalise and modulate it as the row's document says.
+    """Add a gated branch to the residual stream x, then normalise and modulate it by the row's document.
 
     x, branch (M, D); gate, shift, scale (N, D). Returns the new residual stream and its modulated norm, (M, D) each.
     """

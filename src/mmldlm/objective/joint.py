@@ -159,7 +159,7 @@ class Objective:
         return weights.text_weight * text + weights.latent_weight * latent + weights.length_weight * length
 
     def _rows(self, batch: NoisyBatch, factor: Tensor | None) -> TextRows:
-        """The tokens that the head is asked about, with their weights."""
+        """The tokens that the head predicts, with their weights."""
         token_time = batch.text_time[batch.layout.document]
         time = token_time[batch.scored]
         schedule = self.corruption.text.schedule
@@ -198,7 +198,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class TextRows:
-    """Tokens that the head is asked about, (R,) each."""
+    """Tokens that the head predicts, (R,) each."""
 
     tokens: Tensor
     weight: Tensor

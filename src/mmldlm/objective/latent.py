@@ -19,7 +19,7 @@ from torch import Tensor
 from mmldlm.config import ObjectiveConfig
 
 SHORTEST = 0.1
-"""Root mean square below which a vector counts as of this length, where its direction is asked: a zero vector has none,
+"""Root mean square below which a vector counts as of this length where its direction is needed: a zero vector has none,
 and the gradient by a short one is large. Latents are normalised, so 1 is usual."""
 
 

@@ -6,7 +6,7 @@ With p(t) the mask probability, a masked token at text time t weighs
     bound     p'(t) / p(t): the continuous-time bound on the negative log-likelihood
 
 Latent times all weigh 1; how often each is drawn is `corruption.latent_time_power`. Late times are hard and early ones
-easy, so the mean loss says little: the log also has it by time.
+easy, so the log also has the loss by time.
 Shapes: R scored rows or slots, B buckets of equal width over [0, 1].
 """
 
