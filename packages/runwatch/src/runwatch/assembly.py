@@ -89,6 +89,8 @@ class Assembler:
         if self._is_lone(row, values):
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
+        if row.is_eval and self.stepper.is_counting():  # its counter may be that of the evaluation
+            row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
         begins = self.stepper.place(row.marks, has_loss=has_loss) or self._begins
         if begins:
             self._skipped, self._begins = None, False
@@ -176,10 +178,9 @@ class Assembler:
     ) -> None:
         """`loss train: 2.5, val: 2.6` and CatBoost's `learn: 0.5 test: 0.6`: names that only mean a loss beside one."""
         bare_loss, bare_valid = values.pop("bare_loss", None), values.pop("bare_valid", None)
-        if bare_valid is not None and not valid and (losses or bare_loss is not None):
+        is_tied = any("train" in name.key or "learn" in name.key for name, _ in losses)
+        if bare_valid is not None and bare_loss is None and is_tied and not valid:
             valid.append((Name("valid_loss", "bare", 9), bare_valid))
-        if bare_loss is not None and not losses and bare_valid is not None:
-            losses.append((Name("loss", "bare", 9), bare_loss))
 
     def _losses(
         self,

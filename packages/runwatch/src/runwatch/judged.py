@@ -35,6 +35,8 @@ class JudgedRun:
         self.latest_at: dict[str, int] = {}
         """Step at which each newest value stood."""
         self.rate_kind = ""
+        self._has_rate = False
+        """A rate was logged as such; times of steps are then something else."""
         self.by_epoch = False
         """Steps are epochs."""
         self.step: int | None = None
@@ -75,7 +77,8 @@ class JudgedRun:
             if self.pace and step < self.pace[-1][1]:
                 self.pace.clear()
             self.pace.append((record.time, step))
-        if (rate := record.rate()) is not None:
+        if (rate := record.rate()) is not None and (rate[0] in values or not self._has_rate):
+            self._has_rate = self._has_rate or rate[0] in values
             self.rate_kind, self.latest["rate"] = rate
             self.latest_at["rate"] = step
             self.curves["rate"].add(step, rate[1])

@@ -56,6 +56,10 @@ class Stepper:
         self._has_epochs = False
         """Whether epochs are counted beside a bar or above it, so that a bar is that of one epoch."""
 
+    def is_counting(self) -> bool:
+        """Whether a counter of training was read."""
+        return self._inner is not None
+
     def place(self, marks: Marks, *, has_loss: bool) -> bool:
         """Take a line in; whether it begins a new run."""
         begins = False

@@ -244,7 +244,7 @@ class Divergence(Detector):
         limit = self.settings.divergence_rise * max(
             abs(best), 0.1 * abs(self.start)
         )  # near 0, doubling means nothing
-        noise = self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
+        noise = 1.4 * self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
         if now - best > limit and self.recent.quantile(0.2) - best > noise:
             evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"
             self.book.fire("M103", evidence, sure=sureness((now - best) / max(limit, 1e-12)))

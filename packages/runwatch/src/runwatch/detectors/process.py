@@ -86,10 +86,10 @@ class Crash(Detector):
             self._failed(record)
         elif record.event == "stopped":
             self._stopped(record)
-        elif record.event in ("started", "resumed") or (
-            record.event == "went_on" and self.failures and not self.named
-        ):
+        elif record.event in ("started", "resumed"):
             self._over()
+        elif record.event == "went_on" and self.failures and not self.named:
+            self._survived()
         elif record.event == "vanished":
             self.facts.ended = "crashed"
             self._tell(record.text, float(record.facts.get("sure", 0.9)), record.step)
@@ -147,7 +147,12 @@ class Crash(Detector):
         if self.failures and record.step is not None and not self.named:
             died_at = self.book.alerts["M502", ""].last_step
             if died_at is None or record.step > died_at:
-                self._over()
+                self._survived()
+
+    def _survived(self) -> None:
+        """What was taken for a crash was an error that the program handled."""
+        self.book.alerts["M502", ""].level = "warn"
+        self._over()
 
     def _over(self) -> None:
         self.failures.clear()

@@ -17,7 +17,7 @@ class Throughput(Detector):
 
     def __init__(self, settings: MonitorSettings, book: AlertBook, facts: RunFacts) -> None:
         super().__init__(settings, book, facts)
-        self.kind = ""
+        self.kind = self.source = ""
         self.history, self.recent = Window(4 * settings.history_lines), Window(5)
         self.changes = Window(settings.unstable_lines)
         self.before: tuple[int, float] | None = None
@@ -28,10 +28,11 @@ class Throughput(Detector):
         if found is None or not found[1] > 0:
             return
         kind, rate = found
-        if kind != self.kind:
-            if self.kind and kind == "steps_per_second":
+        source = kind if kind in record.values else "time"
+        if source != self.source:
+            if self.source and (kind == "steps_per_second" or source == "time"):
                 return  # a line that lacks the better kind
-            self.kind = kind
+            self.kind, self.source = kind, source
             for window in (self.history, self.recent, self.changes):
                 window.clear()
         self._judge(rate, record)
