@@ -74,8 +74,8 @@ def decode(line: bytes) -> dict[str, Any] | None:
         _plain(record, "", bare)
     for key in names:
         _put_nan(record, key)
-    if found := list(dict.fromkeys([*names, *bare])):
-        record[NONFINITE] = found
+    if listed := list(dict.fromkeys([*names, *bare])):
+        record[NONFINITE] = listed
     return record
 
 
@@ -121,7 +121,7 @@ def raw_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def cut_lines(path: Path, key: str, limit: float) -> None:
-    """Leave only whole records whose `key` is at most `limit`; in one stroke, if anything has to go at all.
+    """Leave only whole records whose `key` is at most `limit`; atomic, and nothing is written if all of them stay.
 
     A record without the key shares the fate of the one before it.
     """
@@ -144,9 +144,9 @@ def _kept(path: Path, key: str, limit: float) -> Iterator[bytes]:
             record = decode(line)
             if record is None:
                 continue
-            found = record.get(key)
-            if isinstance(found, int | float) and not isinstance(found, bool):
-                last = found
+            value = record.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                last = value
             if last <= limit:
                 yield line if line.endswith(b"\n") else line + b"\n"
 

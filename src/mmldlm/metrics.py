@@ -137,7 +137,7 @@ class TensorBoardMirror:
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     self._writer.add_scalar(_tag(key), value, step)
         except Exception as error:
-            logger.warning("%s: TensorBoard stopped (%s); the log goes on", self._folder, error)
+            logger.warning("%s: TensorBoard stopped (%s); the log continues", self._folder, error)
             self._writer = None
 
     def rewind(self, step: int) -> None:

@@ -118,7 +118,7 @@ class RunFolder:
             raise UserError(f"run folder {durable.explain(error, self.path)}") from error
 
     def write_config(self, text: str) -> None:
-        """Keep the resolved settings, in one stroke."""
+        """Keep the resolved settings; the file is replaced atomically."""
         try:
             durable.replace_file(self.config, text.encode("utf-8"))
         except OSError as error:

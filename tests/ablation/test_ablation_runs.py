@@ -232,7 +232,9 @@ def test_what_only_a_gpu_has_is_refused_before_anything_runs(store, tmp_path, ca
     ablation = Ablation(tmp_path, store)
     assert ablation.run("--seeds", "1", "speed.cuda_graphs=true") == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith("speed.cuda_graphs=true: needs a CUDA GPU, here it is cpu; use speed.cuda_graphs=null")
+    assert said.endswith(
+        "speed.cuda_graphs=true: needs a CUDA GPU, here it is cpu; use speed.cuda_graphs=null"
+    )
     assert not ablation.started
     assert not ablation.out.exists()
 

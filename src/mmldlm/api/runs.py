@@ -76,14 +76,14 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """The state of the run in a folder, as its files tell."""
+    """The state of the run in a folder, as its files show."""
     run = existing_run(Path(path))
     beat, metrics, logged = _heartbeat(run), *_last_metrics(run)
     step = max([logged, *(int(beat[key]) for key in ("step",) if isinstance(beat.get(key), int))])
     steps = _steps(run)
     state = TRAINING if _alive(beat) else _ended(run)
     if state == FINISHED and steps is not None and step < steps:
-        state = STOPPED  # it was told to go on for longer, and has not yet
+        state = STOPPED  # its steps were raised after it had finished
     return Run(run.path, state, step, steps, metrics, _updated_at(run))
 
 

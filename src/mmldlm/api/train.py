@@ -83,7 +83,7 @@ def train_config(
 ) -> Run:
     """Train, resume, or find finished the run in a folder, which then holds an export.
 
-    `reporter` is told of every logged line; `console` gets the messages that go to `train.log`.
+    `reporter` is called with every logged line; `console` gets the messages that go to `train.log`.
     """
     run = RunFolder(path)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder

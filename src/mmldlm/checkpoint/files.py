@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedError(UserError):
-    """A published folder is not what its manifest says; `file` and `reason` tell where."""
+    """A published folder is not what its manifest says; `file` and `reason` say where."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -144,10 +144,10 @@ def check_file(folder: Path, file: Entry) -> Path:
     """Read the whole file and compare it with its checksum; the path when it is good."""
     path = folder / file.name
     try:
-        found = durable.read_digest(path)
+        digest = durable.read_digest(path)
     except OSError as error:
         raise DamagedError(path, f"cannot be read: {error.strerror}") from error
-    if found.sha256 != file.sha256:
+    if digest.sha256 != file.sha256:
         raise DamagedError(path, "differs from its checksum in the manifest")
     return path
 
@@ -302,13 +302,13 @@ def candidates(folder: Path) -> list[Path]:
 
 def published(folder: Path) -> list[Path]:
     """Checkpoints that look whole (manifest and sizes; checksums are for resuming), oldest first."""
-    found = []
+    whole = []
     for path in candidates(folder):
         with contextlib.suppress(DamagedError):
             manifest = read_manifest(path)
             check_sizes(path, manifest)
-            found.append((manifest.sequence, manifest.step, path))
-    return [path for _, _, path in sorted(found)]
+            whole.append((manifest.sequence, manifest.step, path))
+    return [path for _, _, path in sorted(whole)]
 
 
 def _next_sequence(folder: Path) -> int:

@@ -70,7 +70,7 @@ def load_latest(
     `report` gets a line for each one that is passed over. When there are checkpoints and all are damaged,
     that is an error: starting from the beginning without a word would look like a resumed run.
     """
-    for _ in range(3):  # a run that goes on meanwhile may retire what was listed
+    for _ in range(3):  # a run that trains meanwhile may delete what was listed
         listed = candidates(folder)
         passed: list[str] = []
         for path in _newest_first(listed, passed):
@@ -97,14 +97,14 @@ def _report(passed: list[str], remedy: str, report: Callable[[str], None]) -> No
 
 
 def _newest_first(paths: list[Path], passed: list[str]) -> list[Path]:
-    found: list[tuple[int, int, Path]] = []
+    readable: list[tuple[int, int, Path]] = []
     for path in paths:
         try:
             manifest = read_manifest(path)
-            found.append((manifest.sequence, manifest.step, path))
+            readable.append((manifest.sequence, manifest.step, path))
         except DamagedError as error:
             passed.append(str(error))
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return [path for _, _, path in sorted(readable, reverse=True)]
 
 
 def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Snapshot:

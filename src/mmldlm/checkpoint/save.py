@@ -155,9 +155,9 @@ class Saver:
         reason = durable.explain(error, self._folder) if isinstance(error, OSError) else str(error)
         if durable.is_full(error):
             reason += " or lower train.keep_checkpoints"
-        told = SaveError(step, reason, read_latest(self._folder))
-        told.__cause__ = error
-        _call(self._on_error, told)
+        failure = SaveError(step, reason, read_latest(self._folder))
+        failure.__cause__ = error
+        _call(self._on_error, failure)
 
 
 def _check_groups(snapshot: Snapshot) -> None:

@@ -113,39 +113,39 @@ def upgraded(snapshot: Snapshot) -> Snapshot:
 
 
 def plain_name(name: str) -> str:
-    """The name without what wrappers put in, wherever it stands: `module.a._orig_mod.b` -> `a.b`."""
+    """The name without what wrappers put in, anywhere: `module.a._orig_mod.b` -> `a.b`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _plain_names(names: Iterable[str], source: str) -> dict[str, str]:
-    """Plain name -> name as given; two names that become the same are an error."""
-    found: dict[str, str] = {}
+    """Plain name -> original name; two names that become the same are an error."""
+    by_plain: dict[str, str] = {}
     for name in names:
         plain = plain_name(name)
-        if plain in found:
+        if plain in by_plain:
             raise UserError(
-                f"{source}: {found[plain]} and {name} are both {plain} without their wrapper prefixes"
+                f"{source}: {by_plain[plain]} and {name} are both {plain} without their wrapper prefixes"
             )
-        found[plain] = name
-    return found
+        by_plain[plain] = name
+    return by_plain
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Copy the tensors into the module; every key must fit. `source` says in errors where they come from."""
     state = module.state_dict()
-    wanted, given = _plain_names(state, type(module).__name__), _plain_names(tensors, source)
-    shared = wanted.keys() & given.keys()
+    wanted, offered = _plain_names(state, type(module).__name__), _plain_names(tensors, source)
+    shared = wanted.keys() & offered.keys()
     problems = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - wanted.keys()),
+        "missing": sorted(wanted.keys() - offered.keys()),
+        "unexpected": sorted(offered.keys() - wanted.keys()),
         "wrong shape": [
-            f"{name} {tuple(tensors[given[name]].shape)} instead of {tuple(state[wanted[name]].shape)}"
+            f"{name} {tuple(tensors[offered[name]].shape)} instead of {tuple(state[wanted[name]].shape)}"
             for name in sorted(shared)
-            if tensors[given[name]].shape != state[wanted[name]].shape
+            if tensors[offered[name]].shape != state[wanted[name]].shape
         ],
     }
     _reject(problems, f"{source} does not fit the model", "use the settings that the weights were made with")
-    module.load_state_dict({wanted[name]: tensors[given[name]] for name in shared}, strict=True)
+    module.load_state_dict({wanted[name]: tensors[offered[name]] for name in shared}, strict=True)
 
 
 def _reject(problems: dict[str, list[str]], what: str, remedy: str) -> None:
@@ -188,7 +188,7 @@ def load_optimizer_tensors(
     """Put the optimizer back bit by bit into the state it was saved in; all that does not fit is named.
 
     A parameter that never had a gradient has no state, and loses what it had gained since. One that has a
-    part of what its parameter group keeps is damaged, and refused.
+    part of what its parameter group keeps is damaged, and rejected.
     """
     states = _by_parameter(tensors)
     groups = [{plain_name(names[p]): p for p in group["params"]} for group in optimizer.param_groups]

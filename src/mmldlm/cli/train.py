@@ -62,7 +62,7 @@ def train_shown(config: Config, path: Path) -> None:
 
 
 def _lasting_console() -> Any:
-    """A console on stderr whose reader may go, as of `... | tee log`: the run goes on, train.log has it all."""
+    """A console on stderr whose reader may go, as of `... | tee log`: the run continues, train.log has everything."""
     from rich.console import Console
 
     class LastingConsole(Console):

@@ -30,7 +30,7 @@ _READ_BY_NOTHING = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
 @dataclass(frozen=True)
 class Place:
-    """What torchrun tells a process about itself."""
+    """Which rank a process is, as torchrun sets it in the environment."""
 
     rank: int = 0
     world_size: int = 1

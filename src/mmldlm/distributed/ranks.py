@@ -57,7 +57,7 @@ class Ranks:
         return bool(self.largest(int(flag)))
 
     def all_equal(self, value: object) -> bool:
-        """Whether all ranks give the same value, as its `repr` tells."""
+        """Whether all ranks give the same value, compared by its `repr`."""
         if not self.several:
             return True
         digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little")
@@ -113,7 +113,7 @@ class Ranks:
 
 def _brief(reason: str) -> str:
     """The first sentence, without the place in somebody's source code."""
-    line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    line = reason.strip().splitlines()[0] if reason.strip() else "no reason known"
     return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0][:160]
 
 

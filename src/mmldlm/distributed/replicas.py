@@ -55,8 +55,8 @@ class Replicas:
 
     def __call__(self, compute: Callable[[Any], T]) -> T:
         """Compute with the network, under DDP where it is wrapped."""
-        found: T = (self.module if self.ddp is None else self.ddp)(compute)
-        return found
+        result: T = (self.module if self.ddp is None else self.ddp)(compute)
+        return result
 
     def run(self, passes: Sequence[Callable[[], T]]) -> list[T]:
         """All passes of a step, forward and backward each; the last one adds up the gradients of all ranks."""
@@ -83,7 +83,7 @@ class Replicas:
         """What each rank computes for itself, without DDP, summed over ranks in place: by all of them or by none."""
         self._no, self._lost = 0, None
         try:
-            found = work()
+            local = work()
             self._rung(0)
         except LostRankError:
             raise
@@ -93,13 +93,13 @@ class Replicas:
         if self._no:
             raise error_of(self._no, self.ranks)
         try:
-            dist.all_reduce(found)
+            dist.all_reduce(local)
         except RuntimeError as error:
             raise self.ranks.lost(str(error)) from error
-        return found
+        return local
 
     def _rung(self, answer: int) -> None:
-        """Agree with the others whether the step goes on; after the first no nothing is asked any more."""
+        """Agree with the others whether the step continues; after the first no nothing is asked any more."""
         if self._lost is not None:
             raise self._lost
         if not self._no:
@@ -114,7 +114,7 @@ class Replicas:
             work, summed = sum_bucket(buffer, self.config.compression)
         except RuntimeError as error:
             self._lost = self.ranks.lost(str(error))
-        except LostRankError as error:  # told after the backward pass, which it could only cut off
+        except LostRankError as error:  # raised after the backward pass, which it could only cut off
             self._lost = error
         else:
             self._works.append(work)

@@ -89,8 +89,8 @@ class StopBroadcast:
         """A signal that came within the next second, if one of those that ask to stop did."""
         if not select.select([self._ours], [], [], _SECONDS)[0]:
             return None
-        found = [number for number in self._ours.recv(64) if number in self.signals]
-        return signal.Signals(found[0]) if found else None
+        numbers = [number for number in self._ours.recv(64) if number in self.signals]
+        return signal.Signals(numbers[0]) if numbers else None
 
 
 _listening: set[StopBroadcast] = set()

@@ -74,6 +74,6 @@ class Batches(Iterator["StepBatch | UserError"]):
 
     def make(self, where: Any, plan: BatchPlan) -> StepBatch:
         """One step again, in this process, cut as another plan says."""
-        made = self.setup.reader(plan).make(where)
-        pinned = made.pin_memory() if self.setup.runtime.pin_memory else made
+        batch = self.setup.reader(plan).make(where)
+        pinned = batch.pin_memory() if self.setup.runtime.pin_memory else batch
         return pinned.to(self.setup.runtime.device)

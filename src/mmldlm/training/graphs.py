@@ -70,7 +70,7 @@ class Graphs:
             raise
         except Exception as error:
             self.broken = str(error).split("\n")[0]
-            log.warning("micro-batches cannot be recorded here, going on without: %s", self.broken)
+            log.warning("micro-batches cannot be recorded here, continuing without: %s", self.broken)
             self.recordings.clear()
             return False
         return True

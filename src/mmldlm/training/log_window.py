@@ -70,7 +70,7 @@ class LogWindow:
 
     def _restart(self) -> None:
         for name, tensor in self.sums.items():
-            if name != "streak":  # goes on from line to line
+            if name != "streak":  # continues from line to line
                 tensor.zero_()
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.restart_clock()

@@ -78,12 +78,12 @@ class Optimizers:
 
     def _still_rows(self) -> list[Tensor]:
         """Of the parameters themselves and of all that is kept for each of their values; their gradients are 0."""
-        found = []
+        values_held = []
         for parameter, rows in self.still.items():
             kept = [value for part in self.parts for value in part.state.get(parameter, {}).values()]
             whole = [value for value in kept if isinstance(value, Tensor) and value.shape == parameter.shape]
-            found += [tensor.detach()[rows] for tensor in (parameter, *whole)]
-        return found
+            values_held += [tensor.detach()[rows] for tensor in (parameter, *whole)]
+        return values_held
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the optimizers keep for each parameter."""

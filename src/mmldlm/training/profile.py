@@ -84,8 +84,8 @@ class StepProfiler:
         replace_file(self.folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         replace_file(self.folder / "summary.md", _table(summary).encode())
         busy = summary["device_busy"]
-        told = "" if busy is None else f", device busy {busy:.1%}"
-        log.info("profile of %d steps in %s%s", steps, self.folder, told)
+        share = "" if busy is None else f", device busy {busy:.1%}"
+        log.info("profile of %d steps in %s%s", steps, self.folder, share)
 
 
 def summarize(done: Any, on_gpu: bool, steps: int) -> dict[str, Any]:

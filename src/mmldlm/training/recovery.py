@@ -56,7 +56,7 @@ class Attempts:
 
     stepper: Stepper
     watch: LaunchWatch | None = None
-    """Where it has still to be found out whether recording micro-batches is worth it."""
+    """Measures whether recording micro-batches is worth it; None once that is decided."""
     _may_blame_compiler: bool = field(init=False)
 
     def __post_init__(self) -> None:

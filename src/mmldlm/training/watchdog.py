@@ -1,4 +1,4 @@
-"""A thread that says that the run is alive, and finds out when a step is not.
+"""A thread that shows that the run is alive, and detects a step that hangs.
 
 It replaces `heartbeat.json` every few seconds; of several ranks, the main one does. When a step takes too long, it
 writes the stacks of all threads into `stacks.txt` (`stacks_1.txt` on rank 1); so does the interpreter itself in a
@@ -40,7 +40,7 @@ Hung = Callable[[int, float, str], None]
 
 
 class Watchdog:
-    """Inside the `with`, watches the phases that `at` and `phase` tell; only the phase `step` has a deadline."""
+    """Inside the `with`, watches the phases that `at` and `phase` announce; only the phase `step` has a deadline."""
 
     def __init__(
         self, run: RunFolder, timeout: float, on_hung: Hung, *, last_resort: bool = False, rank: int = 0
@@ -148,7 +148,7 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 staged.unlink(missing_ok=True)
             if not self._quiet:
-                log.warning("%s; the run goes on", durable.explain(error, self.run.heartbeat))
+                log.warning("%s; the run continues", durable.explain(error, self.run.heartbeat))
             self._quiet = True
 
 
