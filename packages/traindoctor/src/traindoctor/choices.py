@@ -7,13 +7,10 @@ its module (`torch.optim.?`). Rules ask for all of them and speak where what the
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from traindoctor.effective_calls import Items, known_items
 from traindoctor.names import canonical
-
-if TYPE_CHECKING:
-    from traindoctor.python_file import PythonFile
+from traindoctor.python_file import PythonFile
 
 ANY = "?"
 """Last part of a name that is not known: `torch.optim.?`."""

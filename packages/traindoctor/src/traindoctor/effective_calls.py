@@ -8,24 +8,20 @@ Where nothing has to be followed, the node of the file itself is given.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from traindoctor.names import dotted
-
-if TYPE_CHECKING:
-    from traindoctor.python_file import PythonFile
+from traindoctor.syntax import SyntaxTree
 
 PARTIAL = "functools.partial"
 Items = dict[str, ast.expr]
-_MUTATORS = {"update", "pop", "setdefault", "clear", "popitem", "__setitem__"}
 _LATER = "given by whoever calls the partial"
 
 
-def find_calls(file: PythonFile) -> dict[str, list[ast.Call]]:
+def find_calls(file: SyntaxTree, calls: list[tuple[ast.Call, str | None]]) -> dict[str, list[ast.Call]]:
     """Canonical name -> calls of it, in order of appearance; partials that this file never calls come last."""
     found: dict[str, list[ast.Call]] = {}
     called: set[ast.Call] = set()
-    for call, name in file.calls:
+    for call, name in calls:
         through = name is None and dotted(call.func) in file.alias_names
         made = _single_value(file, call.func) if through else None
         if isinstance(made, ast.Call) and made.args and file.resolve(made.func) == PARTIAL:
@@ -51,7 +47,7 @@ def is_marker(keyword: ast.keyword) -> bool:
     return keyword.arg is None and isinstance(keyword.value, ast.Constant) and keyword.value.value == _LATER
 
 
-def alias_of(file: PythonFile, node: ast.expr) -> str | None:
+def alias_of(file: SyntaxTree, node: ast.expr) -> str | None:
     """The canonical name of what a local name, module name, `self.x` or class attribute stands for."""
     if not file.alias_names or dotted(node) not in file.alias_names:
         return None
@@ -59,7 +55,7 @@ def alias_of(file: PythonFile, node: ast.expr) -> str | None:
     return file.resolve(value) if isinstance(value, ast.Name | ast.Attribute) else None
 
 
-def _single_value(file: PythonFile, node: ast.expr) -> ast.expr | None:
+def _single_value(file: SyntaxTree, node: ast.expr) -> ast.expr | None:
     base: ast.expr = node
     while isinstance(base, ast.Attribute):
         base = base.value
@@ -69,7 +65,7 @@ def _single_value(file: PythonFile, node: ast.expr) -> ast.expr | None:
     return values[0] if len(values) == 1 else None
 
 
-def _copy(file: PythonFile, call: ast.Call, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.Call:
+def _copy(file: SyntaxTree, call: ast.Call, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.Call:
     """A call that stands where another stands; the parts keep their own places."""
     copy = ast.copy_location(ast.Call(call.func, args, keywords), call)
     if call in file.parents:
@@ -77,20 +73,20 @@ def _copy(file: PythonFile, call: ast.Call, args: list[ast.expr], keywords: list
     return copy
 
 
-def _merged(file: PythonFile, made: ast.Call, call: ast.Call) -> ast.Call:
+def _merged(file: SyntaxTree, made: ast.Call, call: ast.Call) -> ast.Call:
     given = {keyword.arg for keyword in call.keywords}
     kept = [keyword for keyword in made.keywords if keyword.arg is None or keyword.arg not in given]
     return _copy(file, call, [*made.args[1:], *call.args], [*kept, *call.keywords])
 
 
-def _open(file: PythonFile, made: ast.Call) -> ast.Call:
+def _open(file: SyntaxTree, made: ast.Call) -> ast.Call:
     later = ast.keyword(None, ast.Constant(_LATER))
     copy = _copy(file, made, made.args[1:], [*made.keywords, later])
     copy.func = made.args[0]
     return copy
 
 
-def _spelled_out(file: PythonFile, call: ast.Call) -> ast.Call:
+def _spelled_out(file: SyntaxTree, call: ast.Call) -> ast.Call:
     """The call with every known `**dictionary` replaced by its keywords."""
     if all(keyword.arg is not None for keyword in call.keywords):
         return call
@@ -106,7 +102,7 @@ def _spelled_out(file: PythonFile, call: ast.Call) -> ast.Call:
     return _copy(file, call, call.args, keywords) if known_any else call
 
 
-def known_items(file: PythonFile, node: ast.expr, depth: int = 0) -> Items | None:
+def known_items(file: SyntaxTree, node: ast.expr, depth: int = 0) -> Items | None:
     """The content of a dictionary with literal keys, or None where it cannot be known."""
     if depth > 4:
         return None
@@ -130,7 +126,7 @@ def _dict_parts(call: ast.Call) -> list[tuple[ast.expr | None, ast.expr]]:
     return parts
 
 
-def _joined(file: PythonFile, parts: list[tuple[ast.expr | None, ast.expr]], depth: int = 0) -> Items | None:
+def _joined(file: SyntaxTree, parts: list[tuple[ast.expr | None, ast.expr]], depth: int = 0) -> Items | None:
     items: Items = {}
     for key, value in parts:
         if key is None:
@@ -145,7 +141,7 @@ def _joined(file: PythonFile, parts: list[tuple[ast.expr | None, ast.expr]], dep
     return items
 
 
-def _with_changes(file: PythonFile, use: ast.expr, made: ast.expr, items: Items) -> Items | None:
+def _with_changes(file: SyntaxTree, use: ast.expr, made: ast.expr, items: Items) -> Items | None:
     """The dictionary after the changes made to it before its use; None where one of them is not certain."""
     function = file.function_of(made)
     for change in file.dictionary_changes.get(dotted(use) or "", []):
@@ -162,7 +158,7 @@ def _with_changes(file: PythonFile, use: ast.expr, made: ast.expr, items: Items)
     return items
 
 
-def _changed_items(file: PythonFile, change: ast.AST) -> Items | None:
+def _changed_items(file: SyntaxTree, change: ast.AST) -> Items | None:
     if isinstance(change, ast.Assign):  # kw["num_workers"] = 0
         target = change.targets[0]
         assert isinstance(target, ast.Subscript)
@@ -174,24 +170,3 @@ def _changed_items(file: PythonFile, change: ast.AST) -> Items | None:
     ):
         return _joined(file, _dict_parts(change))
     return None
-
-
-def find_changes(file: PythonFile) -> dict[str, list[ast.AST]]:
-    """Dotted name -> statements and calls that change the dictionary of this name in place."""
-    found: dict[str, list[ast.AST]] = {}
-    for item in file.of(ast.Subscript):
-        name = dotted(item.value)
-        if name and not isinstance(item.ctx, ast.Load):
-            parent = file.parents[item]
-            simple = isinstance(parent, ast.Assign) and len(parent.targets) == 1
-            found.setdefault(name, []).append(parent if simple else item)
-    for call in file.of(ast.Call):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _MUTATORS:
-            name = dotted(call.func.value)
-            if name:
-                found.setdefault(name, []).append(call)
-    for change in file.of(ast.AugAssign):
-        name = dotted(change.target)
-        if name:
-            found.setdefault(name, []).append(change)
-    return found

@@ -15,10 +15,11 @@ from traindoctor.facts import gather
 from traindoctor.ignores import Ignore, find_ignores
 from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.notebook import CellLines, NotebookSource
-from traindoctor.python_file import CannotParseError, PythonFile
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import all_rules, checks_for
 from traindoctor.shell_file import ShellError, ShellFile
 from traindoctor.source import MAX_BYTES, Source, UnreadableError, read_source
+from traindoctor.syntax import CannotParseError
 from traindoctor.types import Facts, Finding, Kind, Span
 from traindoctor.yaml_file import YamlFile, YamlSyntaxError
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
+from traindoctor.expressions import argument, has_spread, is_constant, is_method
 from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_constant, is_method
+from traindoctor.python_file import PythonFile
 from traindoctor.shell_file import ShellFile
 from traindoctor.types import Facts, Kind, Setting
 from traindoctor.yaml_file import YamlFile

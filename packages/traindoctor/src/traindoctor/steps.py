@@ -10,10 +10,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from traindoctor.python_file import PythonFile
+from traindoctor.expressions import holds_on_one_rank, is_measurement
+from traindoctor.syntax import SyntaxTree
 
 _STEP_NAME = re.compile(
     r"^_?((train|training|optimi[sz]ation|run|forward_backward|update)_?(one_)?(step|batch|iter|iteration)"
@@ -24,13 +23,10 @@ _FRAMEWORK_STEPS = {
     "pytorch_lightning": {"training_step"},
     "transformers": {"training_step", "compute_loss"},
 }
-_MEASURES = re.compile(
-    r"bench|profil|warm_?up|measure|(^|_)probe|timing|(^|_)(validate|check)_?kernel|kernel_(validate|check)"
-)
 _OWNER = tuple[ast.AST | None, str]
 
 
-def step_functions(file: PythonFile) -> set[ast.AST]:
+def step_functions(file: SyntaxTree) -> set[ast.AST]:
     """Functions and methods of this file whose body runs once in every training step."""
     definitions = file.definitions
     found = {function for function in definitions.values() if _is_step(file, function)}
@@ -45,29 +41,12 @@ def step_functions(file: PythonFile) -> set[ast.AST]:
     return found
 
 
-def is_measurement(name: str) -> bool:
-    """Whether a file or function is named as one that measures or checks kernels instead of training."""
-    return bool(_MEASURES.search(name.lower()))
-
-
-def find_definitions(file: PythonFile) -> dict[_OWNER, ast.AST]:
-    """(class or None, name) -> function."""
-    found: dict[_OWNER, ast.AST] = {}
-    for function in file.of(ast.FunctionDef):
-        owner = file.parents.get(function)
-        if owner is file.tree:
-            found[None, function.name] = function
-        elif isinstance(owner, ast.ClassDef):
-            found[owner, function.name] = function
-    return found
-
-
-def function_called(file: PythonFile, call: ast.Call) -> ast.AST | None:
+def function_called(file: SyntaxTree, call: ast.Call) -> ast.AST | None:
     """The function of this file that a call reaches, or None."""
     return file.definitions.get(_target(file, call))
 
 
-def _target(file: PythonFile, call: ast.Call) -> _OWNER:
+def _target(file: SyntaxTree, call: ast.Call) -> _OWNER:
     """The key of the function that a call of `name(...)` or `self.name(...)` reaches."""
     if isinstance(call.func, ast.Name):
         return None, call.func.id
@@ -80,7 +59,7 @@ def _target(file: PythonFile, call: ast.Call) -> _OWNER:
     return None, ""
 
 
-def _is_step(file: PythonFile, function: ast.AST) -> bool:
+def _is_step(file: SyntaxTree, function: ast.AST) -> bool:
     assert isinstance(function, ast.FunctionDef)
     owner = file.class_of(function)
     if owner is not None and any(
@@ -101,27 +80,25 @@ def _inherits(owner: ast.ClassDef, framework: str) -> bool:
     return any(ast.unparse(base).endswith(wanted) for base in owner.bases)
 
 
-def _called_in_loop(file: PythonFile, function: ast.FunctionDef) -> bool:
+def _called_in_loop(file: SyntaxTree, function: ast.FunctionDef) -> bool:
     owner = file.parents.get(function)
     key = (owner if isinstance(owner, ast.ClassDef) else None, function.name)
     return any(
         _target(file, call) == key
         and file.loop_of(call) is not None
         and file.function_of(call) is not function
-        for call, _ in file.calls
+        for call in file.of(ast.Call)
     )
 
 
-def _certain_calls(file: PythonFile, scope: ast.AST) -> Iterator[ast.Call]:
+def _certain_calls(file: SyntaxTree, scope: ast.AST) -> Iterator[ast.Call]:
     for node in file.inside(scope):
         if isinstance(node, ast.Call) and is_certain(file, node, scope):
             yield node
 
 
-def is_certain(file: PythonFile, node: ast.AST, scope: ast.AST) -> bool:
+def is_certain(file: SyntaxTree, node: ast.AST, scope: ast.AST) -> bool:
     """Whether a node of a loop or function runs whenever the scope does: no `if`, no inner loop, no early way out."""
-    from traindoctor.python_file import holds_on_one_rank  # it builds upon this module
-
     if any(not holds_on_one_rank(test) for test in file.conditions(node, scope)):
         return False
     if isinstance(scope, ast.For | ast.While | ast.AsyncFor):
@@ -129,7 +106,7 @@ def is_certain(file: PythonFile, node: ast.AST, scope: ast.AST) -> bool:
     return file.loop_of(node) is None and not _left_before(file, node, scope)
 
 
-def _left_before(file: PythonFile, node: ast.AST, function: ast.AST) -> bool:
+def _left_before(file: SyntaxTree, node: ast.AST, function: ast.AST) -> bool:
     """Whether the function may have returned before it reaches the node, other than for a broken loss."""
     if any(isinstance(outer, ast.Raise) for outer in file.ancestors(node)):
         return True

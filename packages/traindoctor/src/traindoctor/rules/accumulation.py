@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from traindoctor.expressions import is_method, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, is_method, words_of
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.types import Finding, Kind, Severity
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.edits import set_keyword
 from traindoctor.types import Finding, Kind, Severity

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, has_spread, is_constant, is_method, number
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_constant, is_method, number
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import LOADER
 from traindoctor.rules.edits import set_keyword

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from traindoctor.expressions import is_method
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, is_method
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.loading import LOADER_DOCS
 from traindoctor.types import Finding, Kind, Severity

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from traindoctor.python_file import PythonFile, is_method
+from traindoctor.expressions import is_method
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.edits import replace_node
 from traindoctor.types import Finding, Kind, Severity

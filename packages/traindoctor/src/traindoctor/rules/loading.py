@@ -8,14 +8,9 @@ from collections.abc import Iterator
 
 import yaml
 
+from traindoctor.expressions import argument, has_spread, is_constant, number
 from traindoctor.names import dotted
-from traindoctor.python_file import (
-    PythonFile,
-    argument,
-    has_spread,
-    is_constant,
-    number,
-)
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import (
     EVALUATES,

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, has_spread, is_constant, is_measurement, is_method
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_constant, is_method
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
-from traindoctor.steps import function_called, is_measurement
+from traindoctor.steps import function_called
 from traindoctor.types import Finding, Kind, Severity
 
 _FINITE = tuple(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, has_spread, is_method, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_method, words_of
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.edits import replace_node
 from traindoctor.types import Finding, Kind, Severity

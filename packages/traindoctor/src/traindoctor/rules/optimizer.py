@@ -7,15 +7,9 @@ from collections.abc import Iterator
 
 from traindoctor.choices import ANY, names_called
 from traindoctor.effective_calls import is_marker, is_open
+from traindoctor.expressions import argument, has_spread, is_constant, is_method, number
 from traindoctor.names import dotted
-from traindoctor.python_file import (
-    PythonFile,
-    argument,
-    has_spread,
-    is_constant,
-    is_method,
-    number,
-)
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import FUSABLE, FUSED_RAISES, KERNEL_CHOICES, coupled_decay_block, unfused_block
 from traindoctor.rules.edits import set_keyword

@@ -6,15 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, has_spread, is_constant, is_method, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import (
-    PythonFile,
-    argument,
-    has_spread,
-    is_constant,
-    is_method,
-    words_of,
-)
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.checkpoints import SAVE_DOCS, file_name
 from traindoctor.rules.edits import set_keyword

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, is_method, parameter_names, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, is_method, parameter_names, words_of
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.checkpoints import SAVE_DOCS
 from traindoctor.steps import function_called

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from traindoctor.expressions import argument, has_spread, is_method, number, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, argument, has_spread, is_method, number, words_of
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.types import Finding, Kind, Severity
 

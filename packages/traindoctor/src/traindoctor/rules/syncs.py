@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from traindoctor.expressions import is_constant, is_method, words_of
 from traindoctor.names import dotted
-from traindoctor.python_file import PythonFile, is_constant, is_method, words_of
+from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.blocks import anomaly_detection_asked_for
 from traindoctor.steps import is_certain
