@@ -35,6 +35,10 @@ class Row:
     lists: dict[str, list[float]] = field(default_factory=dict)
 
 
+_UNMARKED = 7
+"""By so much the rank of a loss is worse in a line without a step."""
+
+
 class MainLoss:
     """Which of several names is the loss of a run: the best rank at first, then the one that comes most often.
 
@@ -46,18 +50,21 @@ class MainLoss:
         self._rank = 99
         self._counts: Counter[str] = Counter()
 
-    def choose(self, candidates: list[tuple[Name, float]]) -> tuple[Name, float] | None:
-        """The loss of a line, if it has one."""
+    def choose(
+        self, candidates: list[tuple[Name, float]], *, is_marked: bool = True
+    ) -> tuple[Name, float] | None:
+        """The loss of a line, if it has one; a line that tells its step has the better one."""
         best = min(candidates, key=lambda item: item[0].rank)
+        rank = best[0].rank + (0 if is_marked else _UNMARKED)
         main = next((item for item in candidates if item[0].key == self.key), None)
         counts = self._counts
         for name, _ in candidates[:16]:
             counts[name.key] += 1
-        if main is None or (best[0].rank < self._rank and counts[best[0].key] >= counts[self.key]):
-            better = best[0].rank < self._rank and counts[self.key] <= 3
-            margin = 1 if best[0].rank <= self._rank + 2 else 3
-            if not self.key or better or counts[best[0].key] > margin * counts[self.key] + 2 * (margin - 1):
-                self.key, self._rank = best[0].key, best[0].rank
+        if main is None or (rank < self._rank and counts[best[0].key] >= counts[self.key]):
+            better = rank < self._rank and counts[self.key] <= 3
+            margin = 2 if rank <= self._rank + 2 else 4  # a name that comes far more often wins in the end
+            if not self.key or better or counts[best[0].key] > margin * counts[self.key] + 3:
+                self.key, self._rank = best[0].key, rank
                 return best
         return main
 
@@ -162,7 +169,7 @@ class Assembler:
             elif name.rank < ranks.get(role, 99) and (abs(value) < LARGEST or not math.isfinite(value)):
                 ranks[role], values[role] = name.rank, value
         self._bare(row, values, losses, valid)
-        self._losses(values, losses, valid, bad=bad)
+        self._losses(values, losses, valid, bad=bad, is_marked=row.marks.any())
         if row.is_eval or ("valid_loss" in values and "loss" not in values):
             for role in _ONLY_TRAINING:
                 values.pop(role, None)
@@ -189,8 +196,9 @@ class Assembler:
         valid: list[tuple[Name, float]],
         *,
         bad: bool,
+        is_marked: bool,
     ) -> None:
-        if losses and (chosen := self.main.choose(losses)) is not None:
+        if losses and (chosen := self.main.choose(losses, is_marked=is_marked)) is not None:
             values["loss"] = chosen[1]
         if valid and (chosen := self.valid.choose(valid)) is not None:
             values["valid_loss"] = chosen[1]
