@@ -63,7 +63,7 @@ def test_sampling_and_evaluation_measure_the_same_similarity(folder: Path) -> No
         keys=decode_keys(0, truth.ids), lengths=truth.lengths, counts=[3],
         encode=lambda tokens: encoder.encode(as_words(tokens)),
     )  # fmt: skip
-    checked = list(stages)[-1].found
+    checked = list(stages)[-1].checked
     scored = score_texts(truth, checked.tokens, 2, context.decode_text, context.encode)
     np.testing.assert_allclose(scored.cosine, checked.cosine, atol=1e-6)
     slots = [cosine(encoder.encode(scored.texts)[:, [slot]], truth.latents[:, [slot]]) for slot in range(3)]

@@ -9,8 +9,9 @@ import torch
 from mmldlm.config import ModeWeights
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, infill_tokens, vary
+from mmldlm.sampling.decode import decode_latents, encode_tokens, infill_tokens, vary
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,
     NUM_LETTERS,

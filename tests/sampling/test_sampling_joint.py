@@ -9,9 +9,9 @@ import torch
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
 from mmldlm.sampling.chain import sample_latents, sample_text
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens, generate
+from mmldlm.sampling.decode import decode_latents, encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import group_documents, interleave, latent_noise, make_steps
+from mmldlm.sampling.pack import document_keys, group_documents, interleave, latent_noise, make_steps
 from tests.sampling.sampling_oracles import chi_square, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2, seed=2), np.array([[-1.0, 1.0], [1.0, -1.0]])

@@ -13,9 +13,9 @@ from mmldlm.config import CorruptionConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.errors import UserError
 from mmldlm.sampling.chain import encode_steps
-from mmldlm.sampling.decode import document_keys, encode_tokens
+from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import latent_noise
+from mmldlm.sampling.pack import document_keys, latent_noise
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 TYPES, SCHEDULES = ("clean", "noise", "velocity"), ("cosine", "linear", "flow")

@@ -9,8 +9,9 @@ import pytest
 
 from mmldlm.config import SamplingConfig
 from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from tests.sampling.sampling_oracles import random_model
 
 

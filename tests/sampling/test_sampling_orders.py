@@ -13,10 +13,10 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
-from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.orders import draw
-from mmldlm.sampling.pack import Pack, make_steps
+from mmldlm.sampling.pack import Pack, document_keys, make_steps
 from mmldlm.sampling.predictor import ModelPredictor
 from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,

@@ -23,11 +23,11 @@ from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.sampling import judge as judge_module
 from mmldlm.sampling import replacing
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
+from mmldlm.sampling.decode import decode_latents, encode_tokens
 from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.judge import Checked, Judge, Ragged, slices
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import Pack
+from mmldlm.sampling.pack import Pack, document_keys
 from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import checked_stages, decode_checked
@@ -189,7 +189,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
     record, passes = spy(model), np.zeros(6, np.int64)
     documents, owner, place = np.array([4, 0, 1]), np.array([0, 0, 1, 2, 2]), np.array([0, 11, 3, 8, 2])
     asked = Ragged.of([texts[i] for i in documents])
-    found = Proposals(judge).ask(asked, documents, owner, place, passes)
+    found = Proposals(judge).propose(asked, documents, owner, place, passes)
     assert passes.tolist() == [int(n * (1 if guidance == 1 else 2)) for n in (1, 2, 0, 0, 2, 0)]
     process = model.corruption.text
     for call in record:  # the share of one masked token
@@ -264,11 +264,11 @@ def test_stages_are_what_each_way_gives_alone() -> None:
     assert [(s.num_candidates, s.num_rounds) for s in stages] == [(1, 0), (1, 1), (3, 0), (3, 1)]
     for stage in stages:
         alone = check(model, **drawn, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
-        assert all(map(np.array_equal, alone.tokens, stage.found.tokens))
+        assert all(map(np.array_equal, alone.tokens, stage.checked.tokens))
         for name in ("cosine", "passes", "num_encoded"):
-            assert getattr(alone, name).tolist() == getattr(stage.found, name).tolist()
+            assert getattr(alone, name).tolist() == getattr(stage.checked, name).tolist()
     for start, end in (stages[:2], stages[2:]):
-        assert (end.found.cosine >= start.found.cosine).all()
+        assert (end.checked.cosine >= start.found.cosine).all()
 
 
 def test_progress_reaches_its_end() -> None:

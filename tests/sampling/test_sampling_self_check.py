@@ -8,9 +8,10 @@ import pytest
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
-from mmldlm.sampling.decode import decode_latents, document_keys, encode_tokens
+from mmldlm.sampling.decode import decode_latents, encode_tokens
 from mmldlm.sampling.judge import Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS
 from mmldlm.sampling.self_check import checked_stages, decode_checked
 from tests.sampling.sampling_oracles import random_model, spy
@@ -127,14 +128,14 @@ def test_stages_are_what_each_number_of_candidates_gives_alone() -> None:
     assert [(stage.num_candidates, stage.num_rounds) for stage in stages] == [(1, 0), (1, 1), (3, 0), (3, 1)]
     for stage in stages:
         alone = check(model, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
-        assert all(map(np.array_equal, alone.tokens, stage.found.tokens))
-        assert alone.passes.tolist() == stage.found.passes.tolist()
-        assert alone.cosine.tolist() == stage.found.cosine.tolist()
+        assert all(map(np.array_equal, alone.tokens, stage.checked.tokens))
+        assert alone.passes.tolist() == stage.checked.passes.tolist()
+        assert alone.cosine.tolist() == stage.checked.cosine.tolist()
     first, *_ = checked_stages(
         model, LATENTS, greedy, keys=KEYS, lengths=LENGTHS, counts=[1, 2], drawn=OPTIONS
     )
     plain = decode_latents(model, LATENTS, greedy, lengths=LENGTHS, keys=KEYS)
-    assert all(map(np.array_equal, plain, first.found.tokens))
+    assert all(map(np.array_equal, plain, first.checked.tokens))
 
 
 def test_the_judge_reads_a_text_as_it_stands_whatever_the_guidance() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from mmldlm.corruption.latent import LatentProcess
 from mmldlm.corruption.schedule import CosineLatent, LatentSchedule, LinearLatent
 from mmldlm.layout import Layout
-from mmldlm.sampling.decode import document_keys, encode_tokens, generate
+from mmldlm.sampling.decode import encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import Pack, Step, latent_noise, make_steps
+from mmldlm.sampling.pack import Pack, Step, document_keys, latent_noise, make_steps
 from mmldlm.sampling.predictor import Prediction
 from mmldlm.sampling.solvers import LATENT_STEPS
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution

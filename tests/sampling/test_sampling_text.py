@@ -8,8 +8,9 @@ import torch
 
 from mmldlm.corruption.schedule import TEXT_SCHEDULES
 from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from tests.sampling.sampling_oracles import (
     NUM_LETTERS,
     chi_square,

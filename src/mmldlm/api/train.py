@@ -33,8 +33,9 @@ from mmldlm.metrics import text_log
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder, lock_run
 from mmldlm.runtime import start_runtime
-from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from mmldlm.training.fit import Trainer
 from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
 from mmldlm.training.progress import Hooks, Reporter

@@ -24,8 +24,9 @@ from mmldlm.evaluation.quantities import Quantity
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet
 from mmldlm.layout import packed_layout
 from mmldlm.sampling.decode import Progress as SamplingProgress
-from mmldlm.sampling.decode import document_keys, encode_tokens
+from mmldlm.sampling.decode import encode_tokens
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from mmldlm.statistics import Estimate
 from mmldlm.types import PackedBatch
 

@@ -155,7 +155,7 @@ def decode_ways(
     for stage in stages:
         if stage.num_candidates > 1 or stage.num_rounds:
             way = replace(first, num_candidates=stage.num_candidates, num_rounds=stage.num_rounds)
-            checked = stage.found
+            checked = stage.checked
             yield WayTexts(way, checked.tokens, checked.passes, checked.num_encoded, stage.seconds)
 
 

@@ -30,8 +30,9 @@ from mmldlm.evaluation.results import (
 )
 from mmldlm.evaluation.text_bound import perplexity
 from mmldlm.latents import cosine
-from mmldlm.sampling.decode import document_keys, generate
+from mmldlm.sampling.decode import generate
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from mmldlm.statistics import LESS, MORE, Estimate
 
 NUM_EXAMPLES = 8

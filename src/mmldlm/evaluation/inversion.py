@@ -35,8 +35,9 @@ from mmldlm.evaluation.results import (
 from mmldlm.latents import cosine
 from mmldlm.randomness import make_key
 from mmldlm.sampling.decode import Progress as SamplingProgress
-from mmldlm.sampling.decode import decode_latents, document_keys
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.pack import document_keys
 from mmldlm.statistics import MORE, Estimate
 
 NUM_EXAMPLES = 12

@@ -28,7 +28,6 @@ from mmldlm.sampling.options import (
 )
 from mmldlm.sampling.orders import draw
 from mmldlm.sampling.pack import Step, Tally, group_documents, latent_noise
-from mmldlm.sampling.pack import document_keys as document_keys
 from mmldlm.sampling.predictor import ModelPredictor
 
 Progress = Callable[[int, int], None]
@@ -195,7 +194,7 @@ class _Start:
 
     lengths: np.ndarray
     tokens: list[np.ndarray] | None = None
-    """With the mask's id where something is to be found; all else stays."""
+    """With the mask's id where a token is to be sampled; all else stays."""
     latents: Tensor | None = None
     latent_time: float = 0.0
     """Of the latents."""

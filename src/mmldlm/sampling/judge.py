@@ -97,9 +97,9 @@ class Judge:
         if self.encode is not None:
             return _require_finite(self.encode(texts), "encoder")
         spent = np.zeros(len(texts), np.int64)
-        made = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
+        latents = encode_tokens(self.model, texts, self.reading, keys=self.keys[owner], passes=spent)
         np.add.at(passes, owner, spent)
-        return _require_finite(self.model.normalizer.denormalize(made), "model")
+        return _require_finite(self.model.normalizer.denormalize(latents), "model")
 
 
 def _require_finite(latents: np.ndarray, who: str) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Rounds that try other tokens in the place of single ones, and keep those that bring the text nearer to its latent.
 
-For each token the network is asked, with this one masked and everything else in sight, for the most probable others;
+For each token the network predicts, with this one masked and everything else in sight, the most probable others;
 special tokens, which nobody reads, are not among them.
 All texts with one such replacement are turned back into latents. Then the best replacements of a text, one for each
 place, are made together: the best one, two, three, a quarter, a half and all that help; the nearest of these texts is
@@ -61,27 +61,27 @@ class Swaps:
 
 def replace_rounds(judge: Judge, best: Checked, num_rounds: int, report: Callable[[], None]) -> Checked:
     """So many rounds, each reported; texts that can get no better this way are left out of later ones."""
-    found, left = best.copy(), np.arange(len(best.tokens))
+    current, left = best.copy(), np.arange(len(best.tokens))
     proposals = Proposals(judge)
     for number in range(num_rounds):
         keys = randomness.make_key(judge.keys, ROUND, number)
-        lengths = np.array([len(found.tokens[i]) for i in left], np.int64)
+        lengths = np.array([len(current.tokens[i]) for i in left], np.int64)
         costs = np.minimum(lengths, MAX_PROBED) * NUM_REPLACEMENTS * lengths
         parts = [left[part] for part in slices(costs, CHUNK_TOKENS)]
         left = np.concatenate(
-            [_improve(judge, proposals, found, part, keys[part]) for part in parts] or [left]
+            [_improve(judge, proposals, current, part, keys[part]) for part in parts] or [left]
         )
         report()
-    return found
+    return current
 
 
 def _improve(
-    judge: Judge, proposals: Proposals, found: Checked, documents: np.ndarray, keys: np.ndarray
+    judge: Judge, proposals: Proposals, current: Checked, documents: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
     """One round of some documents, in place; those are returned that may get better still."""
-    texts = Ragged.of([found.tokens[i] for i in documents])
+    texts = Ragged.of([current.tokens[i] for i in documents])
     owner, place = probed_places(texts.split(), keys)
-    swaps = _swaps(judge, proposals, found, documents, texts, owner, place)
+    swaps = _swaps(judge, proposals, current, documents, texts, owner, place)
     text, size = swaps.tries(len(documents))
     first = np.searchsorted(swaps.text, text)
     row, swap = np.repeat(np.arange(len(text)), size), ranges(first, size)
@@ -90,15 +90,15 @@ def _improve(
     several = np.flatnonzero(size > 1)
     if len(several):
         cosine[several] = judge.cosine(
-            tried.take(several).split(), documents[text[several]], found.passes, found.num_encoded
+            tried.take(several).split(), documents[text[several]], current.passes, current.num_encoded
         )
     order = np.lexsort((size, -cosine, text))
     improved, nearest = np.unique(text[order], return_index=True)
     for index, document in zip(order[nearest], documents[improved], strict=True):
         start = tried.starts[index]
-        found.tokens[document] = tried.tokens[start : start + tried.lengths[index]].copy()
-        found.cosine[document] = cosine[index]
-        found.num_accepted[document] += 1
+        current.tokens[document] = tried.tokens[start : start + tried.lengths[index]].copy()
+        current.cosine[document] = cosine[index]
+        current.num_accepted[document] += 1
     may_improve = np.bincount(owner, minlength=len(documents)) < texts.lengths  # other places next time
     may_improve[improved] = True
     return documents[may_improve]
@@ -107,21 +107,21 @@ def _improve(
 def _swaps(
     judge: Judge,
     proposals: Proposals,
-    found: Checked,
+    current: Checked,
     documents: np.ndarray,
     texts: Ragged,
     owner: np.ndarray,
     place: np.ndarray,
 ) -> Swaps:
     """The best replacement in each of these places of these texts, where one helps."""
-    tokens = proposals.ask(texts, documents, owner, place, found.passes)
+    tokens = proposals.propose(texts, documents, owner, place, current.passes)
     num = tokens.shape[1]
     text = np.repeat(owner, num)
     variants = texts.take(text).put(np.arange(len(text)), np.repeat(place, num), tokens.reshape(-1))
-    cosines = judge.cosine(variants.split(), documents[text], found.passes, found.num_encoded)
+    cosines = judge.cosine(variants.split(), documents[text], current.passes, current.num_encoded)
     cosines = cosines.reshape(tokens.shape)
     rows, best = np.arange(len(owner)), cosines.argmax(1)
-    gain = cosines[rows, best] - found.cosine[documents[owner]]
+    gain = cosines[rows, best] - current.cosine[documents[owner]]
     order = np.lexsort((-gain, owner))
     order = order[gain[order] > SMALLEST_GAIN]
     best = best[order]
@@ -129,7 +129,7 @@ def _swaps(
 
 
 class Proposals:
-    """What the network would say instead of single tokens."""
+    """What the network predicts instead of single tokens."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge, self.predictor = judge, ModelPredictor.of(judge.model)
@@ -137,7 +137,7 @@ class Proposals:
         self.against = None if judge.against is None else torch.tensor(judge.against)
         self.num = min(NUM_REPLACEMENTS, max(1, judge.model.denoiser.shape.vocab_size - 1))
 
-    def ask(
+    def propose(
         self, texts: Ragged, documents: np.ndarray, owner: np.ndarray, place: np.ndarray, passes: np.ndarray
     ) -> np.ndarray:
         """(P, K) the most probable other tokens in these places of these texts, most probable first.
@@ -147,10 +147,12 @@ class Proposals:
         result = np.empty((len(owner), self.num), np.int64)
         num_slots, batch_tokens = self.latents.shape[1], self.judge.drawn.batch_tokens
         for rows in group_documents(texts.lengths[owner], num_slots, batch_tokens):
-            result[rows] = self._ask(texts.take(owner[rows]), documents[owner[rows]], place[rows], passes)
+            result[rows] = self._propose(texts.take(owner[rows]), documents[owner[rows]], place[rows], passes)
         return result
 
-    def _ask(self, texts: Ragged, documents: np.ndarray, place: np.ndarray, passes: np.ndarray) -> np.ndarray:
+    def _propose(
+        self, texts: Ragged, documents: np.ndarray, place: np.ndarray, passes: np.ndarray
+    ) -> np.ndarray:
         """One pack: a place of each of these texts."""
         process, chosen = self.judge.model.corruption.text, torch.from_numpy(documents)
         at = texts.starts + place

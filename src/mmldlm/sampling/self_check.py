@@ -1,4 +1,4 @@
-"""Decoding that checks itself: what was decoded is turned back into a latent and compared with the one that was given.
+"""Decoding that checks itself: what was decoded is turned back into a latent and compared with the one it came from.
 
 Candidates: of several texts for a latent, the one whose own latent is nearest (cosine of raw latents) is kept. Rounds
 then improve it: tokens are replaced by others that bring the text nearer (`replacing`).
@@ -30,7 +30,7 @@ class Stage:
 
     num_candidates: int
     num_rounds: int
-    found: Checked
+    checked: Checked
     seconds: float
     """Of everything that led here, and of nothing else."""
 
@@ -65,7 +65,7 @@ def decode_checked(
         model, latents, options, keys=keys, lengths=lengths, counts=[num_candidates],
         num_rounds=num_rounds, drawn=drawn, encode=encode, against=against, progress=progress,
     )  # fmt: skip
-    return list(stages)[-1].found
+    return list(stages)[-1].checked
 
 
 def checked_stages(
