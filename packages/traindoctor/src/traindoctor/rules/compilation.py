@@ -22,7 +22,7 @@ _PER_CALL = ("forward", "training_step", "train_step", "compute_loss", "__call__
     severity=Severity.ERROR,
     summary="torch.compile is called in a training loop or inside forward",
     why="Each call makes a new wrapper with its own cache, so the model is compiled again and again.",
-    effect="Qualitative: compile time (seconds to minutes) in every round.",
+    effect="No number was measured: compile time (seconds to minutes) in every round.",
     source="PyTorch docs, torch.compile",
     remedy="Compile once, where the model is built.",
     bad="for batch in loader:\n    loss = torch.compile(model)(batch)",

@@ -23,7 +23,7 @@ from traindoctor.types import Finding, Kind, Severity
     severity=Severity.INFO,
     summary="A batch from a pinning loader is copied with .cuda() or .to(device) without non_blocking",
     why="Pinning pays only when the copy is asynchronous; without non_blocking=True the host waits for each tensor.",
-    effect="Qualitative here (needs a GPU): one host wait per tensor and step.",
+    effect="No number was measured here (needs a GPU): one host wait per tensor and step.",
     source="PyTorch tutorial, A guide on good usage of non_blocking and pin_memory",
     fix="safe or unsafe",
     bad="x = x.cuda()",

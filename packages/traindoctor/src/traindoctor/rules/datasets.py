@@ -83,7 +83,7 @@ def _knows_workers(node: ast.ClassDef) -> bool:
     why="A missing or broken file turns into a training example. Nothing fails, the loss goes down on "
     "garbage, and nobody "
     "learns that a share of the data was never read.",
-    effect="Qualitative: the model is trained on made-up examples.",
+    effect="No number was measured: the model is trained on made-up examples.",
     source="This project's audit of the original MM-LDLM code (docs/accuracy.md)",
     remedy="Let the error through, or skip the example and count it in the log.",
     bad="except Exception:\n    return torch.zeros(512)",

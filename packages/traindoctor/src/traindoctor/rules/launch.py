@@ -69,7 +69,7 @@ def lost_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
     summary="Several programs run one after the other and a failure stops nothing",
     why="Without `set -e` or `&&` the second program starts although the first one crashed, often on "
     "half-written data.",
-    effect="Qualitative: the failure is noticed at the end, or never.",
+    effect="No number was measured: the failure is noticed at the end, or never.",
     source=f"{BASH}, the set builtin (-e)",
     remedy="`set -euo pipefail` at the top.",
     bad="python prepare.py\npython train.py",
@@ -101,7 +101,7 @@ _PORT = re.compile(r"--(?:master|main)[_-](?:process[_-])?port")
     summary="MASTER_PORT is a fixed number",
     why="Two jobs on one machine meet on the same port: the second dies with 'Address already in use' or "
     "joins the first.",
-    effect="Qualitative: any second job on the node fails.",
+    effect="No number was measured: any second job on the node fails.",
     source="PyTorch docs, torchrun (rdzv_endpoint, --standalone)",
     fix="unsafe",
     remedy="`${MASTER_PORT:-29500}` lets the outside choose; `--standalone` picks a free port on one node. "

@@ -31,7 +31,6 @@ from traindoctor.yaml_file import YamlFile
 LOADER_DOCS = "PyTorch docs, torch.utils.data"
 MAX_WORKERS = 32
 _WORKERS = 5  # position of num_workers in DataLoader's signature
-_MEASURED = "Measured on two CPU cores; table and command in docs/accuracy.md."
 
 
 def _loaders(file: PythonFile) -> list[ast.Call]:
@@ -116,7 +115,8 @@ def _streams(file: PythonFile, call: ast.Call) -> bool:
     why="Without workers every batch is read, decoded and collated by the process that should be feeding the "
     "GPU; the GPU "
     "waits for each one.",
-    effect="The step time becomes load time plus compute time instead of the larger of the two. " + _MEASURED,
+    effect="The step time becomes load time plus compute time instead of the larger of the two. "
+    "Measured on two CPU cores: two epochs take 571 ms with 0 workers, 318 ms with 2 (1.79x).",
     source=f"{LOADER_DOCS}, single- and multi-process data loading; PyTorch performance tuning guide",
     fix="unsafe",
     remedy="min(8, CPUs per process) is a good start; an IterableDataset must split its work by get_worker_info().",
@@ -160,7 +160,7 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
     summary="A DataLoader with workers does not pin its memory, in a file that copies to a GPU",
     why="Only copies from page-locked memory run asynchronously; from pageable memory `non_blocking=True` "
     "does nothing.",
-    effect="Qualitative here (needs a GPU): the copy of a batch cannot overlap with compute.",
+    effect="No number was measured here (needs a GPU): the copy of a batch cannot overlap with compute.",
     source=f"{LOADER_DOCS}, memory pinning; PyTorch tutorial on pin_memory and non_blocking",
     fix="unsafe",
     remedy="Unsafe because a dataset that returns GPU tensors or objects of its own cannot be pinned, and "
@@ -195,7 +195,8 @@ def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
     why="Without persistent_workers the processes are stopped after each pass and the dataset is pickled and "
     "imported "
     "again for the next one; with short epochs that is most of the time.",
-    effect=_MEASURED,
+    effect="Measured on two CPU cores: two short epochs take 251 ms with new workers, 167 ms with persistent "
+    "ones (1.51x).",
     source=f"{LOADER_DOCS}, DataLoader(persistent_workers=...)",
     fix="unsafe",
     remedy="Unsafe because a dataset that is changed between epochs (a curriculum) stays as it was inside "
@@ -271,7 +272,8 @@ def option_without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator
     why="num_workers counts per rank: 8 ranks with 128 workers start 1,024 processes, each with a copy of "
     "the dataset. "
     "They compete for the same cores and often exhaust memory or file handles.",
-    effect="torch warns when workers exceed the CPUs it sees. " + _MEASURED,
+    effect="torch warns when workers exceed the CPUs it sees. "
+    "Measured on two CPU cores: two epochs take 1227 ms with 34 workers, 164 ms with 2 (7.5x).",
     source="PyTorch, torch/utils/data/dataloader.py, _check_worker_number_rationality",
     remedy="min(8, CPUs // ranks on the machine).",
     bad="num_workers: 128",

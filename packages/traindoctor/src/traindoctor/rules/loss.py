@@ -199,7 +199,7 @@ def _is_sum(node: ast.expr, word: str, file: PythonFile) -> bool:
     summary="NaN in the loss or a gradient is replaced by a number",
     why="nan_to_num turns the sign of a broken batch into an ordinary value: the update is made with garbage "
     "and nobody sees it.",
-    effect="Qualitative: hides the fault that it was written against.",
+    effect="No number was measured: hides the fault that it was written against.",
     source="PyTorch docs, torch.nan_to_num",
     remedy="Skip the update on all ranks and log the step.",
     bad="loss = torch.nan_to_num(loss)",

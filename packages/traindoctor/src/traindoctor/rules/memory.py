@@ -273,7 +273,7 @@ def _calls_method(statement: ast.stmt, held: str, name: str) -> bool:
     why="The graph's saved tensors stay until the loss is dropped. It is needed only for a second backward "
     "through the "
     "same graph; usually it hides a state that should have been detached.",
-    effect="Qualitative: activations of the step live longer; with carried state, memory grows.",
+    effect="No number was measured: activations of the step live longer; with carried state, memory grows.",
     source="PyTorch docs, torch.Tensor.backward",
     remedy="Detach what is carried to the next step and drop retain_graph.",
     bad="loss.backward(retain_graph=True)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from traindoctor.registry import Rule, rule
@@ -45,12 +45,41 @@ def _is_off(value: str | None) -> bool:
     return value is not None and value.strip().lower() in ("0", "false", "f", "no", "n", "off")
 
 
+def _is_days(value: str | None) -> bool:
+    return value is not None and value.isdigit() and int(value) > DAY
+
+
+def _is_verbose(value: str | None) -> bool:
+    return (value or "").upper() in ("INFO", "TRACE")
+
+
 def _set(file: Any, *names: str) -> list[Variable]:
     return [variable for variable in variables_of(file) if variable.name in names]
 
 
-@rule(
-    *EVERYWHERE,
+def _switch(
+    variables: tuple[str, ...],
+    harmful: Callable[[str | None], bool],
+    consequence: str,
+    better: str | None,
+    **about: Any,
+) -> None:
+    """Declare a rule about variables with a harmful value, and the value that replaces it."""
+
+    @rule(*EVERYWHERE, **about)
+    def check(file: Any, about: Rule) -> Iterator[Finding]:
+        for variable in _set(file, *variables):
+            if harmful(variable.value):
+                message = f"{variable.name}={variable.value} {consequence}"
+                fix = None if better is None else variable.change(better, f"set it to {better}", safe=False)
+                yield about.at(file.path, variable.span, message, fix)
+
+
+_switch(
+    ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",),
+    _is_days,
+    "is more than a day: a hung job is never ended",
+    "1800",
     code="NCC001",
     name="watchdog-timeout-in-days",
     severity=Severity.ERROR,
@@ -65,14 +94,6 @@ def _set(file: Any, *names: str) -> list[Variable]:
     bad="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=12000000",
     good="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800",
 )
-def watchdog_in_days(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(file, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
-        if variable.value and variable.value.isdigit() and int(variable.value) > DAY:
-            days = int(variable.value) / DAY
-            message = f"{variable.name}={variable.value} is {days:,.0f} days: a hung job is never ended"
-            yield about.at(
-                file.path, variable.span, message, variable.change("1800", "set it to 1800", safe=False)
-            )
 
 
 @rule(
@@ -153,8 +174,11 @@ def alias_loses(file: Any, about: Rule) -> Iterator[Finding]:
         yield about.at(file.path, variable.span, message, fix, severity=severity)
 
 
-@rule(
-    *EVERYWHERE,
+_switch(
+    ("TORCH_NCCL_ENABLE_MONITORING",),
+    _is_off,
+    "switches off the monitor that would end a hung job",
+    "1",
     code="NCC005",
     name="watchdog-monitoring-off",
     severity=Severity.ERROR,
@@ -168,37 +192,33 @@ def alias_loses(file: Any, about: Rule) -> Iterator[Finding]:
     bad="export TORCH_NCCL_ENABLE_MONITORING=0",
     good="export TORCH_NCCL_ENABLE_MONITORING=1",
 )
-def monitoring_off(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(file, "TORCH_NCCL_ENABLE_MONITORING"):
-        if _is_off(variable.value):
-            message = f"{variable.name}={variable.value} switches off the monitor that would end a hung job"
-            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=False))
 
 
-@rule(
-    *EVERYWHERE,
+_switch(
+    ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
+    _is_on,
+    "stops the host at every wait; async error handling suffices",
+    "0",
     code="NCC006",
     name="blocking-wait",
     severity=Severity.WARNING,
     summary="NCCL blocking wait is on",
     why="With blocking wait the host thread stands still in every wait() until the collective is done, instead of "
     "queueing more work; asynchronous error handling gives the same protection without it.",
-    effect="Qualitative: the host can no longer run ahead of the GPU at each wait.",
+    effect="No number was measured: the host can no longer run ahead of the GPU at each wait.",
     source="PyTorch docs, torch.distributed, TORCH_NCCL_BLOCKING_WAIT",
     fix="unsafe",
     remedy=_ABORTS,
     bad="export TORCH_NCCL_BLOCKING_WAIT=1",
     good="export TORCH_NCCL_BLOCKING_WAIT=0",
 )
-def blocking_wait(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(file, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
-        if _is_on(variable.value):
-            message = f"{variable.name}={variable.value} stops the host at every wait; async error handling suffices"
-            yield about.at(file.path, variable.span, message, variable.change("0", "set it to 0", safe=False))
 
 
-@rule(
-    *EVERYWHERE,
+_switch(
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+    _is_off,
+    "means: when one rank dies, the others hang",
+    "1",
     code="NCC007",
     name="async-error-handling-off",
     severity=Severity.ERROR,
@@ -211,11 +231,6 @@ def blocking_wait(file: Any, about: Rule) -> Iterator[Finding]:
     bad="export TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
 )
-def async_errors_off(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(file, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
-        if _is_off(variable.value):
-            message = f"{variable.name}={variable.value}: when one rank dies, the others hang"
-            yield about.at(file.path, variable.span, message, variable.change("1", "set it to 1", safe=False))
 
 
 @rule(
@@ -226,7 +241,7 @@ def async_errors_off(file: Any, about: Rule) -> Iterator[Finding]:
     summary="A debugging variable that slows every step is set",
     why="CUDA_LAUNCH_BLOCKING=1 makes every kernel launch wait; TORCH_DISTRIBUTED_DEBUG=DETAIL adds a collective to "
     "check each collective. Both belong on the command line of one debugging run, not in a script.",
-    effect="Qualitative: no overlap of host and GPU; documented as costly by PyTorch.",
+    effect="No number was measured: no overlap of host and GPU; documented as costly by PyTorch.",
     source="CUDA C programming guide, CUDA_LAUNCH_BLOCKING; PyTorch docs, torch.distributed, TORCH_DISTRIBUTED_DEBUG",
     fix="unsafe",
     bad="export CUDA_LAUNCH_BLOCKING=1",
@@ -245,8 +260,11 @@ def debug_left_on(file: Any, about: Rule) -> Iterator[Finding]:
             )
 
 
-@rule(
-    *EVERYWHERE,
+_switch(
+    ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_DISABLE"),
+    _is_on,
+    "switches a fast transport off on every machine that runs this",
+    None,
     code="NCC009",
     name="transport-switched-off",
     severity=Severity.WARNING,
@@ -261,33 +279,22 @@ def debug_left_on(file: Any, about: Rule) -> Iterator[Finding]:
     bad="export NCCL_P2P_DISABLE=1",
     good="# per machine, outside the repository",
 )
-def transport_off(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(
-        file, "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_DISABLE"
-    ):
-        if _is_on(variable.value):
-            message = f"{variable.name}={variable.value} switches a fast transport off on every machine that runs this"
-            yield about.at(file.path, variable.span, message)
 
 
-@rule(
-    *EVERYWHERE,
+_switch(
+    ("NCCL_DEBUG",),
+    _is_verbose,
+    "fills the log; WARN prints errors",
+    "WARN",
     code="NCC010",
     name="verbose-nccl-log",
     severity=Severity.INFO,
     summary="NCCL_DEBUG=INFO or TRACE is left on",
     why="INFO prints the topology and every communicator on every rank, TRACE every call; the log of a real failure "
     "drowns in it. NCCL_DEBUG=WARN prints errors only.",
-    effect="Qualitative: log volume grows with ranks and, for TRACE, with steps.",
+    effect="No number was measured: log volume grows with ranks and, for TRACE, with steps.",
     source=NCCL_GUIDE,
     fix="unsafe",
     bad="export NCCL_DEBUG=INFO",
     good="export NCCL_DEBUG=WARN",
 )
-def verbose_log(file: Any, about: Rule) -> Iterator[Finding]:
-    for variable in _set(file, "NCCL_DEBUG"):
-        if (variable.value or "").upper() in ("INFO", "TRACE"):
-            message = f"NCCL_DEBUG={variable.value} fills the log; WARN prints errors"
-            yield about.at(
-                file.path, variable.span, message, variable.change("WARN", "set it to WARN", safe=False)
-            )

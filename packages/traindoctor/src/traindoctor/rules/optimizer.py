@@ -129,7 +129,7 @@ def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
     why="Decay pulls gains of norms towards 0 and has no use on biases; common practice gives "
     "one-dimensional parameters "
     "their own group without decay.",
-    effect="Qualitative: a matter of quality, not speed.",
+    effect="No number was measured: a matter of quality, not speed.",
     source="nanoGPT's and BERT's optimizer groups; Loshchilov and Hutter, Decoupled Weight Decay Regularization",
     remedy="Two groups: parameters with at least two dimensions decay, the others have weight_decay=0.",
     bad="AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)",

@@ -43,7 +43,7 @@ def is_personal(text: str) -> bool:
     severity=Severity.WARNING,
     summary="A path of one person's machine is written into the code",
     why="Nobody else can run it, and on another cluster it silently falls back or creates folders in strange places.",
-    effect="Qualitative: the first run of every new user fails.",
+    effect="No number was measured: the first run of every new user fails.",
     source="The Twelve-Factor App, config",
     remedy='An argument or a variable with a relative default: ROOT="${ROOT:-$(dirname "$0")/..}".',
     bad="cd /home/alice/projects/model",

@@ -44,7 +44,7 @@ def _autocast_dtype(file: PythonFile, call: ast.Call) -> str | None:
     why="bfloat16 has the exponent range of float32, so gradients do not underflow. The scaler only adds a "
     "pass over all "
     "gradients and a host synchronisation per step, and skips steps while it looks for a scale.",
-    effect="Qualitative: one unscale pass and one sync per step for nothing.",
+    effect="No number was measured: one unscale pass and one sync per step for nothing.",
     source=f"{AMP_DOCS}, gradient scaling; PyTorch AMP recipe",
     remedy="GradScaler(enabled=False), or none.",
     bad='scaler = GradScaler("cuda")\nwith autocast("cuda", dtype=torch.bfloat16): ...',
@@ -146,7 +146,8 @@ def _is_scaled(node: ast.AST) -> bool:
     why="bfloat16 has 8 bits of mantissa: an update smaller than 1/256 of a weight is rounded away. With "
     "usual learning "
     "rates that is most updates. Autocast computes in half precision and keeps the weights in float32.",
-    effect="Measured on the CPU (command in docs/accuracy.md): share of updates lost by bfloat16 weights under AdamW.",
+    effect="Measured on the CPU: an AdamW step of 1e-5 leaves 84.4 % of bfloat16 weights unchanged, of fp32 "
+    "weights none.",
     source=f"{AMP_DOCS}; arithmetic of bfloat16",
     remedy="Keep the model in float32 and wrap the forward in torch.autocast.",
     bad="model = Model().to(device, dtype=torch.bfloat16)\noptimizer = AdamW(model.parameters())",

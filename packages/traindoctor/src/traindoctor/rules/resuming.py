@@ -88,7 +88,7 @@ def runs_pickled_code(file: PythonFile, about: Rule) -> Iterator[Finding]:
     summary="A training checkpoint without the random state, in a project that saves it nowhere",
     why="After a resume, dropout, noise and shuffling start over: the resumed run is not the run that was "
     "interrupted.",
-    effect="Qualitative: results are not reproducible across a resume.",
+    effect="No number was measured: results are not reproducible across a resume.",
     source="PyTorch notes, reproducibility",
     remedy="Save torch.get_rng_state(), torch.cuda.get_rng_state_all(), numpy's and random's state.",
     bad="torch.save({'model': m, 'optimizer': o, 'step': step}, path)",

@@ -25,7 +25,8 @@ SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchro
     summary=".item() or float(loss) runs in every step",
     why="It waits until the GPU has finished everything queued so far; the host cannot prepare the next step "
     "meanwhile.",
-    effect="Qualitative here (needs a GPU): the launch queue runs empty once per call. Calls behind any `if` "
+    effect="No number was measured here (needs a GPU): the launch queue runs empty once per call. Calls "
+    "behind any `if` "
     "are not reported; a step in a function of its own counts when a loop of the same file calls it, when it is named "
     "like a step, or when Lightning or the Trainer calls it.",
     source=SYNC_DOCS,
@@ -98,7 +99,7 @@ def _on_host(file: PythonFile, call: ast.Call) -> bool:
     severity=Severity.INFO,
     summary="print() of a tensor in every step",
     why="Printing a tensor copies it to the host, and a line per step on every rank fills the log.",
-    effect="Qualitative: one host wait per printed tensor.",
+    effect="No number was measured: one host wait per printed tensor.",
     source=SYNC_DOCS,
     remedy="Print every n steps, on one rank.",
     bad="print(loss)",
@@ -126,7 +127,8 @@ _CHECKS = ("torch.isnan", "torch.isinf", "torch.isfinite")
     severity=Severity.INFO,
     summary="A branch on torch.isnan or isfinite in every step",
     why="`if torch.isnan(loss)` needs the value on the host: a wait per step, for every tensor asked.",
-    effect="Qualitative here (needs a GPU). A fused optimizer can skip the update on the device through found_inf.",
+    effect="No number was measured here (needs a GPU). A fused optimizer can skip the update on the device "
+    "through found_inf.",
     source=SYNC_DOCS,
     remedy="Check one scalar (the gradient norm) late in the step, or every n steps.",
     bad="if torch.isnan(loss):",
@@ -160,7 +162,7 @@ def _branch_of(file: PythonFile, node: ast.AST) -> ast.If | None:
     severity=Severity.WARNING,
     summary="torch.cuda.synchronize() in every step",
     why="It stops the host until the GPU is idle, so the GPU is idle until the host has launched again.",
-    effect="Qualitative here (needs a GPU).",
+    effect="No number was measured here (needs a GPU).",
     source=SYNC_DOCS,
     remedy="Time with CUDA events, or synchronise every n steps.",
     bad="loss.backward()\ntorch.cuda.synchronize()",
@@ -180,7 +182,8 @@ def synchronize_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
     severity=Severity.WARNING,
     summary="Autograd anomaly detection is on",
     why="It records a traceback for every operation and checks every gradient for NaN.",
-    effect="Documented: 'will slow down your program execution'; measured on the CPU (command in docs/accuracy.md).",
+    effect="Documented: 'will slow down your program execution'; measured on the CPU, 20 layers: 11.0 ms "
+    "with, 1.4 ms without (8.1x).",
     source="PyTorch docs, torch.autograd.set_detect_anomaly",
     fix="unsafe",
     remedy="Behind a debug switch. Only the key detect_anomaly of a settings file has a fix.",
@@ -233,7 +236,7 @@ def _is_for_tracing(file: PythonFile, call: ast.Call) -> bool:
     summary="One .item() for every parameter",
     why="A loop over parameters that calls .item() waits for the GPU hundreds of times; norms can be added "
     "on the device.",
-    effect="Qualitative here (needs a GPU): as many waits as there are parameter tensors.",
+    effect="No number was measured here (needs a GPU): as many waits as there are parameter tensors.",
     source=f"{SYNC_DOCS}; torch.nn.utils.get_total_norm",
     remedy="torch.nn.utils.get_total_norm([p.grad for p in parameters]) and one .item().",
     bad="for p in model.parameters():\n    total += p.grad.norm().item() ** 2",
@@ -312,7 +315,7 @@ def _names(node: ast.AST) -> set[str]:
     severity=Severity.WARNING,
     summary="A result of the step is copied to the host in every step",
     why=".cpu() waits for the GPU like .item(), and copies the whole tensor.",
-    effect="Qualitative here (needs a GPU).",
+    effect="No number was measured here (needs a GPU).",
     source=SYNC_DOCS,
     remedy="Keep it on the device, copy every n steps.",
     bad="history.append(loss.detach().cpu().numpy())",
