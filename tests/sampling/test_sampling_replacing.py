@@ -268,7 +268,7 @@ def test_stages_are_what_each_way_gives_alone() -> None:
         for name in ("cosine", "passes", "num_encoded"):
             assert getattr(alone, name).tolist() == getattr(stage.checked, name).tolist()
     for start, end in (stages[:2], stages[2:]):
-        assert (end.checked.cosine >= start.found.cosine).all()
+        assert (end.checked.cosine >= start.checked.cosine).all()
 
 
 def test_progress_reaches_its_end() -> None:
