@@ -39,7 +39,6 @@ doctor() { "${doctor[@]}" "$@"; }
 status=0
 doctor fix "$path" --diff "${unsafe[@]}" || status=$?
 if [ "$status" -eq 0 ]; then
-  echo "nothing to fix in $path"
   exit 0
 elif [ "$status" -ne 1 ]; then
   exit "$status"

@@ -144,7 +144,7 @@ def test_diff_writes_nothing_and_apply_can_be_undone(project: Path) -> None:
     assert (project / "train.py").read_text() == BAD
     assert "AMP001" in _run("fix", project, "--apply", expect=0)
     assert (project / "train.py").read_text() == GOOD
-    assert "nothing to fix" in _run("fix", project, "--apply", expect=0)
+    assert "nothing to fix; 2 more with --unsafe" in _run("fix", project, "--apply", expect=0)
     assert "applied" in _run("history", project, expect=0)
     assert "1 restored" in _run("undo", project, expect=0)
     assert (project / "train.py").read_text() == BAD

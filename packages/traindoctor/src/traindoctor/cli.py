@@ -253,7 +253,10 @@ def fix(
     if apply and source.stdin is None:
         for interrupted in transactions.recover(source.root):
             typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
-    changes = plan(_audit(source, options), options, unsafe=unsafe, stdin=source.stdin)
+    report = _audit(source, options)
+    changes = plan(report, options, unsafe=unsafe, stdin=source.stdin)
+    num_more = 0 if unsafe else sum(f.fix is not None and not f.fix.safe for f in report.findings)
+    more = f"; {num_more} more with --unsafe, which may change what the program does" if num_more else ""
     for change in changes:
         for finding, problem in change.refused:
             typer.echo(f"{change.path}:{finding.where}: {finding.code} not fixed: {problem}", err=True)
@@ -266,12 +269,13 @@ def fix(
             typer.echo(change.diff(), nl=False)
         count = sum(len(change.fixed) for change in changes)
         typer.echo(
-            f"{count} fixes in {len(changes)} files; nothing was written" if changes else "nothing to fix",
+            (f"{count} fixes in {len(changes)} files; nothing was written" if changes else "nothing to fix")
+            + more,
             err=True,
         )
         raise typer.Exit(1 if changes else 0)
     if not changes:
-        typer.echo("nothing to fix")
+        typer.echo(f"nothing to fix{more}")
         return
     done = transactions.apply(source.root, changes)
     for change in changes:
