@@ -95,7 +95,9 @@ def store(tmp_path_factory):
 
 def run_steps(trainer, count):
     setup = trainer.setup
-    steps = plan_steps(setup.order, setup.train_split.lengths, setup.plan, trainer.progress.position, trainer.step)
+    steps = plan_steps(
+        setup.order, setup.train_split.lengths, setup.plan, trainer.progress.position, trainer.step
+    )
     device = setup.runtime.device
     batches = [setup.reader()[where].pin_memory().to(device) for where in itertools.islice(steps, count)]
     torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from mmldlm.api.values import latents_array, one_latent
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
+from tests.runs import write_recipe
+from tests.stores import write_store
 from tests.tiny_models import NUM_CHANNELS, FakeEncoder, make_run, make_store
 
 TEXTS = ["w3 w1 w7", "w4 w4", "w9 w2 w5 w6", "w8", "w11 w12"]
@@ -236,6 +239,22 @@ def test_a_model_without_an_encoder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no encoder is known"):
         model.embed("w1")
     assert model.encode("w1").shape == (1, 1, NUM_CHANNELS)
+
+
+def test_a_run_without_export_and_without_its_store(tmp_path: Path) -> None:
+    """As one that still trains, or was killed: its own folder is enough."""
+    store = write_store(tmp_path / "store", num_train=60, num_slots=2)
+    run = mmldlm.train(str(write_recipe(tmp_path, store.path)), run=tmp_path / "run")
+    latents = store.split("validation").read(np.arange(3)).latents
+    expected = mmldlm.load(run).decode(latents, lengths=4, **QUICK)
+    shutil.rmtree(tmp_path / "run" / "export")
+    shutil.rmtree(store.path)
+    model = mmldlm.load(run)
+    assert model.step == run.step
+    assert model.decode(latents, lengths=4, **QUICK) == expected
+    assert all(word.isdigit() for word in expected[0].split())  # a store without a tokenizer: token ids
+    with pytest.raises(UserError, match="no tokenizer"):
+        model.encode("a text")
 
 
 def test_sources_that_hold_no_model(tmp_path: Path) -> None:
