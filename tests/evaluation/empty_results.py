@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmldlm.evaluation.bound_results import Bounds
+from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.results import (
     DataInfo,
     DocumentSet,

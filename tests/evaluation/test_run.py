@@ -23,7 +23,7 @@ from mmldlm.config import Config, CorruptionConfig, DataConfig, EvaluationConfig
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bound_results import Bounds
+from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.compare import compare_results, load_evaluated
 from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
@@ -361,7 +361,7 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
         ),
         ((run, "optim.lr=1"), "settings of optim belong to the training"),
         ((run, "evaluation.candidate=[1]"), "did you mean evaluation.candidates"),
-        ((run, "--device", "tpu"), "device=tpu: not available here"),
+        ((run, "--device", "tpu"), "device=tpu"),
         ((run, "--sts", tmp_path / "no.tsv"), "no.tsv: cannot be read"),
         ((run, "--reference-lm", tmp_path), "no causal language model"),
         ((run, "--out", run / "training_log.jsonl" / "x"), "is a file"),

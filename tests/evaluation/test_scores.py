@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmldlm.evaluation.calibration import (
+from mmldlm.evaluation.bounds import (
     Answers,
     TimeCurve,
     calibration_error,

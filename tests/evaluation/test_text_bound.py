@@ -11,7 +11,7 @@ import torch
 
 from mmldlm.config import ObjectiveConfig
 from mmldlm.errors import UserError
-from mmldlm.evaluation.calibration import calibration_error, equal_mass, equal_width, reliability
+from mmldlm.evaluation.bounds import calibration_error, equal_mass, equal_width, reliability
 from mmldlm.evaluation.context import pack_rows, strangers
 from mmldlm.evaluation.text_bound import Costs, perplexity, score, text_costs, text_times
 from mmldlm.layout import packed_layout

@@ -28,7 +28,7 @@ from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.schedule import LatentSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bound_results import TEXT_NAMES, Gain, LatentBound, LatentBounds, NoiseBucket
+from mmldlm.evaluation.bounds import TEXT_NAMES, Gain, LatentBound, LatentBounds, NoiseBucket
 from mmldlm.evaluation.context import (
     LATENT_BOUND,
     Context,

@@ -12,7 +12,7 @@ from typing import Any
 
 from mmldlm.durable import flush_folder, naming, volatile, write_file
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bound_results import TextBounds
+from mmldlm.evaluation.bounds import TextBounds
 from mmldlm.evaluation.plots import NAMES, draw_pictures
 from mmldlm.evaluation.results import DecodedExample, Evaluation, Generation, Inversion, Retrieval
 from mmldlm.evaluation.tables import make_tables

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bound_results import Bounds, Calibration
+from mmldlm.evaluation.bounds import Bounds, Calibration
 from mmldlm.evaluation.old_results import OLD_FORMAT, from_format_2
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.plain_values import build

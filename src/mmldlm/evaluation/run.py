@@ -13,7 +13,7 @@ from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import MODES, EvaluationConfig
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import PairStore, Split
-from mmldlm.evaluation.bound_results import Bounds
+from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.context import (
     Context,
     DecodeText,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from mmldlm.evaluation.bound_results import LATENT_NAMES, TEXT_NAMES, Calibration, LatentBounds, TextBounds
+from mmldlm.evaluation.bounds import LATENT_NAMES, TEXT_NAMES, Calibration, LatentBounds, TextBounds
 from mmldlm.evaluation.results import (
     Diversity,
     Evaluation,

@@ -23,8 +23,21 @@ from mmldlm.config import leaves_condition_out
 from mmldlm.corruption.schedule import TextSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bound_results import LATENT_NAMES, Calibration, Gain, TextBound, TextBounds
-from mmldlm.evaluation.calibration import Answers, TimeCurve, measure_calibration
+from mmldlm.evaluation.bounds import (
+    LATENT_NAMES,
+    Answers,
+    Calibration,
+    Gain,
+    LatentCalibration,
+    Reliability,
+    TextBound,
+    TextBounds,
+    TimeCurve,
+    calibration_error,
+    equal_mass,
+    equal_width,
+    reliability,
+)
 from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
 from mmldlm.evaluation.quantities import Quantity
 from mmldlm.model.denoiser import Denoiser
@@ -96,7 +109,7 @@ def measure_text_bounds(context: Context) -> tuple[TextBounds, Calibration] | tu
     sizes = _text_sizes(context)
     bounds = {latent: _text_bound(context, one, sizes) for latent, one in costs.items()}
     calibration = {
-        latent: measure_calibration(context, one.answers, latent, LATENT_NAMES[latent])
+        latent: _calibration(context, one.answers, latent, LATENT_NAMES[latent])
         for latent, one in costs.items()
     }
     right = costs["right"]
@@ -138,6 +151,21 @@ def _text_bound(context: Context, costs: Costs, sizes: dict[str, np.ndarray]) ->
         bits_per_character=bits["character"],
         length_nats_per_document=None if costs.length_nats is None else float(costs.length_nats.mean()),
         time_curve=costs.time_curve.buckets(),
+    )
+
+
+def _calibration(context: Context, answers: Answers, latent: str, name: str) -> LatentCalibration:
+    """Calibration error and reliability diagram, in buckets of equal width and of equal mass."""
+    count = len(context.selection.documents.lengths)
+
+    def measure(kind: str, edges: np.ndarray) -> Reliability:
+        title = f"calibration error, {name}, buckets of {kind.replace('_', ' ')}"
+        quantity = calibration_error(answers, edges, count, title)
+        error = context.record(f"calibration/{latent}/{kind}", quantity)
+        return Reliability(error, reliability(answers, edges))
+
+    return LatentCalibration(
+        measure("equal_width", equal_width()), measure("equal_mass", equal_mass(answers.arrays()[1]))
     )
 
 

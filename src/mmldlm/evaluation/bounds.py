@@ -1,4 +1,4 @@
-"""Scored tokens in buckets: of time (how hard is a masked token?) and of confidence (is it right as often as sure?).
+"""The bounds on text and latents: their results, how hard tokens are over time, and calibration.
 
 Expected calibration error = sum over buckets of |sum of confidence - number of right answers| / number of answers
 
@@ -12,12 +12,142 @@ from typing import Self
 
 import numpy as np
 
-from mmldlm.evaluation.bound_results import ConfidenceBucket, LatentCalibration, Reliability, TimeBucket
-from mmldlm.evaluation.context import Context
 from mmldlm.evaluation.quantities import Quantity
-from mmldlm.statistics import LESS
+from mmldlm.statistics import LESS, Estimate
 
+LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
+TEXT_NAMES = {"right": "right text", "shuffled": "shuffled text", "none": "no text"}
+"""The kinds of condition under which a bound is measured: the document's own, a stranger's, none."""
 NUM_BUCKETS = 10
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Nats saved by the right condition, against another document's and against none; paired."""
+
+    shuffled: Estimate
+    none: Estimate
+
+
+@dataclass(frozen=True)
+class TimeBucket:
+    """Masked tokens at similar times; means are None where there is no token."""
+
+    low: float
+    high: float
+    num_tokens: int
+    nats: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class TextBound:
+    """The bound on the cost of a text, under one kind of latent."""
+
+    nats_per_token: Estimate
+    bits_per_token: float
+    perplexity: float
+    bits_per_byte: Estimate | None
+    bits_per_character: Estimate | None
+    length_nats_per_document: float | None
+    """What the length costs on top; None where the length is given."""
+    time_curve: list[TimeBucket]
+
+
+@dataclass(frozen=True)
+class TextBounds:
+    """The text bound with the right latent, with another document's, and with none."""
+
+    right: TextBound
+    shuffled: TextBound
+    none: TextBound
+    gain: Gain
+    num_documents: int
+    num_tokens: int
+    num_draws: int
+
+
+@dataclass(frozen=True)
+class NoiseBucket:
+    """Squared error of the predicted latent, per dimension, in a range of the signal-to-noise ratio."""
+
+    low: float
+    high: float
+    squared_error: float | None
+    """None where there is no draw."""
+
+
+@dataclass(frozen=True)
+class LatentBound:
+    """The bound on the cost of a latent, under one kind of text."""
+
+    nats_per_dimension: Estimate
+    bits_per_dimension: float
+    nats_per_dimension_raw: float
+    """In the coordinates of the encoder."""
+    snr_curve: list[NoiseBucket]
+
+
+@dataclass(frozen=True)
+class LatentBounds:
+    """The latent bound with the right text, with another document's, and with none."""
+
+    right: LatentBound
+    shuffled: LatentBound
+    none: LatentBound
+    gain: Gain
+    normal_nats_per_dimension: float
+    """What a standard normal costs."""
+    reconstruction_nats_per_dimension: float
+    snr: float
+    """The signal-to-noise ratio at which the bound ends."""
+    num_documents: int
+    num_dimensions: int
+    num_draws: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Both bounds; None for a side that was not trained."""
+
+    text: TextBounds | None
+    latent: LatentBounds | None
+
+
+@dataclass(frozen=True)
+class ConfidenceBucket:
+    """Predicted tokens of similar confidence; means are None where there is no token."""
+
+    low: float
+    high: float
+    num_tokens: int
+    confidence: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Expected calibration error over some buckets."""
+
+    error: Estimate
+    buckets: list[ConfidenceBucket]
+
+
+@dataclass(frozen=True)
+class LatentCalibration:
+    """Calibration under one kind of latent, in two kinds of buckets."""
+
+    equal_width: Reliability
+    equal_mass: Reliability
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration of the token probabilities with the right latent, with another document's, and with none."""
+
+    right: LatentCalibration
+    shuffled: LatentCalibration
+    none: LatentCalibration
 
 
 @dataclass
@@ -73,21 +203,6 @@ class Answers:
         parts = (self._document, self._confidence, self._correct)
         document, confidence, correct = (np.concatenate(part) if part else np.empty(0) for part in parts)
         return document.astype(np.int64), confidence, correct
-
-
-def measure_calibration(context: Context, answers: Answers, latent: str, name: str) -> LatentCalibration:
-    """Calibration error and reliability diagram, in buckets of equal width and of equal mass."""
-    count = len(context.selection.documents.lengths)
-
-    def measure(kind: str, edges: np.ndarray) -> Reliability:
-        title = f"calibration error, {name}, buckets of {kind.replace('_', ' ')}"
-        quantity = calibration_error(answers, edges, count, title)
-        error = context.record(f"calibration/{latent}/{kind}", quantity)
-        return Reliability(error, reliability(answers, edges))
-
-    return LatentCalibration(
-        measure("equal_width", equal_width()), measure("equal_mass", equal_mass(answers.arrays()[1]))
-    )
 
 
 def equal_width(num_buckets: int = NUM_BUCKETS) -> np.ndarray:
