@@ -116,12 +116,18 @@ class SyntaxTree:
         hidden: set[str] = set()
         for parent in self.ancestors(node):
             if isinstance(parent, FUNCTIONS):
-                hidden |= self._parameters.setdefault(parent, frozenset(parameter_names(parent)))
+                hidden |= self._parameters_of(parent)
         return frozenset(hidden)
 
     @cached_property
     def _parameters(self) -> dict[ast.AST, frozenset[str]]:
         return {}
+
+    def _parameters_of(self, function: ast.AST) -> frozenset[str]:
+        found = self._parameters.get(function)
+        if found is None:
+            found = self._parameters[function] = frozenset(parameter_names(function))
+        return found
 
     @cached_property
     def dictionary_changes(self) -> dict[str, list[ast.AST]]:
@@ -306,7 +312,7 @@ class SyntaxTree:
             values = self._bindings.get((scope, name))
             if values is not None or scope is self.tree:
                 return values or []
-            if name in self._parameters.setdefault(scope, frozenset(parameter_names(scope))):
+            if name in self._parameters_of(scope):
                 return []  # given by whoever calls the function
             scope = self.tree if name.startswith("self.") else self.function_of(scope)
 
