@@ -54,7 +54,7 @@ class MainLoss:
         self, candidates: list[tuple[Name, float]], *, is_marked: bool = True
     ) -> tuple[Name, float] | None:
         """The loss of a line, if it has one; a line that tells its step has the better one."""
-        best = min(candidates, key=lambda item: item[0].rank)
+        best = min(candidates, key=_order)
         rank = best[0].rank + (0 if is_marked else _UNMARKED)
         main = next((item for item in candidates if item[0].key == self.key), None)
         counts = self._counts
@@ -69,6 +69,12 @@ class MainLoss:
         return main
 
 
+def _order(item: tuple[Name, float]) -> tuple[int, float]:
+    """Best rank first; among parts of equal rank the largest, because the sum follows it."""
+    name, value = item
+    return name.rank, -abs(value) if name.rank >= 10 and math.isfinite(value) else 0.0
+
+
 class Assembler:
     """Builds the records of one file."""
 
@@ -80,6 +86,7 @@ class Assembler:
         self._num_marked = self._num_unmarked = 0
         self._begins = False
         self._num_lone = 0
+        self._before: tuple[float | None, float | None] = None, None
         self._shape: set[str] = set()
         self._plain_seconds: list[float] = []
         self._plain_is_total: bool | None = None
@@ -96,7 +103,9 @@ class Assembler:
         if self._is_lone(row, values):
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
-        if row.is_eval and self.stepper.is_counting():  # its counter may be that of the evaluation
+        falls_back = row.marks.step is not None and row.marks.step < (self.stepper.step or 0)
+        is_aside = row.is_eval or (not has_loss and falls_back)
+        if is_aside and self.stepper.is_counting():  # its counter may be that of the evaluation
             row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
         begins = self.stepper.place(row.marks, has_loss=has_loss) or self._begins
         if begins:
@@ -218,7 +227,7 @@ class Assembler:
         if plain is not None and plain > OLDEST_TIME:
             row.time = row.time if row.time is not None else plain
         elif plain is not None and "loss" in values:
-            self._take_plain_seconds(values, plain)
+            self._take_plain_seconds(values, plain, row)
         data = values.pop("data_seconds", None)
         seconds = values.get("step_seconds")
         if (
@@ -241,7 +250,7 @@ class Assembler:
         if (accuracy := values.get("text_accuracy")) is not None and accuracy > 1:
             values["text_accuracy"] = accuracy / 100
 
-    def _take_plain_seconds(self, values: dict[str, float], seconds: float) -> None:
+    def _take_plain_seconds(self, values: dict[str, float], seconds: float, row: Row) -> None:
         """`time` may be that of a step or of the whole run so far: only one that ever falls is that of a step."""
         if self._plain_is_total is None:
             known = self._plain_seconds
@@ -253,7 +262,15 @@ class Assembler:
             elif len(known) >= 200:
                 self._plain_is_total = True
         if self._plain_is_total is False and "step_seconds" not in values:
-            values["step_seconds"] = seconds
+            values["step_seconds"] = seconds / self._steps_of_line(row, seconds)
+
+    def _steps_of_line(self, row: Row, seconds: float) -> float:
+        """How many steps a time belongs to: all since the line before if it is as long as that lasted, else one."""
+        before, self._before = self._before, (row.time, row.marks.step)
+        if row.time is None or row.marks.step is None or before[0] is None or before[1] is None:
+            return 1.0
+        elapsed, steps = row.time - before[0], row.marks.step - before[1]
+        return steps if steps > 1 and elapsed > 0 and seconds > elapsed / math.sqrt(steps) else 1.0
 
 
 def _bytes(size: float) -> float:

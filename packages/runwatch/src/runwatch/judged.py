@@ -10,7 +10,7 @@ from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
 from runwatch.goodput import TimeLedger
 from runwatch.history import Curve
-from runwatch.records import BUCKETS, SHOWN, Record
+from runwatch.records import BUCKETS, RATES, SHOWN, Record
 from runwatch.settings import MonitorSettings
 
 CURVES = (
@@ -35,8 +35,8 @@ class JudgedRun:
         self.latest_at: dict[str, int] = {}
         """Step at which each newest value stood."""
         self.rate_kind = ""
-        self._has_rate = False
-        """A rate was logged as such; times of steps are then something else."""
+        self._rate_rank = len(RATES)
+        """The best kind of rate that was logged; lines that only have a lesser one tell something else."""
         self.by_epoch = False
         """Steps are epochs."""
         self.step: int | None = None
@@ -77,8 +77,7 @@ class JudgedRun:
             if self.pace and step < self.pace[-1][1]:
                 self.pace.clear()
             self.pace.append((record.time, step))
-        if (rate := record.rate()) is not None and (rate[0] in values or not self._has_rate):
-            self._has_rate = self._has_rate or rate[0] in values
+        if (rate := record.rate()) is not None and self._is_best_rate(rate[0], values):
             self.rate_kind, self.latest["rate"] = rate
             self.latest_at["rate"] = step
             self.curves["rate"].add(step, rate[1])
@@ -88,6 +87,12 @@ class JudgedRun:
                 curve.add(step, value)
         self.step, self.by_epoch = step, record.by_epoch
         self._remember_values(record, step)
+
+    def _is_best_rate(self, kind: str, values: dict[str, float]) -> bool:
+        rank = RATES.index(kind) if kind in values else len(RATES)
+        is_best = rank <= self._rate_rank
+        self._rate_rank = rank if is_best else self._rate_rank
+        return is_best
 
     def _remember_values(self, record: Record, step: int) -> None:
         values, latest, at = record.values, self.latest, self.latest_at

@@ -284,6 +284,10 @@ def _learning_rate(words: list[str], held: frozenset[str], key: str) -> Name | N
 
 def _speed(words: list[str], held: frozenset[str], key: str) -> Name | None:
     """Rates and times of a step."""
+    if key in ("batch t", "batch time t"):
+        return Name("step_seconds", key)
+    if key == "data t":
+        return Name("data_seconds", key)
     if (held & {"data", "reader", "dataloader"} and held & {"time", "cost", "wait", "s"}) or key == "data":
         return None if held & {"dataset", "load"} else Name("data_seconds", key)
     factor = next((_KEY_UNITS[word] for word in words if word in ("ms", "us")), 1.0)
@@ -300,6 +304,7 @@ def _speed(words: list[str], held: frozenset[str], key: str) -> Name | None:
         ):  # fmt: skip
             if held & subjects:
                 return Name(role, key)
+        return Name("documents_per_second", key) if "throughput" in held else None
     return _duration(words, held, key, factor)
 
 

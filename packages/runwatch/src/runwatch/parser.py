@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runwatch.assembly import Assembler, Row
+from runwatch.bars import Bar, find_bar
 from runwatch.messages import OWN_ALERT, MessageReader, cause_of
 from runwatch.names import Names, words_of
 from runwatch.plans import Plan, make_plan, whole_marks
@@ -37,17 +38,7 @@ _MOST_PLANS = 5000
 _SURVIVED_LINES = 40
 """So many lines after a traceback, and the error was handled."""
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
-_BAR = re.compile(
-    r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[([\d:]+)<([\d:?]+)(?:,\s*([\d.]+|\?)\s*([a-zA-Z]+/s|s/[a-zA-Z]+|it/s|s/it))?(.*)"
-)
-_OPEN_BAR = re.compile(r"(\d+)(?:it|batch|step)s? \[[\d:]+,\s*([\d.]+)?\s*(\w+/s|s/\w+)?(.*)")
-_OTHER_BAR = re.compile(
-    r"\b(?:valid\w*|val|eval\w*|test\w*|sanity|load\w*|download\w*|map|tokeniz\w*|generat\w*|sampl\w*|predict\w*|shards?|fetch\w*"
-    r"|preprocess\w*|encod\w*|extract\w*|cach\w*|scan\w*|filter\w*|reading|packing|inference|computing|class)\b",
-    re.I,
-)
-_EPOCH_LABEL = re.compile(r"epochs?\D{0,3}$|^\s*epochs?\b\D*$", re.I)
-_ROUND = re.compile(r"\s*(?:\[(?:(\d+),\s*)?(\d+)\]|(\d+):)\s")
+_ROUND = re.compile(r"(?:\s*|.{0,100}\]\s)(?:\[(?:(\d+),\s*)?(\d+)\]|(?<!\S)(\d+):)\s")
 _BLOCK_ROLES = frozenset(
     (
         "lr",
@@ -57,6 +48,7 @@ _BLOCK_ROLES = frozenset(
         "steps_per_second",
         "step_seconds",
         "mfu",
+        "gpu_memory_allocated",
     )
 )
 
@@ -122,11 +114,17 @@ class LineParser:
             return []
         self._num_lines += 1
         first = self._num_lines == 1
+        if self._document is not None and not self._document.accepts(line):
+            kept, self._document = [*self._document.lines(), line], None
+            return [record for text in kept for record in self._line_records(text)]
         if self._document is not None or (first and _opens_document(line)):
             self._document = self._document or Document()
             return [
                 record for row in self._document.add(line) if (record := self._from_json(row)) is not None
             ]
+        return self._line_records(line)
+
+    def _line_records(self, line: str) -> list[Record]:
         if line[0] == "{" or '{"' in line:
             known, record = self._json_line(line)
             if known:
@@ -205,10 +203,8 @@ class LineParser:
     def _numbers(self, line: str) -> Record | None:
         if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
             return None
-        if "%|" in line and (bar := _BAR.search(line)):
-            return self._bar(line, bar)
-        if "it [" in line and (bar := _OPEN_BAR.search(line)):
-            return self._open_bar(line, bar)
+        if (bar := find_bar(line)) is not None:
+            return self._bar(bar)
         texts, numbers = self._tokens.split(line)
         plan = self._plans.get(texts)
         if plan is not None and plan.is_known:
@@ -283,61 +279,52 @@ class LineParser:
 
     # --- bars -------------------------------------------------------------------------------------------------------
 
-    def _bar(self, line: str, bar: re.Match[str]) -> Record | None:
-        label, done, total, rest = line[: bar.start()], float(bar[2]), float(bar[3]), bar[8]
-        if _OTHER_BAR.search(label) and "oss" not in label.lower() and "train" not in label.lower():
-            return None
-        if _EPOCH_LABEL.search(label) and "oss" not in label.lower() and "oss" not in rest.lower():
-            self._assembler.enter(Marks(epoch=done, epoch_total=total))
-            return None
-        plain = re.sub(r"[\d.]+", "", label).strip()
+    def _bar(self, bar: Bar) -> Record | None:
         known = self.stepper.inner_total
-        if not plain and known is not None and total < known and "oss" not in rest:
-            return None  # a bar without a name inside the one of the training, such as an evaluation's
-        row = self._bar_numbers(label, rest, line)
-        if self._table is not None and (table_row := self._table.row(label.rstrip().rstrip(":"))) is not None:
-            row.values += table_row.values
-            row.marks.epoch, row.marks.epoch_total = table_row.marks.epoch, table_row.marks.epoch_total
+        if bar.is_other:
+            return None
+        if bar.counts_epochs:
+            self._assembler.enter(Marks(epoch=bar.done, epoch_total=bar.total))
+            return None
+        if (
+            bar.total is not None
+            and known is not None
+            and bar.total < known
+            and not bar.plain_label
+            and not bar.has_loss
+        ):
+            return None  # a bar without a name beside the one of the training, such as an evaluation's
+        row = self._bar_numbers(bar)
         has_loss = any(name.role == "loss" for name, _ in row.values)
-        if self._bar_label and plain != self._bar_label and not has_loss:
+        if self._bar_label and bar.plain_label != self._bar_label and not has_loss:
             return None
-        self._bar_label = plain if has_loss else self._bar_label
-        row.marks.counter, row.marks.step = (done, total), None
-        if bar[6] and bar[6] != "?" and float(bar[6]) > 0:
-            rate = 1 / float(bar[6]) if bar[7].startswith("s/") else float(bar[6])
-            put(row, self.names.of("steps_per_second"), rate)
-        return self._assembler.record(row, needs_proof=False)
+        self._bar_label = bar.plain_label if has_loss else self._bar_label
+        if bar.total is None:
+            row.marks.step = bar.done
+        else:
+            row.marks.counter, row.marks.step = (bar.done, bar.total), None
+        put(row, self.names.of("steps_per_second"), bar.steps_per_second)
+        return self._assembler.record(row, needs_proof=bar.total is None)
 
-    def _open_bar(self, line: str, bar: re.Match[str]) -> Record | None:
-        """A bar without a total: `120it [00:12, 9.10it/s, loss=2.5]`."""
-        label = line[: bar.start()]
-        if _OTHER_BAR.search(label) and "train" not in label.lower():
-            return None
-        row = self._bar_numbers(label, bar[4], line)
-        row.marks.step = float(bar[1])
-        if bar[2] and bar[3] and float(bar[2]) > 0:
-            rate = 1 / float(bar[2]) if bar[3].startswith("s/") else float(bar[2])
-            put(row, self.names.of("steps_per_second"), rate)
-        return self._assembler.record(row)
+    def _bar_numbers(self, bar: Bar) -> Row:
+        """The numbers before and behind a bar. One that is only drawn again repeats them; they count once.
 
-    def _bar_numbers(self, label: str, rest: str, line: str) -> Row:
-        """The numbers before and behind a bar, without what a narrow window cut off.
-
-        A bar that is only drawn again repeats its numbers; they count once, but nan twice is bad twice.
+        An epoch behind the bar does not say that the bar is its own; one before it does.
         """
-        rest = rest.rstrip()
-        if rest and not rest.endswith("]"):
-            rest = rest[: max(rest.rfind(","), 0)]
-        told = label + rest
+        told = bar.label + bar.rest
         redrawn, self._postfix = told == self._postfix and "nan" not in told.lower(), told
         row = Row()
-        for part in (label, rest):
+        for part in (bar.label, bar.rest):
             if part and not part.isspace():
                 texts, numbers = self._tokens.split(part)
                 found = self._plan(texts).row(numbers)
                 row.values += found.values if not redrawn else []
-                if part is label:  # an epoch behind the bar does not say that the bar is its own
+                if part is bar.label:
                     row.marks.epoch, row.marks.epoch_total = found.marks.epoch, found.marks.epoch_total
+        table_row = self._table.row(bar.label.rstrip().rstrip(":")) if self._table is not None else None
+        if table_row is not None:
+            row.values += table_row.values
+            row.marks.epoch, row.marks.epoch_total = table_row.marks.epoch, table_row.marks.epoch_total
         return row
 
 
@@ -373,7 +360,9 @@ def _opens_document(line: str) -> bool:
     text = line.strip()
     if text in ("{", "[") or text.startswith("[{"):
         return True
-    return text[0] == "{" and text[-1] not in "}" and _load(text) is None and text.endswith((",", "{", "["))
+    return (
+        text.startswith('{"') and text[-1] != "}" and text.endswith((",", "{", "[")) and _load(text) is None
+    )
 
 
 def _load(text: str) -> dict[str, Any] | None:

@@ -35,12 +35,18 @@ class Plan:
         marks = row.marks
         if self.step is not None:
             marks.step, marks.step_total = _counter(numbers, self.step)
+            if marks.step is not None and marks.step != int(marks.step):
+                marks.step = None  # a duration or a share, not a count
         if self.epoch is not None:
             marks.epoch, marks.epoch_total = _counter(numbers, self.epoch)
         if self.step_total is not None:
             marks.step_total = to_float(numbers[self.step_total])
         counters = [_counter(numbers, place) for place in self.counters]
-        full = [(done, total) for done, total in counters if done is not None and total and 1 < total >= done]
+        full = [
+            (done, total)
+            for done, total in counters
+            if done is not None and total and total > 1 and done <= 1.1 * total
+        ]
         if full:
             marks.counter = full[0]
             if len(full) > 1 and marks.epoch is None:  # [epoch/epochs][batch/batches]

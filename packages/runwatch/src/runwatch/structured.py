@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runwatch.assembly import Row
-from runwatch.names import Name, Names
+from runwatch.names import VALIDATION, Name, Names, words_of
 from runwatch.records import BUCKETS, LARGEST, OLDEST_TIME, bucket_losses
 
 _MOST_FIELDS = 400
@@ -29,6 +29,7 @@ _TIMES = (
 )
 _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
+_JSONISH = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true\b|false\b|null\b|NaN\b|-?Infinity\b)')
 _LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d")
 _HEADER_ALIASES = {"e": "epoch", "#": "step", "it": "step", "i": "step"}
 _BORDER = re.compile(r"\s*[-=+|─━═┄│┃┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇┳┻╋]{6,}\s*")
@@ -65,8 +66,8 @@ def json_row(content: dict[str, Any], names: Names) -> Row:
         if key in _TIMES and _take_time(row, value):
             continue
         if type(value) is dict:
-            for inner, item in list(value.items())[:_MOST_FIELDS]:
-                put(row, names.of(f"{key}/{inner}"), number(item))
+            for path, item in _leaves(key, value):
+                put(row, _nested_name(path, names), number(item))
         elif key in BUCKETS and type(value) is list:
             row.lists[key] = bucket_losses(value)
         elif key == "rank" and type(value) is int:
@@ -74,6 +75,22 @@ def json_row(content: dict[str, Any], names: Names) -> Row:
         else:
             put(row, names.of(key), number(value))
     return row
+
+
+def _leaves(prefix: str, content: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Numbers of objects inside objects, with their paths."""
+    for key, value in list(content.items())[:_MOST_FIELDS]:
+        if type(value) is dict and depth < 4:
+            yield from _leaves(f"{prefix}/{key}", value, depth + 1)
+        else:
+            yield f"{prefix}/{key}", value
+
+
+def _nested_name(path: str, names: Names) -> Name | None:
+    """By the last word of a path; the rest tells whether it is about validation."""
+    prefix, _, last = path.rpartition("/")
+    is_validation = bool(VALIDATION & set(words_of(prefix)))
+    return names.of(f"val/{last}" if is_validation else last) or names.of(path)
 
 
 def _take_time(row: Row, value: Any) -> bool:
@@ -100,7 +117,8 @@ def put(row: Row, name: Name | None, value: float | None, total: float | None = 
     if name is None or value is None:
         return
     if name.role == "step":
-        if math.isfinite(value) and (row.marks.step is None or name.rank < row.step_rank):
+        is_count = math.isfinite(value) and value == int(value)
+        if is_count and (row.marks.step is None or name.rank < row.step_rank):
             row.marks.step, row.marks.step_total, row.step_rank = (
                 value,
                 total or row.marks.step_total,
@@ -122,6 +140,14 @@ class Document:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0
+
+    def accepts(self, line: str) -> bool:
+        """Whether a line may be a part of a JSON document."""
+        return _JSONISH.match(line) is not None
+
+    def lines(self) -> list[str]:
+        """What was collected, for a file that is no document after all."""
+        return self._lines
 
     def add(self, line: str) -> list[dict[str, Any]]:
         """The rows of the document once its last line is here."""

@@ -29,15 +29,16 @@ _CLOCK = re.compile(r"(?:\d+ days?, *)?(?<![\w.])\d+:\d\d(?::\d\d)*(?:[.,]\d+)?(
 _DAY = re.compile(r"(?<!\d)(?:\d{4}[-/]\d\d[-/]\d\d|\d\d[./]\d\d[./]\d\d(?:\d\d)?)(?=[ T|_-]@|[ T]?$|\])")
 STAMP = re.compile(r"(\d{4}[-/]\d\d[-/]\d\d)[ T_](\d\d:\d\d):(\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?")
 _UNIT = re.compile(
-    r"\s?((?:%|ms(?![\w/])|us(?![\w/])|s(?![\w/])|secs?\b(?!/)|seconds?\b(?!/)|GiB|GB\b|MiB|MB\b|G\b(?!/)|M\b(?!/)|KiB|KB\b)"
+    r"\s?((?:%|ms(?![\w/])|us(?![\w/])|s(?![\w/])|secs?\b(?!/)|seconds?\b(?!/)|GiB|GB\b|MiB|MB\b|[GMKk](?![\w/])|KiB|KB\b)"
     r"|[kKM]?\s?(?:tokens|token|toks|tok|words|samples|sample|imgs|img|images|image|examples|ex|seqs|seq|sents|sentences|docs"
     r"|it|its|iters|iter|iterations|steps|step|batches|batch|updates)?\s?/\s?(?:s|sec|second)\b(?:/\w+)?"
-    r"|(?:ms|s|sec|seconds)\s?/\s?(?:it|iter|iteration|step|batch)\b)(?!\s*[:=])"
+    r"|(?:ms|s|sec|seconds)\s?/\s?(?:it|iter|iteration|step|batch)\b)(?!\s*=|:)"
 )
 _FACTORS = {
     "%": 0.01, "ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "gib":
-    2.0**30, "g": 2.0**30, "gb": 1e9, "mib": 2.0**20, "m": 2.0**20, "mb": 1e6, "kib": 1024.0, "kb": 1e3,
+    2.0**30, "g": 2.0**30, "gb": 1e9, "mib": 2.0**20, "m": 2.0**20, "mb": 1e6, "kib": 1024.0, "kb": 1e3, "k": 1024.0,
 }  # fmt: skip
+_DECIMAL = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SPLIT_KEY = re.compile(r"[,;|\t{}\[\]<>~•│┃║]|\s{2,}|\s[-–—*]+\s|\)\s|:\s(?=\S)|^[-\s]+")
 _END = re.compile(
     r"(?:[\s:=|\"'\[(>@│┃║~≈]|\b(?:tensor|array|(?:np|numpy|jnp|torch)\.\w+|Decimal)\(|\b(?:is|was|are|equals)\s+$|->|→)+$"
@@ -66,6 +67,8 @@ class Piece:
 
     factor: float = 1.0
     """Unit of the number before."""
+    suffix: str = ""
+    """K, M or G behind the number before: binary for memory, else decimal."""
     unit_role: str = ""
     """Role that the unit of the number before tells by itself, such as `tok/s`."""
     trailing: Name | None = None
@@ -133,7 +136,9 @@ class Tokenizer:
                 fields[-1].total_idx = idx
             else:
                 name, factor = piece.name or after.trailing, after.factor
-                if name is not None and name.role in ("step", "epoch", "loss", "valid_loss", "lr"):
+                if after.suffix and (name is None or not name.role.startswith("gpu_memory")):
+                    factor = _DECIMAL[after.suffix]
+                elif name is not None and name.role in ("step", "epoch", "loss", "valid_loss", "lr"):
                     factor = 1.0
                 fields.append(Field(idx, name, piece.key, after.unit_role, None, piece.brackets, factor))
             split, piece = split or after.split, after
@@ -150,6 +155,7 @@ class Tokenizer:
         rest = text
         if unit := _UNIT.match(text):
             piece.factor, piece.unit_role = _unit(unit[1])
+            piece.suffix = unit[1].lower() if unit[1] in "GMKk" else ""
             rest = text[unit.end() :]
         if word := _TRAILING.match(text):
             piece.trailing = self.names.of(word[1] or word[2] or word[3])
@@ -163,7 +169,8 @@ class Tokenizer:
         piece.key = _SPLIT_KEY.split(_BLOCKS.sub("  ", bare))[-1].strip(" .\"'*`#\\/")
         piece.name = self._name(piece.key, piece.has_colon)
         if piece.name is None and piece.key.endswith(")"):
-            piece.name = self._name(piece.key.partition("(")[0].strip(), piece.has_colon)
+            name = self._name(piece.key.partition("(")[0].strip(), piece.has_colon)
+            piece.name = name if name is None or name.role not in ("step", "epoch") else None
         return piece
 
     def _name(self, key: str, has_colon: bool) -> Name | None:

@@ -7,7 +7,7 @@ from collections import deque
 
 from runwatch.alerts import AlertBook
 from runwatch.detectors.base import Detector, RunFacts
-from runwatch.history import Curve, Window, median, spread, sureness
+from runwatch.history import TO_DEVIATION, Curve, Window, median, spread, sureness
 from runwatch.records import LOSSES, Record
 from runwatch.settings import MonitorSettings
 
@@ -109,10 +109,19 @@ class _Baseline:
         if rise <= settings.spike_rise * size:
             return 0.0
         by_noise = rise / (settings.spike_z * history.deviation())
-        if history.lowest() <= 0:  # a loss around 0, as in reinforcement learning, has no usual size
+        if history.lowest() > 0:
+            by_noise = min(by_noise, self._in_logarithms(rise))
+        else:  # a loss around 0, as in reinforcement learning, has no usual size
             by_noise = min(by_noise, rise / max(settings.spike_z * spread(list(history.recent)), 1e-12))
         by_tail = rise / max(settings.spike_tail * self.tail * size, 1e-12)
         return min(by_noise, by_tail, rise / max(settings.spike_rise * size, 1e-12))
+
+    def _in_logarithms(self, rise: float) -> float:
+        """The same for factors: the loss of single batches has a long tail, but not in logarithms."""
+        logs = [math.log(value) for value in self.history.recent]
+        center = median(logs)
+        deviation = max(TO_DEVIATION * median(abs(value - center) for value in logs), 1e-3)
+        return math.log1p(rise / math.exp(center)) / (self.settings.spike_z * deviation)
 
 
 class _Buckets:
