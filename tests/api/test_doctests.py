@@ -5,23 +5,17 @@ import importlib
 
 import pytest
 
-MODULES = [
-    "mmldlm.api.evaluate",
-    "mmldlm.api.model",
-    "mmldlm.api.prepare",
-    "mmldlm.corruption.joint",
-    "mmldlm.data.store",
-    "mmldlm.latents",
-    "mmldlm.model.denoiser",
-    "mmldlm.objective.joint",
-    "mmldlm.preparation.encoders",
-    "mmldlm.types",
-]
+import mmldlm
+
+RESULTS = {"mmldlm.errors", "mmldlm.evaluation.results", "mmldlm.evaluation.compare"}
+"""Modules of what functions raise and return."""
+MODULES = sorted({*mmldlm._PUBLIC.values(), "mmldlm.latents"} - RESULTS)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name, example_model):
-    module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs=example_model)
+def test_examples(name, request):
+    trains = name in ("mmldlm.api.runs", "mmldlm.api.train")
+    names = request.getfixturevalue("example_runs" if trains else "example_model")
+    result = doctest.testmod(importlib.import_module(name), extraglobs=names)
     assert result.attempted > 0
     assert result.failed == 0

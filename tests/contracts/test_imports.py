@@ -113,3 +113,50 @@ def test_only_the_command_line_prints_or_exits():
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
                 assert name not in ("print", "exit", "sys.exit", "quit"), f"{path}:{node.lineno}"
+
+
+def module_name(path: Path) -> str:
+    parts = ("mmldlm", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, names: set[str]) -> set[str]:
+    """Modules of the package that a module imports anywhere, `TYPE_CHECKING` included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (whole & names) or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & names - {module_name(path)}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    paths = {module_name(path): path for path in MODULES}
+    waiting = {name: imported_modules(path, set(paths)) for name, path in paths.items()}
+    while free := [name for name, others in waiting.items() if not others & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert sorted(waiting) == [], "these import each other, or what does"
+
+
+def test_no_command_function_is_long():
+    for path in (SOURCE / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                assert lines <= 60, f"{path.name}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("package", ["runwatch", "traindoctor"])
+def test_the_packages_need_neither_mmldlm_nor_torch(package):
+    """torch only inside functions that are asked about it, such as a probe."""
+    for path in (SOURCE.parents[1] / "packages" / package / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            roots = {name.split(".")[0] for name in names}
+            assert "mmldlm" not in roots, path
+            assert "torch" not in roots or node not in tree.body, path

@@ -1,4 +1,4 @@
-"""The two walks of docs/architecture.md: how many files one training step and one decode pass through, measured.
+"""The walks of docs/architecture.md, measured: the files that one training step and one decode pass through.
 
 A file counts where a function of it runs; a module that is only imported does not.
 """
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import mmldlm
-from tests.runs import write_recipe
+from tests.runs import make_trainer
+from tests.tiny_models import make_run, make_store
 
 SOURCE = Path(mmldlm.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
-MOST = {"step": 25, "decode": 20}
 
 
 def files_run(work: Callable[[], object]) -> set[str]:
@@ -27,31 +27,51 @@ def files_run(work: Callable[[], object]) -> set[str]:
         if event == "call" and frame.f_code.co_name != "<module>":
             seen.add(frame.f_code.co_filename)
 
+    before = sys.getprofile()
     sys.setprofile(note)
     try:
         work()
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
     inside = (Path(name) for name in seen if name.startswith(str(SOURCE)))
-    return {str(path.relative_to(SOURCE)) for path in inside}
+    return {path.relative_to(SOURCE).as_posix() for path in inside}
 
 
-def named_in(heading: str) -> set[str]:
-    """Files that a walk of the page names."""
-    section = PAGE.read_text().split(f"## {heading}")[1].split("\n## ")[0]
-    return set(re.findall(r"`([a-z_/]+\.py)`", section))
+def named_between(start: str, end: str) -> tuple[set[str], int]:
+    """Files that a part of the page names, and how many it says they are."""
+    part = PAGE.read_text().split(start)[1].split(end)[0]
+    count = re.search(r"(\d+) files", part)
+    assert count is not None
+    return set(re.findall(r"`([a-z_/]+\.py)`", part)), int(count[1])
 
 
 @pytest.fixture(scope="module")
-def run(store, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("walk")
-    return mmldlm.train(str(write_recipe(folder, store)), run=folder / "run")
+def step_walks(store, tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("walk"), store)
+    trainer.train_step(*trainer.next_batch())  # what is done once is done
+    batches = []
+    documents = files_run(lambda: batches.append(trainer.next_batch()))
+    update = files_run(lambda: trainer.train_step(*batches[0]))
+    trainer.close()
+    return documents, update
 
 
-def test_a_decode_passes_through_few_files(run):
-    model = mmldlm.load(run)
+def test_the_documents_of_a_step(step_walks):
+    files, count = named_between("**The documents**", "**The update**")
+    assert step_walks[0] == files
+    assert len(files) == count <= 20
+
+
+def test_the_update_of_a_step(step_walks):
+    files, count = named_between("**The update**", "\nEvery `log_every`")
+    assert step_walks[1] == files
+    assert len(files) == count <= 25
+
+
+def test_a_decode(tmp_path):
+    model = mmldlm.load(make_run(tmp_path / "run", make_store(tmp_path / "store")))
     latents = np.zeros((2, model.num_slots, model.num_channels), np.float32)
-    model.decode(latents, lengths=[4, 5])  # what is done once is done
-    files = files_run(lambda: model.decode(latents, lengths=[4, 5], steps=4))
-    assert len(files) <= MOST["decode"], sorted(files)
-    assert files == named_in("One decode"), "docs/architecture.md names other files"
+    model.decode(latents)  # what is done once is done
+    files, count = named_between("## One decode", "## Ten changes")
+    assert files_run(lambda: model.decode(latents, steps=4)) == files
+    assert len(files) == count <= 20

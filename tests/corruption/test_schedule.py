@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmldlm.corruption.latent import LatentProcess
+from mmldlm.corruption.joint import LatentProcess
 from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
 
 TIMES = torch.linspace(0, 1, 101)

@@ -6,8 +6,7 @@ import torch
 
 from mmldlm.config import BatchConfig
 from mmldlm.data.loader import StepReader, make_loader, plan_steps
-from mmldlm.data.order import Order
-from mmldlm.data.packing import Lengths, plan_shape
+from mmldlm.data.packing import Lengths, Order, plan_shape
 from mmldlm.types import Counts
 from tests.batches import small_corruption
 from tests.stores import write_store

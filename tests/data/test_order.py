@@ -1,6 +1,6 @@
 import numpy as np
 
-from mmldlm.data.order import Order, document_keys
+from mmldlm.data.packing import Order, document_keys
 
 
 def test_every_epoch_holds_every_document_once_in_another_order():

@@ -5,8 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmldlm.config import ModelConfig, resolve_model
-from mmldlm.model.denoiser import DataShape
-from mmldlm.model.flops import step_flops
+from mmldlm.model.denoiser import DataShape, step_flops
 from mmldlm.model.weights import unused_parameters
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 

@@ -1,6 +1,5 @@
 """`mmldlm.train` and `mmldlm.list_runs` as a library: folders that are whole, warm starts, stops, other threads."""
 
-import doctest
 import json
 import logging
 import shutil
@@ -12,8 +11,6 @@ import pytest
 import torch
 
 import mmldlm
-from mmldlm.api import runs as api_runs
-from mmldlm.api import train as api_train
 from mmldlm.api.runs import export_run, read_run
 from mmldlm.checkpoint.export import read_export
 from mmldlm.checkpoint.files import published
@@ -267,11 +264,3 @@ def test_states_of_runs(trained, tmp_path):
     assert read_run(folder).state == "failed"
     (folder / "events.jsonl").write_text(events + '{"event": "stopped", "reason": "MemoryError"}\n')
     assert read_run(folder).state == "failed"
-
-
-def test_the_examples_in_the_docstrings(store, tmp_path):
-    for module in (api_train, api_runs):
-        known = {"mmldlm": mmldlm, "store": store, "folder": tmp_path}
-        result = doctest.testmod(module, extraglobs=known)
-        assert result.attempted
-        assert not result.failed

@@ -28,11 +28,11 @@ from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
-from mmldlm.model.flops import step_flops
+from mmldlm.model.denoiser import step_flops
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import Runtime, peak_flops, start_runtime, synchronize
+from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
-from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import Setup, set_up
 
 log = logging.getLogger(__name__)

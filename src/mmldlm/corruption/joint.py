@@ -1,4 +1,6 @@
-"""The forward process of both modalities as one object.
+"""The forward process: masks on tokens, Gaussian noise on latents, and both as one object.
+
+With p the schedule's mask probability, a token is masked with probability p and clean with probability 1 - p.
 
 Corruption runs on the host, inside the loader's workers: the numbers are the same on every device, and the exact
 count of scored tokens is known before anything is launched. Shapes: see `types`.
@@ -15,11 +17,117 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.config import CorruptionConfig
-from mmldlm.corruption.latent import LatentProcess
-from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
-from mmldlm.corruption.text import TextProcess
+from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES, LatentSchedule, TextSchedule
 from mmldlm.corruption.times import draw_times
 from mmldlm.types import Counts, NoisyBatch, PackedBatch, Times, When
+
+
+@dataclass(frozen=True)
+class TextProcess:
+    """The masking rule, shared by training and sampling."""
+
+    schedule: TextSchedule
+    mask_id: int
+    """The id after the vocabulary, so also its size: an input of the denoiser, never one of its outputs."""
+
+    def corrupt(self, tokens: Tensor, time: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Noisy tokens and where they are masked; time and a uniform number in (0, 1) per token.
+
+        At time 0 nothing is masked and at time 1 everything, exactly.
+        """
+        masked = uniform < self.schedule.mask_probability(time)
+        return tokens.masked_fill(masked, self.mask_id), masked
+
+    def unmask_probability(self, time: Tensor, next_time: Tensor) -> Tensor:
+        """Probability that a token masked at `time` is clean at the earlier `next_time`: 1 - p(s) / p(t)."""
+        return 1.0 - self.schedule.mask_probability(next_time) / self.schedule.mask_probability(time)
+
+
+LATEST_NOISE_TIME = 0.999
+"""A noise prediction does not determine the clean latent at time 1, so its samplers start just before."""
+
+
+@dataclass(frozen=True)
+class LatentProcess:
+    """Gaussian diffusion on latents, and the conversions between what a network may predict.
+
+        noisy    = signal * clean + sigma * noise
+        velocity = a * noise - b * clean,   a * signal + b * sigma = 1
+        clean    = a * noisy - sigma * velocity
+        noise    = b * noisy + signal * velocity
+
+    Variance-preserving schedules have a = signal and b = sigma, the flow schedule a = b = 1 (see `schedule`).
+    """
+
+    schedule: LatentSchedule
+    prediction_type: str
+
+    @property
+    def latest_time(self) -> float:
+        """Where sampling starts: the last time at which the prediction determines the clean latent."""
+        return LATEST_NOISE_TIME if self.prediction_type == "noise" else 1.0
+
+    def levels(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """signal and sigma, shaped to multiply latents."""
+        return self.schedule.signal(time)[:, None, None], self.schedule.noise(time)[:, None, None]
+
+    def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
+        """a and b, the factors of noise and clean latent in the velocity, shaped to multiply latents."""
+        of_noise, of_clean = self.schedule.velocity_factors(time)
+        return of_noise[:, None, None], of_clean[:, None, None]
+
+    def corrupt(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """The noisy latent; exactly the clean one at time 0 and exactly the noise at time 1."""
+        signal, sigma = self.levels(time)
+        return signal * clean + sigma * noise
+
+    def prediction(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """What the network's output means. Noise is predicted as a correction of the noisy latent,
+
+            noise = b * noisy + signal * output,
+
+        so that an error of the output is not magnified where little signal is left.
+        """
+        if self.prediction_type != "noise":
+            return output
+        signal, _ = self.levels(time)
+        _, of_clean = self.velocity_factors(time)
+        return of_clean * noisy + signal * output
+
+    def target(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """What the network should predict."""
+        if self.prediction_type == "clean":
+            return clean
+        if self.prediction_type == "noise":
+            return noise
+        of_noise, of_clean = self.velocity_factors(time)
+        return of_noise * noise - of_clean * clean
+
+    def to_clean(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """The clean latent that a prediction stands for."""
+        signal, sigma = self.levels(time)
+        if self.prediction_type == "clean":
+            return prediction
+        if self.prediction_type == "noise":
+            return (noisy - sigma * prediction) / signal
+        of_noise, _ = self.velocity_factors(time)
+        return of_noise * noisy - sigma * prediction
+
+    def to_noise(self, prediction: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """The noise that a prediction stands for; where a clean one is predicted at time 0 there is none, so zero."""
+        signal, sigma = self.levels(time)
+        if self.prediction_type == "noise":
+            return prediction
+        if self.prediction_type == "clean":
+            noise = (noisy - signal * prediction) / sigma
+            return torch.where(sigma > 0, noise, torch.zeros_like(noise))
+        _, of_clean = self.velocity_factors(time)
+        return of_clean * noisy + signal * prediction
+
+    def ode_velocity(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """d noisy / d time along the probability-flow path, for the clean latent and noise expected at this time."""
+        signal_slope, sigma_slope = self.schedule.slopes(time)
+        return signal_slope[:, None, None] * clean + sigma_slope[:, None, None] * noise
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from mmldlm.data.order import Order, document_keys
-from mmldlm.data.packing import BatchPlan, StepShape, pack
+from mmldlm.data.packing import BatchPlan, Order, StepShape, document_keys, pack
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.data.workers import loader_context
 from mmldlm.errors import UserError

@@ -15,8 +15,7 @@ from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import sees_latents, without_schedule
 from mmldlm.data.loader import make_batch
-from mmldlm.data.order import Order, document_keys
-from mmldlm.data.packing import StepShape, pack
+from mmldlm.data.packing import Order, StepShape, document_keys, pack
 from mmldlm.data.store import PairStore, Split
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms

@@ -118,7 +118,17 @@ def sample_text(
     lengths: Sequence[int] | np.ndarray,
     options: SamplingOptions | None = None,
 ) -> list[np.ndarray]:
-    """Token ids for normalised latents (N, S, C) by a denoiser in whatever state it is; one pack, no checks."""
+    """Token ids for normalised latents (N, S, C) by a denoiser in whatever state it is; one pack, no checks.
+
+    >>> import torch
+    >>> from mmldlm import Corruption, Denoiser
+    >>> from mmldlm.config import ModelConfig
+    >>> from mmldlm.model.denoiser import DataShape
+    >>> shape = DataShape(vocab_size=20, num_slots=1, num_channels=4, max_length=8)
+    >>> denoiser, corruption = Denoiser(ModelConfig(preset="tiny"), shape), Corruption(vocab_size=20)
+    >>> [len(text) for text in sample_text(denoiser, corruption, torch.zeros(2, 1, 4), lengths=[3, 5])]
+    [3, 5]
+    """
     options, counts = options or SamplingOptions(), np.asarray(lengths, np.int64)
     keys, shape = document_keys(options.seed, len(counts)), (latents.shape[1], latents.shape[2])
     pack = start_pack(corruption, counts, keys, latents.float().cpu(), shape)
@@ -133,7 +143,17 @@ def sample_latents(
     device: torch.device | str = "cpu",
     options: SamplingOptions | None = None,
 ) -> Tensor:
-    """Normalised latents (N, S, C) for token ids by a denoiser in whatever state it is; one pack, no checks."""
+    """Normalised latents (N, S, C) for token ids by a denoiser in whatever state it is; one pack, no checks.
+
+    >>> import numpy as np
+    >>> from mmldlm import Corruption, Denoiser
+    >>> from mmldlm.config import ModelConfig
+    >>> from mmldlm.model.denoiser import DataShape
+    >>> shape = DataShape(vocab_size=20, num_slots=1, num_channels=4, max_length=8)
+    >>> denoiser, corruption = Denoiser(ModelConfig(preset="tiny"), shape), Corruption(vocab_size=20)
+    >>> sample_latents(denoiser, corruption, [np.array([3, 1, 7])]).shape
+    torch.Size([1, 1, 4])
+    """
     options, counts = options or SamplingOptions(), np.array([len(text) for text in tokens], np.int64)
     shape = (denoiser.shape.num_slots, denoiser.shape.num_channels)
     pack = start_pack(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmldlm import randomness
-from mmldlm.corruption.text import TextProcess
+from mmldlm.corruption.joint import TextProcess
 from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Step

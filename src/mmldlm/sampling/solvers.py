@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmldlm.corruption.latent import LatentProcess
+from mmldlm.corruption.joint import LatentProcess
 from mmldlm.sampling.guidance import guided_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import LatentMemory, Pack, Step

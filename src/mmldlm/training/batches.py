@@ -1,17 +1,75 @@
-"""The steps of a run on the device: loader processes, prefetching and copies, restarted where that is needed."""
+"""How far a run is, what the loop calls without knowing it, and the documents of its steps on the device."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from mmldlm.data.loader import Feed, StepBatch, make_loader, plan_steps
 from mmldlm.data.packing import BatchPlan
 from mmldlm.data.workers import POLL_SECONDS, LoaderError, Restarts, WatchedSteps
 from mmldlm.errors import UserError
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, StopWaiting
+
+Fields = dict[str, Any]
+
+
+class Reporter(Protocol):
+    """Whoever shows the run to people."""
+
+    def start(self, step: int, num_steps: int) -> None:
+        """The run begins, or resumes, at a step."""
+        ...
+
+    def update(self, step: int, fields: Fields) -> None:
+        """A line was logged."""
+        ...
+
+
+@dataclass
+class Hooks:
+    """Validation and decoding of samples, on the averaged weights; and whoever shows the run."""
+
+    validate: Callable[[Denoiser], Fields]
+    decode: Callable[[Denoiser, int], list[Fields]]
+    reporter: Reporter
+    leave: Callable[[int], Any] = os._exit
+    """Ends the process at once with an exit code, when a step hangs and `train.step_timeout_action` is exit."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. Kept in checkpoints."""
+
+    step: int = 0
+    position: int = 0
+    """In the order of documents."""
+    tokens: int = 0
+    documents: int = 0
+    validated: list[Any] | None = None
+    """Step and loss of the last validation."""
+
+    def advance(self, batch: StepBatch) -> None:
+        """A step was done."""
+        self.step += 1
+        self.position = batch.where.end
+        self.tokens += batch.num_tokens
+        self.documents += batch.num_documents
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name, value in ({"validated": None} | dict(state)).items():
+            setattr(self, name, value)
+
 
 log = logging.getLogger(__name__)
 

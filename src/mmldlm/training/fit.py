@@ -24,14 +24,13 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
-from mmldlm.training.batches import Batches
+from mmldlm.training.batches import Batches, Fields, Hooks, Progress
 from mmldlm.training.checkpoints import Checkpoints
 from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import LogWindow, gpu_memory
 from mmldlm.training.lr import Plateau, judged_loss, lr_at
 from mmldlm.training.modes import ModeStages
 from mmldlm.training.profile import StepProfiler
-from mmldlm.training.progress import Fields, Hooks, Progress
 from mmldlm.training.recovery import (
     Attempts,
     Resizing,

@@ -14,13 +14,13 @@ import torch
 from mmldlm.config import MODES, PARTS, Config
 from mmldlm.corruption.times import describe_modes, mode_weights_at
 from mmldlm.distributed.ranks import Muted
-from mmldlm.model.flops import step_flops
+from mmldlm.model.denoiser import step_flops
 from mmldlm.model.weights import parameter_groups
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import DTYPES
+from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
 from mmldlm.training.lr import lr_at
-from mmldlm.training.progress import Hooks
 from mmldlm.training.setup import Setup
 
 _MOST_POINTS = 2000

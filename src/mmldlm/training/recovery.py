@@ -27,8 +27,7 @@ from mmldlm.checkpoint.load import load_checkpoint
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.config import BatchConfig, TrainConfig
 from mmldlm.data.loader import StepBatch, StepRange
-from mmldlm.data.order import Order
-from mmldlm.data.packing import StepShape
+from mmldlm.data.packing import Order, StepShape
 from mmldlm.data.store import Split
 from mmldlm.distributed.ranks import is_compiler_error
 from mmldlm.errors import UserError

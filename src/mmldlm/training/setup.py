@@ -13,15 +13,13 @@ from mmldlm.config import Config
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import stage_at
 from mmldlm.data.loader import StepBatch, StepRange, StepReader, plan_steps
-from mmldlm.data.order import Order
-from mmldlm.data.packing import BatchPlan, Lengths, StepShape, plan_batches
+from mmldlm.data.packing import BatchPlan, Lengths, Order, StepShape, plan_batches
 from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.errors import UserError
 from mmldlm.model.attention import candidates, choose_attention_for
-from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks
-from mmldlm.model.flops import step_flops
+from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks, step_flops
 from mmldlm.model.layers import Kernels
 from mmldlm.objective.balance import build_balance
 from mmldlm.objective.joint import Active, Objective
