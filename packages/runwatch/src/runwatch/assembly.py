@@ -103,11 +103,13 @@ class Assembler:
         if self._is_lone(row, values):
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
-        falls_back = row.marks.step is not None and row.marks.step < (self.stepper.step or 0)
+        falls_back = row.marks.step is not None and row.marks.step < (self.stepper.inner or 0)
         is_aside = row.is_eval or (not has_loss and falls_back)
         if is_aside and self.stepper.is_counting():  # its counter may be that of the evaluation
             row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
-        begins = self.stepper.place(row.marks, has_loss=has_loss) or self._begins
+        begins = (
+            self.stepper.place(row.marks, has_loss=has_loss, is_valid="valid_loss" in values) or self._begins
+        )
         if begins:
             self._skipped, self._begins = None, False
         if not values and not row.lists:

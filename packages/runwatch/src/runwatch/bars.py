@@ -22,6 +22,7 @@ _OTHER = re.compile(
     re.I,
 )
 _EPOCHS = re.compile(r"epochs?\D{0,3}$|^\s*epochs?\b\D*$", re.I)
+_LAST_NUMBER = re.compile(r"[A-Za-z]\D{0,8}(?<![\d.])(\d{1,5})\s*:?\s*$")
 _DIGITS = re.compile(r"[\d.]+")
 
 
@@ -44,6 +45,12 @@ class Bar:
     def plain_label(self) -> str:
         """The label without its numbers: the same for every redrawing."""
         return _DIGITS.sub("", self.label).strip()
+
+    @property
+    def epoch(self) -> float | None:
+        """The whole number at the end of a label, as in `Train 3:`; it counts the bars."""
+        match = _LAST_NUMBER.search(self.label)
+        return float(match[1]) if match else None
 
     @property
     def is_other(self) -> bool:

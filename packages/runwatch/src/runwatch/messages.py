@@ -34,7 +34,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "bad_loss",
         r"[Ii]nvalid loss detected|[Ll]oss (?:is|was|became|has become|turned|went) (?:to )?(?:nan|inf|NaN|Inf|not fin)"
-        r"|(?:NaN|nan|non-finite|infinite) loss|returned nan values|[Ll]oss (?:nan|NaN)[,.!]? (?:stop|abort)",
+        r"|(?:NaN|nan|non-finite|infinite) loss\b(?!\s*[:=])|returned nan values"
+        r"|[Ll]oss (?:nan|NaN)[,.!]? (?:stop|abort)",
     ),
     ("bad_gradient", r"NaN gradient|[Ii]nvalid gradient norm|non-finite gradient|gradient (?:is|was) not finite"),
     ("high_gradient", r"[Hh]igh gradient norm"),

@@ -16,7 +16,7 @@ from runwatch.errors import UserError
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+|#")
 VALIDATION = frozenset(
     ("val", "valid", "validation", "validate", "validating", "eval", "evaluation", "evaluating", "dev", "test",
-     "testing", "heldout", "holdout")
+     "testing", "heldout", "holdout", "cv", "vali")
 )  # fmt: skip
 _TRAIN = frozenset(("train", "training", "trn", "tr", "trainer"))
 _LOSS = frozenset(("loss", "losses", "nll", "xent", "cost", "objective"))

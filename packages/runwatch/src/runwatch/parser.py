@@ -184,6 +184,8 @@ class LineParser:
         record = message or self._numbers(line) or self._after_crash()
         if message is not None and message.event == "crash":
             self._lines_to_go = _SURVIVED_LINES
+        elif message is not None and message.event == "finished":
+            self.stepper.finish()
         if record is None:
             return None
         if rank and record.rank is None:
@@ -299,6 +301,7 @@ class LineParser:
         if self._bar_label and bar.plain_label != self._bar_label and not has_loss:
             return None
         self._bar_label = bar.plain_label if has_loss else self._bar_label
+        row.marks.epoch = bar.epoch if row.marks.epoch is None else row.marks.epoch
         if bar.total is None:
             row.marks.step = bar.done
         else:

@@ -22,6 +22,8 @@ class Plan:
     values: list[tuple[Name, int, float]] = field(default_factory=list)
     step: Place | None = None
     step_rank: int = 99
+    step_factor: float = 1.0
+    """Some trainers count steps in thousands: 200K."""
     epoch: Place | None = None
     counters: list[Place] = field(default_factory=list)
     step_total: int | None = None
@@ -35,6 +37,7 @@ class Plan:
         marks = row.marks
         if self.step is not None:
             marks.step, marks.step_total = _counter(numbers, self.step)
+            marks.step = marks.step * self.step_factor if marks.step is not None else None
             if marks.step is not None and marks.step != int(marks.step):
                 marks.step = None  # a duration or a share, not a count
         if self.epoch is not None:
@@ -63,7 +66,11 @@ def make_plan(layout: Layout, names: Names) -> Plan:
             _unnamed(plan, item, names)
         elif name.role == "step":
             if name.rank < plan.step_rank:
-                plan.step, plan.step_rank = (item.idx, item.total_idx), name.rank
+                plan.step, plan.step_rank, plan.step_factor = (
+                    (item.idx, item.total_idx),
+                    name.rank,
+                    item.factor,
+                )
         elif name.role == "total_steps":
             plan.step_total = item.idx
         else:

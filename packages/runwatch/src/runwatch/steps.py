@@ -45,7 +45,7 @@ class Stepper:
         """Whether the only counter is the epoch."""
         self._first_epoch = 0.0
         self._offset = 0.0
-        self._inner: float | None = None
+        self.inner: float | None = None
         self.inner_total: float | None = None
         self._first: float | None = None
         self._named = False
@@ -53,35 +53,58 @@ class Stepper:
         self._num_losses = 0
         self._epoch_of_loss: float | None = None
         self._counting = False
+        self._is_over = False
+        self._pair: tuple[float | None, float | None] = None, None
+        self._num_swaps, self._is_swapped = 0, False
         self._has_epochs = False
         """Whether epochs are counted beside a bar or above it, so that a bar is that of one epoch."""
 
     def is_counting(self) -> bool:
         """Whether a counter of training was read."""
-        return self._inner is not None
+        return self.inner is not None
 
-    def place(self, marks: Marks, *, has_loss: bool) -> bool:
+    def finish(self) -> None:
+        """The program says that training is over; a counter that falls back afterwards is another run."""
+        self._is_over = True
+
+    def place(self, marks: Marks, *, has_loss: bool, is_valid: bool = False) -> bool:
         """Take a line in; whether it begins a new run."""
         begins = False
+        if marks.step is not None and marks.step_total is not None:
+            marks = self._unswapped(marks)
         if marks.epoch is not None:
             whole = marks.epoch == int(marks.epoch) and (marks.counter is not None or not has_loss)
             self._has_epochs = self._has_epochs or whole
             begins = self._enter_epoch(marks.epoch, marks.epoch_total)
         if marks.step is not None:
             begins = self._count(marks.step, marks.step_total, named=True) or begins
-        elif marks.counter is not None and not (self._named and self._inner is not None):
+        elif marks.counter is not None and not (self._named and self.inner is not None):
             begins = self._count(*marks.counter, named=False) or begins
-        elif has_loss and self._inner is None:
+        elif has_loss and self.inner is None:
             self._count_line()
-        self._num_losses += has_loss
+        self._num_losses += has_loss or is_valid
         return begins
+
+    def _unswapped(self, marks: Marks) -> Marks:
+        """`Batch 3/400` where 3 is the epoch and 400 the step: the total grows while the counter stands still."""
+        before, self._pair = self._pair, (marks.step, marks.step_total)
+        grows = (
+            before[0] == marks.step and (before[1] or 0) < (marks.step_total or 0) and before[1] is not None
+        )
+        self._num_swaps += grows
+        if self._num_swaps < 2:
+            return marks
+        if not self._is_swapped:
+            self._is_swapped, self.inner, self._first, self.epoch, self.epochs = True, None, None, None, None
+            self._offset, self.total, self.inner_total = 0.0, None, None
+        return Marks(step=marks.step_total, epoch=marks.step)
 
     def _enter_epoch(self, epoch: float, total: float | None) -> bool:
         begins = False
         if self.epoch is None:
             self._first_epoch = epoch
         elif epoch < self.epoch:
-            if self.splits and epoch <= self._first_epoch and self._num_losses >= 3:
+            if self.splits and self._num_losses >= 3 and (epoch <= self._first_epoch or self._is_over):
                 begins = self._new_run()
                 self._first_epoch = epoch
         else:
@@ -97,16 +120,16 @@ class Stepper:
     def _count(self, value: float, total: float | None, *, named: bool) -> bool:
         begins = False
         if named and not self._named:
-            self._named, self._inner, self._offset, self._first = True, None, 0.0, None
-        again = self._advanced and value == self._inner == self._first
-        if self._inner is not None and (value < self._inner or again):
+            self._named, self.inner, self._offset, self._first = True, None, 0.0, None
+        again = self._advanced and value == self.inner == self._first
+        if self.inner is not None and (value < self.inner or again):
             begins = self._fall_back(value, named=named)
-        if self._inner is None:
+        if self.inner is None:
             self._first = value
             if not named and total and self.epoch is not None and self.epoch == int(self.epoch):
                 base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
                 self._offset = max(0.0, self.epoch - base) * total
-        self._inner, self.inner_total, self._advanced = value, total or self.inner_total, False
+        self.inner, self.inner_total, self._advanced = value, total or self.inner_total, False
         if self.by_epoch:
             self.by_epoch, self.total = False, None
         self.step = int(self._offset + value)
@@ -114,7 +137,9 @@ class Stepper:
         return begins
 
     def _fall_back(self, value: float, *, named: bool) -> bool:
-        inner, total, first = self._inner or 0.0, self.inner_total, self._first or 0.0
+        inner, total, first = self.inner or 0.0, self.inner_total, self._first or 0.0
+        if self.splits and self._is_over and self._num_losses >= 3:
+            return self._new_run()
         full = bool(total) and inner >= 0.9 * (total or 0.0)
         if (
             not named

@@ -242,7 +242,7 @@ def find_header(line: str, names: Names) -> Table | None:
         roles = [name.role for name in columns if name is not None]
         counted = "step" in roles or "epoch" in roles
         if ("loss" in roles or "valid_loss" in roles) and (
-            counted or (delimiter in ",\t;" and len(cells) > 2)
+            counted or (delimiter in ",\t;" and (len(cells) > 2 or delimiter == "\t"))
         ):
             return Table(delimiter, columns, cells)
     return None

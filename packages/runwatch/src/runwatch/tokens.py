@@ -178,6 +178,8 @@ class Tokenizer:
         if not key or len(key) > 80:
             return None
         words = key.split()
+        if len(words) > 1 and _NOT_NOW & {word.lower() for word in words[-3:-1]}:
+            return None  # `Best Loss` is no point of the curve
         for count in range(min(len(words), 6), 0, -1):
             name = self.names.of(" ".join(words[-count:]))
             if name is not None and (has_colon or _stands_alone(name, count)):
@@ -201,6 +203,9 @@ class Tokenizer:
         return self._day[1] + float(second)
 
 
+_NOT_NOW = frozenset(
+    ("best", "lowest", "min", "minimum", "target", "previous", "prev", "old", "initial", "smallest")
+)
 _NEEDS_COLON = (
     "text_loss",
     "latent_loss",

@@ -205,7 +205,7 @@ class Divergence(Detector):
         super().__init__(settings, book, facts)
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
-        self.far_above = 0
+        self.far_above = self.num_above = 0
         self.is_signed = False
         """Losses below 0, as in reinforcement learning, have no size that others could be compared with."""
 
@@ -254,7 +254,9 @@ class Divergence(Detector):
             abs(best), 0.1 * abs(self.start)
         )  # near 0, doubling means nothing
         noise = 1.4 * self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
-        if now - best > limit and self.recent.quantile(0.2) - best > noise:
+        is_above = now - best > limit and self.recent.quantile(0.2) - best > noise
+        self.num_above = self.num_above + 1 if is_above else 0
+        if self.num_above >= self.settings.divergence_lines // 2 or (is_above and now - best > 2 * limit):
             evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"
             self.book.fire("M103", evidence, sure=sureness((now - best) / max(limit, 1e-12)))
         elif now - best < 0.5 * limit:
