@@ -8,12 +8,12 @@ import pytest
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
-from mmldlm.sampling.decode import decode_latents, encode_tokens
+from mmldlm.sampling.decode import decode_latents, encode_tokens, likely_lengths
 from mmldlm.sampling.judge import Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS
-from mmldlm.sampling.self_check import checked_stages, decode_checked
+from mmldlm.sampling.self_check import LENGTH_PRIOR, checked_stages, decode_checked
 from tests.sampling.sampling_oracles import random_model, spy
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
@@ -49,6 +49,26 @@ def test_candidates_and_rounds_only_help() -> None:
     assert max(text.max() for text in both.tokens) < 50
     again = cosine(encode_tokens(model, both.tokens, OPTIONS, keys=KEYS), LATENTS)
     assert both.cosine == pytest.approx(again, abs=1e-4)  # the text is the one that the cosine speaks of
+
+
+def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths() -> None:
+    model = random_model()
+    greedy = SamplingOptions(num_sampling_steps=3, batch_tokens=60, temperature=0.0)
+    likely = likely_lengths(model, LATENTS, 3)
+    texts, scores = [], []
+    for lengths, nats in zip(likely.lengths.T, likely.log_probabilities.T, strict=True):
+        texts.append(decode_latents(model, LATENTS, greedy, lengths=lengths, keys=KEYS))
+        own = encode_tokens(model, texts[-1], greedy, keys=KEYS)
+        scores.append(cosine(own, LATENTS) + LENGTH_PRIOR * nats)
+    checked = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3)
+    best = np.argmax(scores, axis=0)
+    assert len(set(best)) > 1
+    for document, choice in enumerate(best):
+        assert np.array_equal(checked.tokens[document], texts[choice][document])
+    plain = decode_latents(model, LATENTS, greedy, keys=KEYS)
+    assert all(map(np.array_equal, plain, texts[0]))
+    whole = np.exp(likely_lengths(model, LATENTS, 1000).log_probabilities).sum(1)
+    assert whole == pytest.approx(1.0, abs=1e-5)
 
 
 def test_cost_is_what_the_network_was_asked() -> None:

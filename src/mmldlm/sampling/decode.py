@@ -63,6 +63,30 @@ def decode_latents(
     return call.sample(start, text_steps(options)).tokens
 
 
+@dataclass(frozen=True)
+class LikelyLengths:
+    """Numbers of tokens for each document, the likeliest first. (n, count) both."""
+
+    lengths: np.ndarray
+    log_probabilities: np.ndarray
+
+
+@torch.no_grad()
+def likely_lengths(model: LoadedModel, latents: np.ndarray, count: int) -> LikelyLengths:
+    """The likeliest lengths of the texts of normalised latents (n, S, C); fewer where the model knows fewer."""
+    parts = [_length_logits(model, part, 0.0) for part in _tensor(latents).split(_LENGTHS_AT_ONCE)]
+    top = torch.cat(parts).log_softmax(-1).topk(min(count, parts[0].shape[-1]), dim=-1)
+    return LikelyLengths(top.indices.cpu().numpy() + 1, top.values.double().cpu().numpy())
+
+
+def _length_logits(model: LoadedModel, latents: Tensor, latent_time: float) -> Tensor:
+    """(n, longest) float32 on the device, for latents at this time."""
+    head, device = model.denoiser.length_head, model.device
+    if head is None or not model.trained.length:
+        raise UserError("this model does not predict the length of a text; pass lengths")
+    return head(latents.to(device), torch.full((len(latents),), latent_time, device=device)).float()
+
+
 def encode_tokens(
     model: LoadedModel,
     tokens: list[np.ndarray],
@@ -233,9 +257,7 @@ class _Call:
         if chosen is not None:
             assert chosen.shape == self.keys.shape, "one length for each document"
             return chosen
-        head, device = self.model.denoiser.length_head, self.model.device
-        if head is None or not self.model.trained.length:
-            raise UserError("this model does not predict the length of a text; pass lengths")
+        device = self.model.device
         uniform = torch.from_numpy(randomness.uniform(self.keys, randomness.LENGTH, np.zeros_like(self.keys)))
         # from nothing there is no best length: it is drawn as the lengths of the training texts are distributed
         how = (1.0, 1.0) if latent_time == 1.0 else (self.options.temperature, self.options.top_p)
@@ -243,7 +265,7 @@ class _Call:
         for part, numbers in zip(
             latents.split(_LENGTHS_AT_ONCE), uniform.split(_LENGTHS_AT_ONCE), strict=True
         ):
-            logits = head(part.to(device), torch.full((len(part),), latent_time, device=device)).float()
+            logits = _length_logits(self.model, part, latent_time)
             drawn.append(draw(logits, numbers.to(device), *how).cpu().numpy() + 1)
         return np.concatenate(drawn)
 
