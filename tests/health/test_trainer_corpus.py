@@ -27,7 +27,7 @@ from tests.health.trainer_faults import SimulatedTime, after_each_step, not_fini
 
 CASES = trainer_cases()
 SHORT = ("memory_fatal",)
-"""Run with all tests; the others are for `-m soak` and for the command that writes docs/monitor/corpus.md."""
+"""Run with all tests; the others are for `-m soak`."""
 
 
 @pytest.fixture(scope="module")

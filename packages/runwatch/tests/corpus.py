@@ -1,8 +1,8 @@
 """The labelled logs: who makes them, what is wrong with each, and how well the monitor finds it.
 
-    python -m tests.corpus OUT [--docs docs/monitor]
+    python -m tests.corpus OUT [--docs docs]
 
-writes all logs into OUT, reads them with the monitor and prints the table that stands in docs/monitor/corpus.md.
+writes all logs into OUT, reads them with the monitor and prints the table that stands in docs/corpus.md.
 """
 
 from __future__ import annotations
@@ -243,14 +243,8 @@ def markdown(verdicts: list[Verdict], numbers: dict[str, Any]) -> str:
         "",
         "Losses, gradients and validations come from real trainings of a small network; faults are injected into its",
         "batches, gradients, rate or clock (the clock is simulated, so that the logs are the same everywhere), and the",
-        "same training is told in seven trainers' formats. `trained_...` are runs of `mmldlm train`, `ranks_...` three",
-        "processes under torchrun; lines of NCCL, of a full GPU or disk and of a killed process are put in as those",
-        "programs print them. `trainer_...` are small runs of our own trainer, with its log, ledger, text log,",
-        "checkpoints and the detectors inside, and faults injected into them: documents that are not numbers, a device",
-        "whose memory runs out, a store that answers late, a disk that is full, loaders and ranks that are killed, a",
-        "step that hangs, weights that shrink. Their clock is simulated too, half a second a step; only where the",
-        "process itself ends or there are two ranks the real one is used, and there rates (M301 to M303) may be told",
-        "without being counted. The ledger tells a fault of a step that is being done under the number of steps done.",
+        "same training is told in seven trainers' formats. Lines of NCCL, of a full GPU or disk, of a killed process",
+        "are put in as those programs print them. The formats of many more trainers are in [accuracy](accuracy.md).",
         "*May also* lists what is true besides, such as a spike when a divergence begins.",
         "",
         f"{numbers['logs']} logs, {numbers['healthy']} of them healthy: {numbers['found']} faults found in time, "

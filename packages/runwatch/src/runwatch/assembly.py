@@ -26,6 +26,8 @@ class Row:
     """The numbers of a line before they are put together."""
 
     values: list[tuple[Name, float]] = field(default_factory=list)
+    plain: dict[str, float] = field(default_factory=dict)
+    """Numbers that are alone in their role already."""
     marks: Marks = field(default_factory=Marks)
     step_rank: int = 99
     """Rank of the name that told the step."""
@@ -54,6 +56,9 @@ class MainLoss:
         self, candidates: list[tuple[Name, float]], *, is_marked: bool = True
     ) -> tuple[Name, float] | None:
         """The loss of a line, if it has one; a line that tells its step has the better one."""
+        if len(candidates) == 1 and candidates[0][0].key == self.key:
+            self._counts[self.key] += 1
+            return candidates[0]
         best = min(candidates, key=_order)
         rank = best[0].rank + (0 if is_marked else _UNMARKED)
         main = next((item for item in candidates if item[0].key == self.key), None)
@@ -88,6 +93,7 @@ class Assembler:
         self._num_lone = 0
         self._before: tuple[float | None, float | None] = None, None
         self._shape: set[str] = set()
+        self._shape_size = -1
         self._plain_seconds: list[float] = []
         self._plain_is_total: bool | None = None
 
@@ -126,11 +132,15 @@ class Assembler:
 
     def _compare_shape(self, record: Record, row: Row, *, has_loss: bool) -> None:
         """A line with all names of a line of training but its loss: the trainer left it out."""
-        keys = {name.key for name, _ in row.values if name.role not in ("loss", "other_loss")}
-        if has_loss and row.marks.step is not None:
-            self._shape = keys
-        elif self._shape and not has_loss and not row.is_eval and len(self._shape) >= 2:
-            record.without_loss = keys >= self._shape and row.marks.step is not None
+        if row.marks.step is None or (has_loss and len(row.values) + len(row.plain) == self._shape_size):
+            return
+        keys = {
+            name.key for name, _ in row.values if name.role not in ("loss", "other_loss")
+        } | row.plain.keys()
+        if has_loss:
+            self._shape, self._shape_size = keys, len(row.values) + len(row.plain)
+        elif len(self._shape) >= 2 and not row.is_eval:
+            record.without_loss = keys >= self._shape
 
     def _is_lone(self, row: Row, values: dict[str, float]) -> bool:
         """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve."""
@@ -163,7 +173,7 @@ class Assembler:
         return row.marks.step is not None and not row.is_eval and bool(values.keys() & _OF_STEPS)
 
     def _values(self, row: Row) -> dict[str, float]:
-        values: dict[str, float] = {}
+        values: dict[str, float] = row.plain
         ranks: dict[str, int] = {}
         losses: list[tuple[Name, float]] = []
         valid: list[tuple[Name, float]] = []

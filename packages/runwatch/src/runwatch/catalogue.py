@@ -57,7 +57,7 @@ KINDS = (
         "M103", "divergence", "error",
         "The loss rises and stays up.",
         "Stop; resume from a checkpoint before the first step named here with a lower learning rate or a "
-        "longer warm- "
+        "longer warm-"
         "up; check that gradients are clipped.",
         "the running median stays above the best one the run had, or above the loss at the start",
         ("divergence_lines", "divergence_rise", "divergence_start", "spike_z"),

@@ -13,6 +13,7 @@ from runwatch.history import Curve
 from runwatch.records import BUCKETS, RATES, SHOWN, Record
 from runwatch.settings import MonitorSettings
 
+_KEPT = frozenset(SHOWN)
 CURVES = (
     "loss", "text_loss", "latent_loss", "valid_loss", "lr", "grad_norm", "rate", "gpu_memory_allocated", "data_wait",
     "text_accuracy", "mfu", "gpu_busy",
@@ -99,7 +100,7 @@ class JudgedRun:
         if "loss" in values and self.facts.ended == "finished":
             self.facts.ended = ""
         for name, value in values.items():
-            if name in SHOWN:
+            if name in _KEPT:
                 latest[name], at[name] = value, step
         if record.lists:
             self.buckets |= {name: record.lists[name] for name in BUCKETS if name in record.lists}

@@ -172,8 +172,9 @@ function compare(state) {
   const runs = state.runs.filter(run => run.curves[select.value]);
   const legend = runs.map((run, number) => make("span", "c" + number % 4, " ● ", make("span", "soft", run.name)));
   document.getElementById("legend").replaceChildren(...legend);
-  const svg = state.overlays[select.value];
-  document.getElementById("overlay").replaceChildren(...(svg ? [picture(svg)] : []));
+  const overlay = document.getElementById("overlay"), sizes = state.overlays[select.value];
+  const svg = sizes && sizes[overlay.clientWidth < 700 ? "narrow" : "wide"];
+  overlay.replaceChildren(...(svg ? [picture(svg)] : []));
 }
 
 let latest = null;

@@ -6,31 +6,25 @@ most formats need what came before: a header, a bar, the epoch, the step above a
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from runwatch.assembly import Assembler, Row
 from runwatch.bars import Bar, find_bar
-from runwatch.messages import OWN_ALERT, MessageReader, cause_of
+from runwatch.ledger import LEDGER, error_file_record, event_record
+from runwatch.messages import OWN_ALERT, MessageReader
 from runwatch.names import Names, words_of
 from runwatch.plans import Plan, make_plan, whole_marks
 from runwatch.records import Record
 from runwatch.source_code import CodeGuard
 from runwatch.steps import Marks, Stepper
-from runwatch.structured import Box, Document, Table, find_header, is_border, json_row, put, rows_of
-from runwatch.tokens import STAMP, Layout, Tokenizer, clean
+from runwatch.structured import Box, Document, JsonRows, Table, find_header, is_border, put, rows_of
+from runwatch.tokens import STAMP, Tokenizer, clean
+from runwatch.unread import Unread
 
-LEDGER = frozenset(
-    ("started", "resumed", "finished", "stopped", "saved", "save_failed", "checkpoint", "skipped", "rolled_back",
-     "out_of_memory", "grown", "alert", "hung_step", "loader_failed", "interrupted", "modes", "loss_spike",
-     "lr_reduced", "compile", "crash", "killed", "restored", "validated")
-)  # fmt: skip
-"""Events of MM-LDLM's events.jsonl."""
 _MESSAGE_LETTERS = 600
 """Messages say what they have to say early in a line; numbers may stand anywhere."""
 _LONGEST_TEXT = 20_000
@@ -70,6 +64,7 @@ class LineParser:
         self._document: Document | None = None
         self._table: Table | None = None
         self._box = Box()
+        self._json = JsonRows(self.names)
         self._pending: Marks | None = None
         """The step above a block of indented lines."""
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -153,9 +148,9 @@ class LineParser:
     def _object(self, content: dict[str, Any], prefix: str) -> Record | None:
         event = content.get("event")
         if isinstance(event, str) and event in LEDGER:
-            return _event(content)
+            return event_record(content)
         if isinstance(content.get("message"), dict) and "message" in content["message"]:
-            return _error_file(content["message"], self.rank)
+            return error_file_record(content["message"], self.rank)
         record = self._from_json(content, prefix)
         if record is None:
             said = content.get("message", content.get("msg", event))
@@ -167,7 +162,7 @@ class LineParser:
         return record
 
     def _from_json(self, content: dict[str, Any], prefix: str = "") -> Record | None:
-        row = json_row(content, self.names)
+        row = self._json.row(content)
         if prefix:
             row.is_eval = self._tokens.layout(self._tokens.split(prefix)[0]).is_eval
             if row.time is None and (stamp := STAMP.search(prefix)):
@@ -331,26 +326,6 @@ class LineParser:
         return row
 
 
-class Unread:
-    """Numbers that were read but not used, for a log that cannot be judged: names, and lines that hold them."""
-
-    def __init__(self) -> None:
-        self.keys: Counter[str] = Counter()
-        self.lines: list[str] = []
-
-    def add(self, line: str, layout: Layout) -> None:
-        if len(self.keys) > 200:
-            return
-        keys = [
-            field.key
-            for field in layout.fields
-            if field.key and len(field.key) <= 40 and not field.key.isspace()
-        ]
-        self.keys.update(keys)
-        if keys and len(self.lines) < 5:
-            self.lines.append(line.strip()[:160])
-
-
 def _as_text(line: str) -> str:
     """A line of UTF-16 without its zeros; nothing if it is no text at all."""
     if "\x00" in line and ("\x00" * (len(line) // 2) in (line[1::2], line[::2][: len(line) // 2])):
@@ -374,37 +349,3 @@ def _load(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return content if isinstance(content, dict) else None
-
-
-def _event(content: dict[str, Any]) -> Record:
-    record = Record(event=content.pop("event"), facts=content)
-    step, at = content.get("step"), content.get("at", content.get("time"))
-    if isinstance(step, int | float) and math.isfinite(step):
-        record.step = int(step)
-    if isinstance(at, str):
-        try:
-            record.time = datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
-        except ValueError:
-            record.time = None
-    elif isinstance(at, int | float):
-        record.time = float(at)
-    record.text = str(content.get("reason", ""))[:300]
-    peer_gone = (
-        record.text.startswith("LostRankError") and "by peer" in record.text
-    )  # a death, no bad network
-    if record.event == "stopped" and not peer_gone and (cause := cause_of(record.text)):
-        content["cause"] = cause
-    return record
-
-
-def _error_file(message: dict[str, Any], rank: int | None) -> Record:
-    """torchrun's error.json: the exception that ended one rank, with its time."""
-    text = str(message["message"])[:300]
-    extra = message.get("extraInfo")
-    stamp = extra.get("timestamp") if isinstance(extra, dict) else None
-    record = Record(event="crash", rank=rank, text=text, facts={"traceback": True, "cause": cause_of(text)})
-    if isinstance(stamp, int | float) or (isinstance(stamp, str) and stamp.isdigit()):
-        record.time = (
-            float(stamp) + 1.0
-        )  # it was cut to whole seconds, and comes after the lines of its second
-    return record

@@ -101,7 +101,10 @@ def put_value(record: Record, name: str, value: Any) -> None:
 
 def bucket_losses(values: list[Any]) -> list[float]:
     """Losses per time bucket, nan for what is no number; more of them than anybody would have are left out."""
-    return [_number_or_nan(item) for item in values[:_MOST_BUCKETS]]
+    try:
+        return list(map(float, values[:_MOST_BUCKETS]))
+    except (TypeError, ValueError):
+        return [_number_or_nan(item) for item in values[:_MOST_BUCKETS]]
 
 
 def _number_or_nan(value: Any) -> float:

@@ -63,7 +63,11 @@ def with_charts(state: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(names) if len(runs) > 1 else ():
         held = [run for run in runs if name in run["curves"]]
         curves = [run["curves"][name] for run in held]
-        overlays[name] = curve_svg(name, curves, (), held[0]["rate_kind"], width=1100, height=240)
+        sizes = {"wide": (1100, 240), "narrow": (340, 190)}
+        overlays[name] = {
+            size: curve_svg(name, curves, (), held[0]["rate_kind"], width=width, height=height)
+            for size, (width, height) in sizes.items()
+        }
     return {**state, "runs": runs, "overlays": overlays}
 
 

@@ -40,6 +40,7 @@ def run_state(
     """Everything about one run."""
     run = run or watch.current
     now, total, pace, what = watch.clock(), run.facts.total_steps, run.steps_per_second(), watch.state(run)
+    last_at = watch.last_line_at(run)
     left = (
         (total - run.step) / pace if total and run.step is not None and pace and what == "running" else None
     )
@@ -54,7 +55,7 @@ def run_state(
         "num_lines": run.num_lines,
         "num_losses": run.num_losses,
         "num_ranks": len(run.ranks) or None,
-        "last_line_seconds": round(now - run.line_time, 1) if run.line_time is not None else None,
+        "last_line_seconds": round(now - last_at, 1) if last_at is not None else None,
         "left_seconds": round(left) if left and left > 0 else None,
         "rate_kind": _rate_kind(run),
         "values": {name: plain(run.latest[name]) for name in SHOWN if name in run.latest},

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,18 +15,34 @@ from runwatch.names import VALIDATION, Name, Names, words_of
 from runwatch.records import BUCKETS, LARGEST, OLDEST_TIME, bucket_losses
 
 _MOST_FIELDS = 400
+_SPECIAL = frozenset(
+    (
+        "step",
+        "epoch",
+        "total_steps",
+        "loss",
+        "valid_loss",
+        "other_loss",
+        "bare_loss",
+        "bare_valid",
+        "plain_seconds",
+    )
+)
+"""Roles that need a second look; all others are numbers under a name."""
 _LONGEST_DOCUMENT = 2**26
-_TIMES = (
-    "time",
-    "timestamp",
-    "_timestamp",
-    "ts",
-    "wall_time",
-    "walltime",
-    "created_at",
-    "date",
-    "asctime",
-    "@timestamp",
+_TIMES = frozenset(
+    (
+        "time",
+        "timestamp",
+        "_timestamp",
+        "ts",
+        "wall_time",
+        "walltime",
+        "created_at",
+        "date",
+        "asctime",
+        "@timestamp",
+    )
 )
 _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
@@ -54,27 +71,71 @@ def number(value: Any) -> float | None:
     return None
 
 
-def json_row(content: dict[str, Any], names: Names) -> Row:
-    """The numbers of an object; groups such as {"train": {"loss": 1.0}} are taken apart."""
-    row = Row()
-    for name in content.pop("nonfinite", None) or ():
-        if isinstance(name, str) and content.get(name) is None:
-            content[name] = math.nan
-    for key, value in content.items():
-        if value is None or value is True or value is False:
-            continue
-        if key in _TIMES and _take_time(row, value):
-            continue
-        if type(value) is dict:
-            for path, item in _leaves(key, value):
-                put(row, _nested_name(path, names), number(item))
-        elif key in BUCKETS and type(value) is list:
-            row.lists[key] = bucket_losses(value)
-        elif key == "rank" and type(value) is int:
-            row.rank = value
-        else:
-            put(row, names.of(key), number(value))
-    return row
+class JsonRows:
+    """Objects -> rows. Objects with the same keys are alike, and what their keys mean is worked out once."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._plain: dict[tuple[str, ...], tuple[list[tuple[str, str, float]], list[str]]] = {}
+
+    def row(self, content: dict[str, Any]) -> Row:
+        """The numbers of an object; groups such as {"train": {"loss": 1.0}} are taken apart."""
+        for name in content.pop("nonfinite", None) or ():
+            if isinstance(name, str) and content.get(name) is None:
+                content[name] = math.nan
+        row, keys = Row(), tuple(content)
+        plan = self._plain.get(keys)
+        if plan is None:
+            plan = self._plain[keys] = self._plan(keys)
+            if len(self._plain) > 2000:
+                self._plain.clear()
+        plain, rest = plan
+        values = row.plain
+        for key, role, factor in plain:
+            value = content[key]
+            if type(value) is float:
+                values[role] = value * factor
+            elif value is not None and (amount := number(value)) is not None and type(value) is not bool:
+                values[role] = amount * factor
+        for key in rest:
+            value = content[key]
+            if value is not None and type(value) is not bool:
+                _put_other(row, key, value, self.names)
+        return row
+
+    def _plan(self, keys: tuple[str, ...]) -> tuple[list[tuple[str, str, float]], list[str]]:
+        """Keys whose role no other key of the object has, and all others."""
+        names = {key: self.names.of(key) for key in keys if key not in _TIMES}
+        roles = Counter(name.role for name in names.values() if name is not None)
+        plain: list[tuple[str, str, float]] = []
+        rest: list[str] = []
+        for key in keys:
+            name = names.get(key)
+            if (
+                name is not None
+                and roles[name.role] == 1
+                and name.role not in _SPECIAL
+                and key not in BUCKETS
+            ):
+                plain.append((key, name.role, name.factor))
+            else:
+                rest.append(key)
+        return plain, rest
+
+
+def _put_other(row: Row, key: str, value: Any, names: Names) -> None:
+    """What is no plain number: a date, a group of numbers, losses per time bucket, a number as text."""
+    if key in _TIMES and _take_time(row, value):
+        return
+    if type(value) is dict:
+        for path, item in _leaves(key, value):
+            put(row, _nested_name(path, names), number(item))
+    elif key in BUCKETS and type(value) is list:
+        row.lists[key] = bucket_losses(value)
+    elif key == "rank" and type(value) is int:
+        row.rank = value
+    else:
+        put(row, names.of(key), number(value))
 
 
 def _leaves(prefix: str, content: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from runwatch.words import number
 
 LEFT, RIGHT, TOP, BOTTOM = 56, 8, 8, 20
 _LOG_FROM = 100.0
+_LONGER = 20.0
 Place = Callable[[float, float], tuple[float, float]]
 
 
@@ -36,9 +37,10 @@ def curve_svg(
         return ""
     scale = _Scale(min(values), max(values))
     first, last = min(steps), max(*steps, min(steps) + 1)
+    across = _across(curves, first, last)
 
     def place(step: float, value: float) -> tuple[float, float]:
-        x = LEFT + (step - first) / (last - first) * (width - LEFT - RIGHT)
+        x = LEFT + across(step) * (width - LEFT - RIGHT)
         return x, TOP + (1 - scale.share(value)) * (height - TOP - BOTTOM)
 
     label = f"{name} over the steps{', logarithmic' if scale.is_log else ''}"
@@ -52,6 +54,13 @@ def curve_svg(
     for idx, curve in enumerate(curves):
         parts += _curve(curve, place, idx % 4)
     return "".join([*parts, "</svg>"])
+
+
+def _across(curves: Sequence[dict[str, Any]], first: float, last: float) -> Callable[[float], float]:
+    """From steps to shares of the width; logarithmic where one run has many times the steps of another."""
+    if last - first > _LONGER * min(max(curve["steps"][-1] - first, 1.0) for curve in curves):
+        return lambda step: math.log1p(step - first) / math.log1p(last - first)
+    return lambda step: (step - first) / (last - first)
 
 
 class _Scale:

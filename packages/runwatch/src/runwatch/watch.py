@@ -59,6 +59,8 @@ class RunWatch:
         self._polls = 0
         self._was_old = False
         self._is_live = False
+        self._seen_at: float | None = None
+        """When the newest line of numbers came, by the clock of this machine."""
 
     # what most readers ask for is that of the last run
     @property
@@ -105,10 +107,14 @@ class RunWatch:
             self.facts.saved_step = newest_checkpoint(self.source.folder.checkpoints)
         self.files += [self._reader(file) for file in self._appeared()]
         stamp = self.clock() if live and self._polls else None
+        num_lines = self.current.num_lines
         for record in merged([file.records(last=not live, now=stamp) for file in self.files]):
             if record.new_run:
                 self._begin_run()
+                num_lines = 0
             self.current.see(record)
+        if live and self.current.num_lines > num_lines:  # clocks of other machines and zones do not matter
+            self._seen_at = stamp if stamp is not None else self._changed_at()
         if not self._polls:
             self._was_old = self.clock() - self._changed_at() > OLD_SECONDS
         self._polls += 1
@@ -137,7 +143,9 @@ class RunWatch:
         self._look_at_process(now)
         if live and not facts.ended:
             self._look_at_disk(now)
-        if run.line_time is None and run.num_lines:
+        if self._seen_at is not None:
+            run.panel.seen(self._seen_at)
+        elif run.line_time is None and run.num_lines:
             run.panel.seen(self._changed_at())
         run.panel.tick(now, live=live and not self._was_old)
 
@@ -207,11 +215,15 @@ class RunWatch:
             return run.facts.ended
         if run.panel.book.is_open("M501"):
             return "stalled"
-        if not run.num_lines:
+        if not run.num_lines and self._is_live:
             return "waiting"
         limit = OLD_SECONDS if self._is_live else RECENT_SECONDS
         is_quiet = self.clock() - self._changed_at() > limit and not run.facts.alive
         return "ended" if self._was_old or is_quiet else "running"
+
+    def last_line_at(self, run: JudgedRun) -> float | None:
+        """When the newest line of a run was written, as far as that is known."""
+        return self._seen_at if run is self.current and self._seen_at is not None else run.line_time
 
     def is_waiting(self) -> bool:
         """Whether the log has not begun yet; one that was read once holds what it holds."""

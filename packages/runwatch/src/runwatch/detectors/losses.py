@@ -12,6 +12,7 @@ from runwatch.records import LOSSES, Record
 from runwatch.settings import MonitorSettings
 
 Lists = dict[str, list[float]]
+_LOSSES = frozenset(LOSSES)
 _BUCKET_LINES = 1024
 """Lines of losses per time bucket that are kept: as far back as their baselines reach when the loss jumps."""
 
@@ -23,9 +24,8 @@ class NonfiniteLoss(Detector):
 
     def line(self, record: Record) -> None:
         values = record.values
-        for name in LOSSES:
-            value = values.get(name)
-            if value is not None and not math.isfinite(value):
+        for name, value in values.items():
+            if name in _LOSSES and not math.isfinite(value):
                 what = "a part of the loss" if name == "bad_part" else name
                 self.book.fire("M101", f"{what} is {value} at step {record.step}")
                 return

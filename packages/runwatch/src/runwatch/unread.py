@@ -1,0 +1,27 @@
+"""Numbers that were read but not used: what a log that cannot be judged is reported with."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from runwatch.tokens import Layout
+
+
+class Unread:
+    """Numbers that were read but not used, for a log that cannot be judged: names, and lines that hold them."""
+
+    def __init__(self) -> None:
+        self.keys: Counter[str] = Counter()
+        self.lines: list[str] = []
+
+    def add(self, line: str, layout: Layout) -> None:
+        if len(self.keys) > 200:
+            return
+        keys = [
+            field.key
+            for field in layout.fields
+            if field.key and len(field.key) <= 40 and not field.key.isspace()
+        ]
+        self.keys.update(keys)
+        if keys and len(self.lines) < 5:
+            self.lines.append(line.strip()[:160])

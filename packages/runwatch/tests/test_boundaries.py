@@ -1,0 +1,129 @@
+"""Where runs begin and end, which loss is the main one, what a name means."""
+
+import json
+import math
+import struct
+
+import pytest
+from runwatch.errors import UserError
+from runwatch.names import Names, parse_mapping
+from runwatch.parser import LineParser
+from runwatch.session import Session
+from runwatch.settings import MonitorSettings
+from runwatch.sources import find_runs
+from runwatch.svg import curve_svg
+from runwatch.tfevents import EventFollower
+
+ROLES = {
+    "train/CrossEntropyLoss": "loss", "loss/train/total": "loss", "val_loss": "valid_loss", "eval/loss": "valid_loss",
+    "lm loss": "loss", "loss scale": None, "best_val_loss": None, "aux_loss_weight": None, "global_step": "step",
+    "max_steps": "total_steps", "elapsed time per iteration (ms)": "step_seconds", "it/s": "steps_per_second",
+    "Tokens/s/device": "tokens_per_second", "samples_per_second": "documents_per_second", "lr-AdamW": "lr",
+    "lr_scheduler_gamma": None,
+    "optim/total_grad_norm": "grad_norm", "grad_accum_steps": None, "max_mem": "gpu_memory_allocated", "cpu_mem": None,
+    "train-rmse": "loss", "training's l2": "loss", "number of skipped iterations": "skipped_steps",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ROLES)
+def test_what_a_name_means(key):
+    name = Names().of(key)
+    assert (name and name.role) == ROLES[key]
+
+
+def runs_of(path, **more):
+    session = Session(find_runs([str(path)]), MonitorSettings(), **more)
+    session.look(live=False)
+    session.close()
+    return session.state()["runs"]
+
+
+def steps(first, last):
+    return "".join(f"step {step} loss {2 + 1 / (step + 1):.4f}\n" for step in range(first, last))
+
+
+@pytest.mark.parametrize(
+    ("text", "last_steps"),
+    [
+        (steps(0, 50) + steps(0, 30), [49, 29]),  # appended
+        (steps(0, 50) + steps(40, 60), [59]),  # a rollback
+        ("".join(f"Epoch {epoch} loss: {1 / epoch}\n" for epoch in [*range(1, 9), *range(1, 5)]), [8, 4]),
+        ("".join(f"Epoch {e + 1}/3 [{k}/100] loss: 0.5\n" for e in range(3) for k in range(0, 101, 10)), [300]),
+        ("".join(f"{k}%|x| {k}/99 [00:01<00:02, 9it/s, loss=0.5{k}]\n" for _ in "ab" for k in range(1, 100)), [198]),
+    ],
+)  # fmt: skip
+def test_where_a_run_begins(tmp_path, text, last_steps):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    assert [run["step"] for run in runs_of(path)] == last_steps
+
+
+def test_a_mean_that_closes_an_epoch_is_no_point_of_the_curve():
+    parser = LineParser()
+    for step in range(1, 20):
+        parser.parse(f"step {step} loss {2.0 - step / 100}")
+    assert parser.parse("Epoch 1 average train loss: 9.5") is None
+    assert math.isnan(parser.parse("step 20 loss nan").values["loss"])
+
+
+def test_a_log_without_a_loss_cannot_be_judged_until_its_numbers_are_named(tmp_path, call):
+    path = tmp_path / "odd.log"
+    path.write_text("".join(f"it {it} fooness {2 - it / 1000}\n" for it in range(0, 200, 10)))
+    done = call("--once", path)
+    assert done.exit_code == 3
+    assert "it 0 fooness 2.0" in done.stdout
+    assert "--map loss=NAME" in done.stdout
+    named = call("--once", path, "--map", "loss=fooness", "--map", "step=it")
+    assert (named.exit_code, "odd: fine" in named.stdout, "step 190" in named.stdout) == (0, True, True)
+    for wrong in ("loss", "colour=red", "loss="):
+        with pytest.raises(UserError, match="--map"):
+            parse_mapping([wrong])
+
+
+def test_several_logs_of_a_folder_are_several_runs_and_both_streams_of_a_job_are_one(tmp_path):
+    for name in ("a.log", "b.csv", "job.out", "job.err"):
+        (tmp_path / name).write_text("step,loss\n1,2.0\n2,1.9\n3,1.8\n" if name == "b.csv" else steps(0, 9))
+    assert sorted((run["name"], run["step"]) for run in runs_of(tmp_path)) == [("a", 8), ("b", 3), ("job", 8)]
+
+
+def varint(value):
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def block(number, content):
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def test_scalars_of_tensorboard_are_read_as_they_are_appended(tmp_path):
+    path = tmp_path / "events.out.tfevents.1.host"
+    follower = EventFollower(path)
+    for step, loss in ((1, 2.5), (2, math.nan)):
+        value = block(1, b"train/loss") + varint(2 << 3 | 5) + struct.pack("<f", loss)
+        event = (
+            varint(1 << 3 | 1)
+            + struct.pack("<d", 1.7e9)
+            + varint(2 << 3)
+            + varint(step)
+            + block(5, block(1, value))
+        )
+        with path.open("ab") as file:
+            file.write(struct.pack("<Q", len(event)) + b"crc." + event + b"crc.")
+        (line,) = follower.lines()
+        assert json.loads(line)["step"] == step
+        assert LineParser().parse(line).values["loss"] == pytest.approx(loss, nan_ok=True)
+    path.write_bytes(path.read_bytes() + b"\x10")
+    assert list(follower.lines()) == []  # half an event
+
+
+def test_a_diverged_curve_does_not_flatten_the_others_and_nan_has_a_cross():
+    good = {"steps": [1, 2, 3], "values": [3.0, 2.0, 1.0]}
+    bad = {"steps": [1, 2, 3], "values": [3.0, 9e6, None]}
+    both = curve_svg("loss", [good, bad])
+    assert "log scale" in both
+    assert both.count('class="ended"') == 1
+    alone = curve_svg("loss", [good])
+    assert "log scale" not in alone
+    assert 'class="ended"' not in alone
