@@ -48,5 +48,5 @@ def demo(
         f"  {mmldlm} generate {run} -n 4\n"
         f"  {mmldlm} train --recipe demo --run saved/longer train.steps=4000\n"
         f"  {mmldlm} prepare YOUR.txt --out data/mine --cut sentences",
-        highlight=False, markup=False,
+        highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
