@@ -230,6 +230,11 @@ def test_a_warm_start_that_does_not_fit_lists_the_differences(recipe, trained, t
         assert part in str(caught.value)
 
 
+def test_a_warm_start_from_nothing_names_the_setting(recipe, tmp_path):
+    with pytest.raises(mmldlm.UserError, match=r"train\.init=nowhere: .*no such run"):
+        mmldlm.train(recipe, run=tmp_path / "run", init="nowhere", overrides=QUICK)
+
+
 def test_a_warm_start_takes_other_lengths(recipe, trained, tmp_path):
     store = write_store(tmp_path / "store", max_length=30, encoder="another").path
     run = mmldlm.train(

@@ -76,8 +76,11 @@ def report_ignored_init(config: Config, meta: dict[str, Any]) -> None:
 
 def start_from(source: str, denoiser: Denoiser, store: PairStore, config: Config) -> None:
     """Give the denoiser the averaged weights of a trained model, which must have the same shape and vocabulary."""
-    folder = find_model(source)
-    export = read_weights(folder)
+    try:
+        folder = find_model(source)
+        export = read_weights(folder)
+    except UserError as error:
+        raise UserError(f"train.init={source}: {error}") from error
     differences = _differences(export, denoiser, store)
     if differences:
         raise UserError(
