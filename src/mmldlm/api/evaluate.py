@@ -202,7 +202,7 @@ def _open_store(model: LoadedModel, data: str | os.PathLike[str] | PairStore | N
     if data is None and not own.exists():
         raise UserError(
             f"{own}: the pair store that this run was trained on is not here; name it, or one prepared in the same "
-            "way, as data"
+            "way, with data=STORE, on the command line --data STORE"
         )
     return PairStore.open(own if data is None else Path(data))
 

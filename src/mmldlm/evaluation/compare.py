@@ -145,7 +145,7 @@ def _report_folder(path: Path, split: str | None) -> Path:
     if not reports or split is not None:
         what = f"no report on the split {split!r}" if split is not None and reports else "no report"
         raise UserError(f"{path}: there is {what}; evaluate it first: mmldlm eval {path}")
-    raise UserError(f"{path}: has reports on {', '.join(reports)}; choose one with split")
+    raise UserError(f"{path}: has reports on {', '.join(reports)}; choose one with split (--split)")
 
 
 def compare_results(results: Sequence[Evaluated], seed: int = 0) -> Comparison:
