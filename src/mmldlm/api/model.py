@@ -40,6 +40,7 @@ from mmldlm.api.values import (
     one_latent,
     require_at_least,
     require_choice,
+    source_ids,
     text_list,
 )
 from mmldlm.checkpoint.export import write_export
@@ -155,7 +156,7 @@ class Model:
         options = self._options(seed, encode_steps=steps, guidance=guidance, solver=solver)
         if not listed:
             return latents_array([], self._shape)
-        keys = document_keys(seed, content_ids(listed) if ids is None else ids)
+        keys = document_keys(seed, content_ids(listed) if ids is None else source_ids(ids, len(listed)))
         latents = encode_tokens(self.loaded, self.tokenize(listed), options, keys=keys, progress=progress)
         return self.loaded.normalizer.denormalize(latents)
 
@@ -190,7 +191,7 @@ class Model:
         if not len(array):
             return []
         normalised, away = self._normalised(array), self.codec.against(against, options.guidance, len(array))
-        keys = document_keys(seed, content_ids(array) if ids is None else ids)
+        keys = document_keys(seed, content_ids(array) if ids is None else source_ids(ids, len(array)))
         if candidates == 1 and refine == 0:
             tokens = decode_latents(
                 self.loaded, normalised, options, lengths=counts, keys=keys, progress=progress, against=away
@@ -263,7 +264,8 @@ class Model:
             ids = ids if array is None else randomness.make_key(ids, content_ids(array))
         tokens = infill_tokens(
             self.loaded, blanks, options, latents=None if array is None else self._normalised(array),
-            keys=document_keys(seed, ids), against=self.codec.against(against, options.guidance, len(listed)),
+            keys=document_keys(seed, source_ids(ids, len(listed))),
+            against=self.codec.against(against, options.guidance, len(listed)),
             progress=progress,
         )  # fmt: skip
         sampled = self._sampled(tokens)
@@ -302,8 +304,8 @@ class Model:
         """
         listed = text_list(texts)
         require_choice("vary", vary, ("both", "latent", "text"))
-        if not 0 < strength <= 1:
-            raise UserError(f"strength={strength}: more than 0 and at most 1 is needed")
+        if not isinstance(strength, int | float | np.number) or not 0 < strength <= 1:
+            raise UserError(f"strength={strength!r}: more than 0 and at most 1 is needed")
         if lengths is not None and vary != "latent":
             raise UserError(
                 'lengths: a text of which tokens stay keeps its length; leave it out, or vary="latent"'

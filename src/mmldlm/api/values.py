@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,10 +82,7 @@ class Neighbour:
 
 def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents") -> np.ndarray:
     """float32 (n, S, C) on the host, or a `UserError` that names the argument."""
-    try:
-        array = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"{name}: not an array of numbers ({error})") from error
+    array = _array(values, name)
     if array.dtype.kind not in "fiu" and array.size:
         raise UserError(f"{name}: values of type {array.dtype}; numbers are needed")
     if array.ndim == 2 and shape[0] == 1:
@@ -98,18 +95,28 @@ def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents"
             f"{name} of shape {np.shape(values)}: this model needs (n, {shape[0]}, {shape[1]}){flat}, which is "
             f"{shape[0]} slot(s) of {shape[1]} channels; use the encoder it was trained with"
         )
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinite and are rejected as such
+        array = np.ascontiguousarray(array, dtype=np.float32)
     bad = np.flatnonzero(~np.isfinite(array).all(axis=(1, 2)))
     if len(bad):
         raise UserError(
             f"{name}: {len(bad)} of {len(array)} contain NaN or infinity, the first at index {bad[0]}"
         )
-    return np.ascontiguousarray(array, dtype=np.float32)
+    return array
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    """An array, or a `UserError` that names the argument."""
+    try:
+        return values.detach().cpu().float().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise UserError(f"{name}: not an array of numbers ({error})") from error
 
 
 def one_latent(value: Latents, shape: tuple[int, int], name: str) -> np.ndarray:
     """(1, S, C) from a single latent: (S, C), (1, S, C), or (C,) for a model with one slot."""
     if not isinstance(value, np.ndarray | Tensor):
-        value = np.asarray(value)
+        value = _array(value, name)
     if value.ndim == 1 or (value.ndim == 2 and tuple(value.shape) == shape):
         value = value[None]
     array = latents_array(value, shape, name)
@@ -125,12 +132,18 @@ def like(array: np.ndarray, example: Any) -> Any:
 
 def text_list(texts: Texts, name: str = "texts") -> list[str]:
     """The texts; a single one becomes a list of one."""
+    if not isinstance(texts, Iterable):
+        raise UserError(f"{name}={texts!r}: a str or a list of them is needed")
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise UserError(f"{name}[{index}]: is a {type(text).__name__}; a str is needed")
         if not text.strip():
             raise UserError(f"{name}[{index}]: is empty; it holds no token")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(
+                f"{name}[{index}]: holds half of a surrogate pair, which is no character; decode it again"
+            )
     return listed
 
 
@@ -138,12 +151,22 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     """(n,) int64 from one number for all or one per document; None stays None."""
     if lengths is None:
         return None
-    array = np.asarray(lengths)
+    array = np.asarray(lengths.cpu()) if isinstance(lengths, Tensor) else _array(lengths, "lengths")
     if array.dtype.kind not in "iu" or array.ndim > 1 or (array < 1).any():
         raise UserError(f"lengths={lengths!r}: whole numbers of at least 1 are needed")
     if array.ndim == 1 and len(array) != count:
         raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
     return np.broadcast_to(array, (count,)).astype(np.int64)
+
+
+def source_ids(ids: Any, count: int) -> np.ndarray:
+    """(n,) numbers that make the randomness of each document its own."""
+    array = np.asarray(ids.cpu()) if isinstance(ids, Tensor) else _array(ids, "ids")
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise UserError(
+            f"ids: {array.dtype} of shape {array.shape}; {count} whole numbers are needed, one per document"
+        )
+    return array
 
 
 def require_at_least(name: str, value: int, low: int) -> None:

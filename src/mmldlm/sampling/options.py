@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import SamplingConfig
 from mmldlm.config.checks import field_problems
@@ -40,6 +42,7 @@ class SamplingOptions:
     """Tokens and latent slots that are sampled at a time; changes speed and memory, never a sample."""
 
     def __post_init__(self) -> None:
+        self._require_numbers()
         config = SamplingConfig(**{item.name: getattr(self, item.name) for item in fields(SamplingConfig)})
         problems = field_problems(config)
         problems += [
@@ -47,6 +50,17 @@ class SamplingOptions:
             for name, value, low in (("seed", self.seed, 0), ("batch_tokens", self.batch_tokens, 1))
             if value < low
         ]
+        if problems:
+            raise UserError("; ".join(problems))
+
+    def _require_numbers(self) -> None:
+        """Reject values that are no numbers, or no whole ones, before they are compared with limits."""
+        problems = []
+        for item in fields(self):
+            value, whole = getattr(self, item.name), str(item.type).startswith("int")
+            kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+            if item.type != "str" and value is not None and not isinstance(value, kinds):
+                problems.append(f"{item.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         if problems:
             raise UserError("; ".join(problems))
 
