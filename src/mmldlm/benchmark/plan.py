@@ -145,7 +145,7 @@ def search_arm(options: Options, texts: list[str], gpu: bool) -> Arm:
         )
     if not gpu and options.memory_limit is None:
         raise UserError(
-            "--find-batch: without a GPU nothing refuses a batch; give a limit, such as --memory-limit 4GiB"
+            "--find-batch: without a GPU nothing rejects a batch; give a limit, such as --memory-limit 4GiB"
         )
     arm = parse_arm(texts[0]) if texts else Arm("as the recipe says")
     options.config(arm)

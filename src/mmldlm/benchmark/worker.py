@@ -117,7 +117,7 @@ class Drive:
         self._check_limit()
 
     def _check_limit(self) -> None:
-        """A GPU refuses by itself; on the host the process has to look."""
+        """A GPU reports out of memory by itself; on the host the process has to look."""
         if self.memory_limit is None or self.device.type == "cuda":
             return
         taken = resident_peak()
