@@ -24,11 +24,12 @@ class NonfiniteLoss(Detector):
 
     def line(self, record: Record) -> None:
         values = record.values
-        for name, value in values.items():
-            if name in _LOSSES and not math.isfinite(value):
-                what = "a part of the loss" if name == "bad_part" else name
-                self.book.fire("M101", f"{what} is {value} at step {record.step}")
-                return
+        bad = [name for name, value in values.items() if name in _LOSSES and not math.isfinite(value)]
+        if bad:
+            name = min(bad, key=LOSSES.index)
+            what = "a part of the loss" if name == "bad_part" else name
+            self.book.fire("M101", f"{what} is {values[name]} at step {record.step}")
+            return
         if values.get("nan_steps"):
             self.book.fire(
                 "M101", f"{values['nan_steps']:.0f} steps with a loss of nan up to step {record.step}"
