@@ -140,7 +140,7 @@ def _learning() -> Iterator[TrainerCase]:
         40,
         words=shrink,
         inject=faults.shrinking_latents(AT, 0.8),
-        also=("M103", "M102"),
+        also=("M103", "M102", "M202"),
     )
     yield TrainerCase(
         "latent_ignored", ("M803",), 240, words=longer, inject=faults.empty_latents, from_step=15

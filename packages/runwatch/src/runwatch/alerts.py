@@ -145,8 +145,8 @@ class AlertBook:
 
     def open(self) -> list[Alert]:
         """What is wrong now, worst first."""
-        found = [alert for alert in self.alerts.values() if alert.status == "open"]
-        return sorted(found, key=lambda alert: -LEVELS.index(alert.level)) if len(found) > 1 else found
+        chosen = [alert for alert in self.alerts.values() if alert.status == "open"]
+        return sorted(chosen, key=lambda alert: -LEVELS.index(alert.level)) if len(chosen) > 1 else chosen
 
     def worst(self, *, only_open: bool = False) -> str | None:
         """The highest level there is, or was."""

@@ -183,7 +183,7 @@ KINDS = (
     ),
     Kind(
         "M304", "failing-loader", "warn",
-        "Processes that read the data died or hung, and were started anew.",
+        "Processes that read the data died or hung, and were restarted.",
         "Look for host memory, signals of others and a file system that hangs; use fewer workers.",
         "event loader_failed of the ledger",
         own_advice=(

@@ -181,15 +181,15 @@ def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: 
     from runwatch.sinks import FORMATS, AlertFile, command_sink, webhook_sink
 
     _check_choice("--webhook-format", kind, FORMATS)
-    found: list[Sink] = [AlertFile(alerts)] if alerts is not None else []
+    sinks: list[Sink] = [AlertFile(alerts)] if alerts is not None else []
     if command is not None:
         try:
-            found.append(command_sink(shlex.split(command)))
+            sinks.append(command_sink(shlex.split(command)))
         except ValueError as error:
             raise UserError(f"--command {command}: {error}; check the quotes") from error
     if webhook:
-        found.append(webhook_sink(webhook, kind))
-    return found
+        sinks.append(webhook_sink(webhook, kind))
+    return sinks
 
 
 @contextlib.contextmanager

@@ -57,9 +57,9 @@ class FileFollower:
         end = data.rfind(b"\n")
         self._rest, whole = data[end + 1 :], memoryview(data)[:end]
         text = str(whole, "utf-8", "replace")
-        found = text.split("\n")
-        lines = Lines([line for line in found[self._skipping :] if 0 < len(line) < LONGEST_LINE])
-        if len(lines) == len(found) and text.isascii():
+        split = text.split("\n")
+        lines = Lines([line for line in split[self._skipping :] if 0 < len(line) < LONGEST_LINE])
+        if len(lines) == len(split) and text.isascii():
             lines.content = whole
         self._skipping = False
         return lines
@@ -74,13 +74,13 @@ class FileFollower:
             yield from self._read()  # what the old file still had
             yield b"\n"
             self.close()
-            self._start_anew()
+            self._start_over()
         if self._open():
             if self._was_cut():
-                self._start_anew()
+                self._start_over()
             yield from self._read()
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         self.position, self._rest, self._skipping, self._seen = 0, b"", False, b""
         self.restarts += 1
 
@@ -96,10 +96,10 @@ class FileFollower:
         if self._fd < 0:
             return False
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return False  # away for the moment: go on with the one we hold
-        return (found.st_dev, found.st_ino) != self._identity
+        return (status.st_dev, status.st_ino) != self._identity
 
     def _open(self) -> bool:
         if self._fd >= 0:
@@ -108,8 +108,8 @@ class FileFollower:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
-        found = os.fstat(self._fd)
-        self._identity = (found.st_dev, found.st_ino)
+        status = os.fstat(self._fd)
+        self._identity = (status.st_dev, status.st_ino)
         return True
 
     def _read(self) -> Iterator[bytes]:

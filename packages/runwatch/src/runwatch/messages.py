@@ -115,10 +115,10 @@ class MessageReader:
         if "Root Cause (first observed failure)" in line:
             self._root_cause = {}
             return None
-        found = _ANY.search(line)
-        if found is None:
+        match = _ANY.search(line)
+        if match is None:
             return None
-        return _message(str(found.lastgroup), line)
+        return _message(str(match.lastgroup), line)
 
     def _read_traceback(self, line: str) -> Record | None:
         text = _PREFIX.sub("", line)
@@ -129,10 +129,10 @@ class MessageReader:
         ):
             return None
         self._in_traceback = "Traceback (most recent" in text
-        found = _EXCEPTION.match(text)
-        if found is None or self._in_traceback:
+        match = _EXCEPTION.match(text)
+        if match is None or self._in_traceback:
             return None
-        if "KeyboardInterrupt" in found[1]:
+        if "KeyboardInterrupt" in match[1]:
             return _message("interrupted", text)
         return Record(event="crash", text=text[:300], facts={"cause": cause_of(text), "traceback": True})
 
@@ -162,10 +162,10 @@ def _root_cause(facts: dict[str, str]) -> Record:
 
 def cause_of(text: str) -> str:
     """Which known kind of message an exception is; empty if it is another."""
-    found = _ANY.search(text)
-    return str(found.lastgroup) if found else ""
+    match = _ANY.search(text)
+    return str(match.lastgroup) if match else ""
 
 
 def _message(event: str, line: str) -> Record:
-    found = _STEP.search(line)
-    return Record(event=event, text=line.strip()[:300], step=int(found[1]) if found else None)
+    match = _STEP.search(line)
+    return Record(event=event, text=line.strip()[:300], step=int(match[1]) if match else None)

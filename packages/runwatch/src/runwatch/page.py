@@ -137,10 +137,10 @@ function timeline(run) {
 function css(health) { return health.replace(" ", "-"); }
 function unread(run) {
   const lines = run.unread ? run.unread.lines : [], names = run.unread ? run.unread.names : [];
-  const told = make("p", "", "No loss was read. " + (names.length
+  const reason = make("p", "", "No loss was read. " + (names.length
     ? "Name it: --map loss=NAME --map step=NAME; names read: " + names.join(", ")
     : "No line looks like numbers with names."));
-  return make("div", "alert warn", told, ...lines.map(line => make("p", "soft", line)));
+  return make("div", "alert warn", reason, ...lines.map(line => make("p", "soft", line)));
 }
 function runCard(run) {
   const silent = run.last_line_seconds === null ? "" : `, last line ${duration(run.last_line_seconds)} ago`;

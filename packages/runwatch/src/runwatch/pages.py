@@ -72,7 +72,7 @@ def _documented() -> list[tuple[str, str]]:
         for node in ast.parse(inspect.getsource(settings)).body
         if isinstance(node, ast.ClassDef) and node.name == "MonitorSettings"
     )
-    found = []
+    documented = []
     for item, below in itertools.pairwise(body):
         if (
             isinstance(item, ast.AnnAssign)
@@ -80,5 +80,5 @@ def _documented() -> list[tuple[str, str]]:
             and isinstance(below, ast.Expr)
         ):
             assert isinstance(below.value, ast.Constant), "every setting has its meaning under it"
-            found.append((item.target.id, str(below.value.value)))
-    return found
+            documented.append((item.target.id, str(below.value.value)))
+    return documented

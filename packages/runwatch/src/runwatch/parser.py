@@ -75,7 +75,7 @@ class LineParser:
 
     @property
     def is_document(self) -> bool:
-        """Whether the file is one JSON document, which is written anew as a whole."""
+        """Whether the file is one JSON document, which is rewritten as a whole."""
         return self._document is not None
 
     @property
@@ -309,16 +309,16 @@ class LineParser:
 
         An epoch behind the bar does not say that the bar is its own; one before it does.
         """
-        told = bar.label + bar.rest
-        redrawn, self._postfix = told == self._postfix and "nan" not in told.lower(), told
+        drawn = bar.label + bar.rest
+        redrawn, self._postfix = drawn == self._postfix and "nan" not in drawn.lower(), drawn
         row = Row()
         for part in (bar.label, bar.rest):
             if part and not part.isspace():
                 texts, numbers = self._tokens.split(part)
-                found = self._plan(texts).row(numbers)
-                row.values += found.values if not redrawn else []
+                part_row = self._plan(texts).row(numbers)
+                row.values += part_row.values if not redrawn else []
                 if part is bar.label:
-                    row.marks.epoch, row.marks.epoch_total = found.marks.epoch, found.marks.epoch_total
+                    row.marks.epoch, row.marks.epoch_total = part_row.marks.epoch, part_row.marks.epoch_total
         table_row = self._table.row(bar.label.rstrip().rstrip(":")) if self._table is not None else None
         if table_row is not None:
             row.values += table_row.values

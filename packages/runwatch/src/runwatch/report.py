@@ -95,13 +95,13 @@ def _shares(goodput: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _timeline(run: dict[str, Any]) -> list[tuple[str, str]]:
-    found = []
+    entries = []
     for entry in run.get("timeline", []):
         stamp = entry["time"]
         when = datetime.datetime.fromtimestamp(stamp).strftime("%Y-%m-%d %H:%M:%S") if stamp else ""
         where = f"step {entry['step']}" if entry["step"] is not None else ""
-        found.append((", ".join(part for part in (when, where) if part) or "unknown time", entry["what"]))
-    return found
+        entries.append((", ".join(part for part in (when, where) if part) or "unknown time", entry["what"]))
+    return entries
 
 
 def page(state: dict[str, Any]) -> str:

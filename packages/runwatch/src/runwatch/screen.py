@@ -70,13 +70,13 @@ def _bar(run: dict[str, Any], width: int) -> RenderableType:
 
 
 def _buckets(run: dict[str, Any]) -> list[Text]:
-    found = []
+    rows = []
     for name, losses in run["buckets"].items():
         span = value_range([value if isinstance(value, int | float) else None for value in losses])
         limits = f"{span[0]:.3g} … {span[1]:.3g}" if span else "no values"
         label = name.removesuffix("_by_time").replace("_", " ")
-        found.append(Text.assemble((f"{label} by time ", "bright_black"), bars(losses), f"  {limits}"))
-    return found
+        rows.append(Text.assemble((f"{label} by time ", "bright_black"), bars(losses), f"  {limits}"))
+    return rows
 
 
 def _values(run: dict[str, Any], width: int) -> Table:
@@ -123,7 +123,7 @@ def _alerts(run: dict[str, Any], most: int) -> list[Text]:
         return [
             Text("nothing found", style="green") if run["num_losses"] else Text("waiting for the first line")
         ]
-    found = []
+    texts = []
     for alert in alerts[:most]:
         is_open = alert["status"] == "open"
         text = Text(overflow="fold")
@@ -133,10 +133,10 @@ def _alerts(run: dict[str, Any], most: int) -> list[Text]:
         text.append(f"  {alert['evidence']}  [{words.since(alert)}]", style="" if is_open else "bright_black")
         if is_open:
             text.append(f"\n  → {alert['advice']}", style="bright_black")
-        found.append(text)
+        texts.append(text)
     if len(alerts) > most:
-        found.append(Text(f"and {len(alerts) - most} more", style="bright_black"))
-    return found
+        texts.append(Text(f"and {len(alerts) - most} more", style="bright_black"))
+    return texts
 
 
 def _style(alert: dict[str, Any]) -> str:

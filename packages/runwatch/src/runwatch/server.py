@@ -33,15 +33,15 @@ _HEADERS = {
 
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT, PORT or HOST."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:(?P<host>\[[0-9a-fA-F:]+\]|[\w.\-]*[A-Za-z.\-][\w.\-]*):?)?(?P<port>\d+)?", text
     )
     host, port = DEFAULT_ADDRESS.split(":")
-    if not text or found is None or int(found["port"] or port) > 65535:
+    if not text or match is None or int(match["port"] or port) > 65535:
         raise UserError(
             f"--serve {text}: give HOST:PORT, such as {DEFAULT_ADDRESS}; the port is at most 65535"
         )
-    return (found["host"] or host).strip("[]"), int(found["port"] or port)
+    return (match["host"] or host).strip("[]"), int(match["port"] or port)
 
 
 MOST_CLIENTS = 32

@@ -121,16 +121,16 @@ class MonitorSettings:
 
 def load_settings(words: Iterable[str] = (), file: Path | None = None) -> MonitorSettings:
     """The defaults, changed by a YAML file and then by `key=value` words; all problems are told at once."""
-    given = dict(_from_file(file)) if file is not None else {}
+    wanted = dict(_from_file(file)) if file is not None else {}
     problems: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             problems.append(f"--set {word}: write it as key=value")
-        given[key.strip()] = value.strip()
+        wanted[key.strip()] = value.strip()
     types = {item.name: item for item in fields(MonitorSettings)}
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in wanted.items():
         if key not in types:
             problems.append(f"--set {key}: there is no such setting{_nearest(key, types)}")
             continue

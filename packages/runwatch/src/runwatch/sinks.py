@@ -41,7 +41,7 @@ def message_of(run: str, change: Change, at: float) -> Message:
 
 
 class AlertFile:
-    """`alerts.jsonl`. What it holds already is not written again when the same log is read anew."""
+    """`alerts.jsonl`. What it holds already is not written again when the same log is read again."""
 
     def __init__(self, path: Path) -> None:
         if path.is_dir() or not path.absolute().parent.is_dir():

@@ -152,9 +152,9 @@ class RunWatch:
     def _take_totals(self) -> None:
         """What the counters of the log tell about its end."""
         facts, steppers = self.facts, [file.parser.stepper for file in self.files]
-        told = next((stepper for stepper in steppers if stepper.total), None)
-        facts.total_steps = told.total if told is not None else None
-        facts.total_is_sure = told is not None and told.total_is_sure
+        counter = next((stepper for stepper in steppers if stepper.total), None)
+        facts.total_steps = counter.total if counter is not None else None
+        facts.total_is_sure = counter is not None and counter.total_is_sure
         if not facts.ended and facts.total_steps and (self.step or 0) >= facts.total_steps:
             facts.ended = "finished"
 

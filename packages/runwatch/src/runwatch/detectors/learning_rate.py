@@ -56,7 +56,7 @@ class LearningRate(Detector):
             self.book.clear("M204", "zero")
 
     def _jump(self, lr: float, record: Record) -> None:
-        """Up after it had been falling: a schedule that started anew, as after a resume without its state."""
+        """Up after it had been falling: a schedule that started over, as after a resume without its state."""
         if self.facts.lr_restarts:
             return
         if self.falling >= 3 and self.last > 0 and lr > self.settings.lr_jump * self.last:

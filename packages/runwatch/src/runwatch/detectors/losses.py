@@ -154,7 +154,7 @@ class _Buckets:
         return excess
 
     def _judge(self, lists: Lists) -> float | None:
-        found = []
+        excesses_of_kinds = []
         for name, values in lists.items():
             baselines = self.baselines.setdefault(name, [])
             baselines += [_Baseline(self.settings) for _ in values[len(baselines) :]]
@@ -164,8 +164,8 @@ class _Buckets:
             ready = [len(one.history) >= self.settings.warmup_lines for one, _ in pairs]
             excesses = [one.judge(value) for one, value in pairs]
             if any(ready):
-                found.append(median(excesses))
-        return max(found, default=None)
+                excesses_of_kinds.append(median(excesses))
+        return max(excesses_of_kinds, default=None)
 
 
 class LossSpike(Detector):
@@ -293,9 +293,9 @@ class Plateau(Detector):
     def _judge(self, record: Record) -> None:
         if len(_last_third(self.curve)) < 20:
             return  # most of the curve was cut away by a rollback
-        found = self._flat_since(self.curve)
-        if found is not None and not self._late(record):
-            self.book.fire("M104", f"loss {found[1]:.4g} since step {found[0]:.0f}", sure=0.7)
+        flat = self._flat_since(self.curve)
+        if flat is not None and not self._late(record):
+            self.book.fire("M104", f"loss {flat[1]:.4g} since step {flat[0]:.0f}", sure=0.7)
         else:
             self.book.clear("M104")
 

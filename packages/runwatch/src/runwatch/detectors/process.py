@@ -1,4 +1,4 @@
-"""Runs that hang, die, or are restarted in vain."""
+"""Runs that hang, die, or are restarted without progress."""
 
 from __future__ import annotations
 

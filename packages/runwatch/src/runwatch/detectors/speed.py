@@ -24,10 +24,10 @@ class Throughput(Detector):
         self.last_rate = math.nan
 
     def line(self, record: Record) -> None:
-        found = record.rate() or self._from_time(record)
-        if found is None or not found[1] > 0:
+        measured = record.rate() or self._from_time(record)
+        if measured is None or not measured[1] > 0:
             return
-        kind, rate = found
+        kind, rate = measured
         source = kind if kind in record.values else "time"
         if source != self.source:
             if self.source and (kind == "steps_per_second" or source == "time"):
