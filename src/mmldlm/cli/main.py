@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
+import time
+import traceback
 from typing import Annotated, Any, NoReturn
 
 from mmldlm import __version__
@@ -36,6 +39,7 @@ try:
         generate,
         infill,
         interpolate,
+        launch,
         migrate,
         next_steps,
         paraphrase,
@@ -70,6 +74,7 @@ def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperComm
 _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
+_add("launch", launch.launch, _TRAIN, "Run a command on several GPUs or nodes.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)
 _add("decode", decode.decode, _USE, "Latents to text.", SectionedCommand)
@@ -120,7 +125,7 @@ def main() -> None:
     try:
         app()
     except (UserError, WatchError, DoctorError) as error:
-        _fail(str(error), 2)
+        _fail(str(error), 2, type(error).__name__)
     except Interrupted as stop:
         _fail(str(stop), stop.exit_code)
     except SystemExit as leaving:
@@ -139,6 +144,10 @@ def main() -> None:
             _fail(f"{error.filename}: {error.strerror}; choose a folder you may write to", 2)
         if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
             _fail(f"{error.filename}: {error.strerror}; choose another file or folder", 2)
+        _record_failure(f"{type(error).__name__}: {error}", 1, traceback.format_exc())
+        raise
+    except Exception as error:
+        _record_failure(f"{type(error).__name__}: {error}", 1, traceback.format_exc())
         raise
 
 
@@ -151,7 +160,18 @@ def _leave_closed_pipe() -> NoReturn:
     raise SystemExit(CLOSED_PIPE)
 
 
-def _fail(message: str, code: int) -> None:
+def _record_failure(message: str, code: int, stack: str | None = None, kind: str = "") -> None:
+    """Why this rank ends, in the file that torchrun's agent reads to find the first failure of all."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    details = {"kind": kind, "py_callstack": stack or message, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": message, "errorCode": code, "extraInfo": details}}, file)
+
+
+def _fail(message: str, code: int, kind: str = "") -> None:
+    _record_failure(message, code, kind=kind)
     sys.stdout.flush()
     label = "mmldlm: error" if code == 2 else "mmldlm"
     rank = os.environ.get("RANK", "0")

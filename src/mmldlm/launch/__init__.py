@@ -1,0 +1,1 @@
+"""Starting runs: ranks by torchrun's agent, SLURM jobs, sizes that follow from the machines, a test of a cluster."""

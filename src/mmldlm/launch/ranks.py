@@ -1,0 +1,262 @@
+"""Start the ranks of this node with torchrun's agent, and report which one failed first and why.
+
+What is not stated is taken from the machine and from SLURM: the number of ranks, the nodes, the meeting point.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmldlm.errors import UserError
+
+PORT = 29500
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+ORDERLY = {
+    75: "stopped in order; the same command resumes the run",
+    130: "interrupted; the same command resumes",
+}
+"""Exit codes of ranks that saved their work, and what they mean."""
+_GRACE = "120"
+"""Seconds that ranks have to save after a signal, where this PyTorch reads the variable."""
+
+
+@dataclass
+class LaunchPlan:
+    """What torchrun's agent needs to start the ranks of one node."""
+
+    nnodes: tuple[int, int] = (1, 1)
+    """Fewest and most nodes."""
+    nproc_per_node: int = 1
+    rdzv_endpoint: str = "localhost:0"
+    """0: a free port."""
+    rdzv_id: str = "mmldlm"
+    node_rank: int | None = None
+    """None: nodes are numbered as they arrive."""
+    max_restarts: int = 0
+    log_dir: Path = Path("train_logs")
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each value that was not stated comes from."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        low, high = self.nnodes
+        nodes = f"{low} nodes" if low == high else f"{low} to {high} nodes"
+        taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())
+        meeting = "a free port of this machine" if self.nnodes == (1, 1) else self.rdzv_endpoint
+        nodes = "1 node" if nodes == "1 nodes" else nodes
+        return f"launch: {nodes} x {self.nproc_per_node} ranks, meeting at {meeting}, logs in {self.log_dir}{taken}"
+
+
+def plan_launch(
+    environment: Mapping[str, str],
+    *,
+    nnodes: str | None = None,
+    nproc_per_node: int | None = None,
+    rdzv_endpoint: str | None = None,
+    node_rank: int | None = None,
+    max_restarts: int = 0,
+    log_dir: Path = Path("train_logs"),
+) -> LaunchPlan:
+    """Fill in what was not stated; `nnodes` is a number or `MIN:MAX`."""
+    plan = LaunchPlan(node_rank=node_rank, max_restarts=max_restarts, log_dir=log_dir)
+    slurm = "SLURM_STEP_NODELIST" in environment
+    if nnodes is not None:
+        plan.nnodes = parse_nodes(nnodes)
+    elif slurm:
+        plan.nnodes = (_slurm_nodes(environment),) * 2
+        plan.sources["nodes"] = "SLURM_STEP_NUM_NODES"
+    plan.nproc_per_node = nproc_per_node or _count_ranks(plan)
+    if slurm:
+        plan.rdzv_id = environment.get("SLURM_JOB_ID", plan.rdzv_id)
+    if plan.nnodes != (1, 1):
+        plan.rdzv_endpoint = _endpoint(rdzv_endpoint, environment, plan, slurm)
+    elif rdzv_endpoint is not None:
+        plan.rdzv_endpoint = check_endpoint(rdzv_endpoint)
+    if node_rank is not None and node_rank >= plan.nnodes[1]:
+        raise UserError(
+            f"node rank {node_rank}: {plan.nnodes[1]} nodes are numbered from 0; use a smaller one"
+        )
+    return plan
+
+
+def parse_nodes(words: str) -> tuple[int, int]:
+    """`N` or `MIN:MAX`."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", words)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high:
+        raise UserError(f"nnodes {words}: a number of nodes from 1 is needed, or MIN:MAX such as 2:4")
+    return low, high
+
+
+def check_endpoint(words: str) -> str:
+    """`HOST:PORT`, or `HOST` for the usual port."""
+    host, colon, port = words.rpartition(":")
+    if not colon:
+        return f"{words}:{PORT}"
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(
+            f"rdzv-endpoint {words}: HOST:PORT is needed, the same on all nodes, such as node1:{PORT}"
+        )
+    return words
+
+
+def _count_ranks(plan: LaunchPlan) -> int:
+    """One rank per GPU; without GPUs one."""
+    import torch
+
+    count = torch.cuda.device_count()
+    plan.sources["ranks"] = f"{count} GPUs here" if count else "no GPU here"
+    return count or 1
+
+
+def _slurm_nodes(environment: Mapping[str, str]) -> int:
+    nodes, tasks = (int(environment.get(f"SLURM_STEP_NUM_{name}", "1")) for name in ("NODES", "TASKS"))
+    if tasks != nodes:
+        raise UserError(
+            f"SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes: one launch per node; use srun --ntasks-per-node=1"
+        )
+    return nodes
+
+
+def _endpoint(stated: str | None, environment: Mapping[str, str], plan: LaunchPlan, slurm: bool) -> str:
+    if stated is not None:
+        return check_endpoint(stated)
+    if not slurm:
+        raise UserError(
+            f"nnodes {plan.nnodes[1]}: several nodes need a meeting point; add --rdzv-endpoint HOST:{PORT} with the "
+            "name of the first node, the same on all nodes"
+        )
+    plan.sources["meeting point"] = "SLURM_STEP_NODELIST"
+    job = environment.get("SLURM_JOB_ID", "0")
+    return f"{_first_host(environment['SLURM_STEP_NODELIST'])}:{PORT + int(job) % 1000}"
+
+
+def _first_host(nodes: str) -> str:
+    if not re.search(r"[\[,]", nodes):
+        return nodes
+    done = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
+    )
+    if done.returncode or not done.stdout.strip():
+        raise UserError(
+            f"SLURM_STEP_NODELIST={nodes}: scontrol cannot expand it; add --rdzv-endpoint HOST:{PORT}"
+        )
+    return done.stdout.split()[0]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of this node ended."""
+
+    code: int = 0
+    message: str = ""
+
+
+def run_ranks(plan: LaunchPlan, words: Sequence[str]) -> Outcome:
+    """Run `mmldlm WORDS` on all ranks of this node and wait for them. All output is also in the log folder."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    _set_environment(plan)
+    config = _agent_config(plan)
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "mmldlm", *words)
+    except ChildFailedError as error:
+        return _explain(error.failures, plan)
+    except SignalException as stop:
+        codes = _recorded_codes(config.logs_specs._run_log_dir)
+        code = max(codes, default=0) or 128 + int(stop.sigval)
+        return Outcome(code, ORDERLY.get(code, f"ended by {stop.sigval.name}"))
+    return Outcome()
+
+
+def _agent_config(plan: LaunchPlan) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig
+
+    static = plan.node_rank is not None and plan.nnodes != (1, 1)
+    stamp = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    return LaunchConfig(
+        min_nodes=plan.nnodes[0],
+        max_nodes=plan.nnodes[1],
+        nproc_per_node=plan.nproc_per_node,
+        run_id=plan.rdzv_id if plan.nnodes != (1, 1) else f"launch_{stamp}",
+        rdzv_backend="static" if static else "c10d",
+        rdzv_endpoint=plan.rdzv_endpoint,
+        rdzv_configs={"rank": plan.node_rank} if static else {},
+        max_restarts=plan.max_restarts,
+        logs_specs=DefaultLogsSpecs(str(plan.log_dir), redirects=Std.ALL, tee=Std.ALL),
+        log_line_prefix_template="[rank ${rank}] " if plan.nproc_per_node * plan.nnodes[1] > 1 else "",
+        signals_to_handle=SIGNALS,
+    )
+
+
+def _set_environment(plan: LaunchPlan) -> None:
+    """Threads are shared out among the ranks; an elastic agent inside another must not inherit its place."""
+    threads = max(1, len(os.sched_getaffinity(0)) // plan.nproc_per_node)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _GRACE)
+
+
+def _explain(failures: Mapping[int, Any], plan: LaunchPlan) -> Outcome:
+    """The rank that failed of itself: the first of those that did not only lose another one."""
+    from mmldlm.distributed.ranks import LostRankError
+
+    ranked = sorted(
+        failures, key=lambda rank: (_kind(failures[rank]) == LostRankError.__name__, failures[rank].timestamp)
+    )
+    rank = ranked[0]
+    failure = failures[rank]
+    code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    if code in ORDERLY:
+        return Outcome(code, ORDERLY[code])
+    elsewhere = _kind(failure) == LostRankError.__name__
+    cause = (
+        "the first failure is on another node, see its output" if elsewhere else f"root cause: rank {rank}"
+    )
+    text = _message(failure)
+    where = "" if failure.error_file in ("", "<N/A>") else f" ({failure.error_file})"
+    others = f"; ranks that failed after it: {', '.join(map(str, ranked[1:]))}" if ranked[1:] else ""
+    return Outcome(
+        code, f"{cause}, exit code {code}: {text}{where}{others}; logs of all ranks are in {plan.log_dir}"
+    )
+
+
+def _kind(failure: Any) -> str:
+    message = failure.message
+    return str(message.get("extraInfo", {}).get("kind", "")) if isinstance(message, dict) else ""
+
+
+def _message(failure: Any) -> str:
+    if isinstance(failure.message, dict):
+        return str(failure.message.get("message", "no message"))
+    if failure.exitcode < 0:
+        out_of_memory = (
+            ", which also ends a process when the memory of the machine is full"
+            if failure.exitcode == -9
+            else ""
+        )
+        return f"ended by {failure.signal_name()}{out_of_memory}"
+    return "it left no message; see its stderr.log"
+
+
+def _recorded_codes(folder: str | None) -> list[int]:
+    """Exit codes that ranks of the last attempt wrote down."""
+    attempts = sorted(Path(folder).glob("attempt_*"), key=lambda path: int(path.name[8:])) if folder else []
+    codes = []
+    for path in attempts[-1].glob("*/error.json") if attempts else ():
+        try:
+            codes.append(int(json.loads(path.read_text("utf-8"))["message"]["errorCode"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return codes

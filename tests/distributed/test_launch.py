@@ -1,0 +1,124 @@
+"""`mmldlm launch`: what it fills in, what it reports of a failure, which exit code it passes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmldlm.errors import UserError
+from mmldlm.launch.ranks import plan_launch
+from tests.distributed.pair import environment
+from tests.runs import write_recipe
+from tests.stores import write_store
+
+STEP = {
+    "SLURM_STEP_NODELIST": "node7",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_JOB_ID": "41",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    write_store(folder / "store", num_train=120)
+    write_recipe(folder, folder / "store")
+    return folder
+
+
+def start(place, *words, ranks="2"):
+    command = [sys.executable, "-m", "mmldlm", "launch", "--nproc-per-node", ranks, "--log-dir", "logs", "--"]
+    return subprocess.Popen(
+        [*command, "train", "--recipe", "small.yaml", *words],
+        cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def find_rank(place, rank):
+    """Process id of a rank, by its folder and the environment that the agent gave it."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_text().split("\0")
+            names = (entry / "environ").read_text().split("\0")
+            if (entry / "cwd").readlink() == place and "launch" not in words and f"RANK={rank}" in names:
+                return int(entry.name)
+        except OSError:
+            continue
+    pytest.fail(f"there is no rank {rank}")
+
+
+def wait_for_log(run, process):
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "training_log.jsonl").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no step was done: {process.communicate(timeout=5)}")
+
+
+def test_slurm_and_options_fill_the_plan():
+    plan = plan_launch(STEP, nproc_per_node=8)
+    assert (plan.nnodes, plan.rdzv_endpoint, plan.rdzv_id) == ((2, 2), "node7:29541", "41")
+    plan = plan_launch({}, nnodes="2:4", nproc_per_node=1, rdzv_endpoint="first")
+    assert (plan.nnodes, plan.rdzv_endpoint) == ((2, 4), "first:29500")
+    assert plan_launch({}, nproc_per_node=3).rdzv_endpoint == "localhost:0"
+
+
+@pytest.mark.parametrize(("environment", "options", "reported"), [
+    ({}, {"nnodes": "2"}, "--rdzv-endpoint HOST:29500"),
+    ({}, {"nnodes": "0"}, "nnodes 0: a number of nodes from 1"),
+    ({}, {"nnodes": "two"}, "nnodes two"),
+    ({}, {"nnodes": "2", "rdzv_endpoint": "host:port"}, "rdzv-endpoint host:port"),
+    ({}, {"nnodes": "2", "rdzv_endpoint": "h", "node_rank": 2}, "node rank 2: 2 nodes"),
+    (STEP | {"SLURM_STEP_NUM_TASKS": "16"}, {}, "use srun --ntasks-per-node=1"),
+])  # fmt: skip
+def test_what_cannot_be_launched_is_one_clear_line(environment, options, reported):
+    with pytest.raises(UserError, match=r"^[^\n]*$") as error:
+        plan_launch(environment, nproc_per_node=1, **options)
+    assert reported in str(error.value)
+
+
+def test_a_wrong_setting_is_the_root_cause_and_its_exit_code_is_passed_on(place):
+    process = start(place, "optim.lr=-1", "--run", "wrong")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("mmldlm launch: root cause: rank ")
+    assert "exit code 2: optim.lr=-1" in last
+    assert "Traceback" not in errors
+    (path,) = [
+        path
+        for path in (place / "logs").rglob("error.json")
+        if str(path) in last.replace("(logs", f"({place}/logs")
+    ]
+    assert json.loads(path.read_text())["message"]["errorCode"] == 2
+
+
+def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place):
+    run, words = place / "killed", ["--run", "killed", "train.steps=100000", "train.checkpoint_every=100000"]
+    process = start(place, *words, "train.log_every=1", "train.valid_every=0")
+    wait_for_log(run, process)
+    os.kill(find_rank(place, 1), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 137, errors
+    assert "root cause: rank 1, exit code 137: ended by SIGKILL" in errors
+
+    process = start(place, *words, "train.log_every=1", "train.valid_every=0")
+    written = (run / "training_log.jsonl").stat().st_size
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and (run / "training_log.jsonl").stat().st_size <= written:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert "checkpoint saved" in errors
+    assert (
+        errors.strip().splitlines()[-1] == "mmldlm launch: stopped in order; the same command resumes the run"
+    )
+    assert any("[rank 0] " in line for line in errors.splitlines())
