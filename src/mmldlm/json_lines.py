@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import errno
 import json
 import logging
 import math
 import os
 import threading
+import types
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -278,3 +280,21 @@ def _decode_array(coded: dict[str, Any]) -> np.ndarray:
         raise ValueError(f"an array of type {dtype} is not allowed")
     data = base64.b64decode(coded["base64"], validate=True)
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(coded["shape"])
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """The inverse of `dataclasses.asdict`: plain values, as JSON has them, as an instance of an annotated type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else from_plain(args[0], value)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        names = [item.name for item in dataclasses.fields(kind) if item.name in value]
+        return kind(**{name: from_plain(hints[name], value[name]) for name in names})  # type: ignore[operator]
+    if origin in (list, tuple):
+        return origin(from_plain(args[0], item) for item in value)
+    if origin is dict:
+        return {key: from_plain(args[1], item) for key, item in value.items()}
+    if kind is float:
+        return math.nan if value is None else float(value)
+    return value

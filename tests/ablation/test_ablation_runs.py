@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas  # noqa: F401 (loaded once, before the forks)
 import pytest
 
-from mmldlm.ablation import rounds
+from mmldlm.ablation import session
 from mmldlm.ablation.plan import is_known
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.cli import main as cli
@@ -80,7 +80,7 @@ class Ablation:
         self.started: list[tuple[str, ...]] = []
 
     def run(self, *words, before=lambda words: None, fresh=()) -> int:
-        start, argv = rounds.start, sys.argv
+        start, argv = session.start, sys.argv
 
         def forked(module, words, log, environment):
             self.started.append(Path(words[1]).stem)
@@ -88,14 +88,14 @@ class Ablation:
                 return start(module, words, log, environment)
             return Forked(words, log, before)
 
-        rounds.start = forked
+        session.start = forked
         sys.argv = ["mmldlm", "ablate", str(self.plan), "--out", str(self.out), "--device", "cpu", *words]
         try:
             cli.main()
         except SystemExit as leaving:
             return leaving.code or 0
         finally:
-            rounds.start, sys.argv = start, argv
+            session.start, sys.argv = start, argv
         return 0
 
     @property

@@ -7,7 +7,7 @@ import pytest
 from mmldlm.benchmark import comparison
 from mmldlm.benchmark.arms import Arm
 from mmldlm.benchmark.comparison import REFERENCE, compare, judge, parse_condition
-from mmldlm.benchmark.environment import describe_environment
+from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Failure
 from mmldlm.benchmark.report import Report
 from mmldlm.errors import UserError

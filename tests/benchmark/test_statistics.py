@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mmldlm.benchmark.statistics import (
+from mmldlm.benchmark.comparison import (
     FASTER,
     SAME,
     SLOWER,

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mmldlm.benchmark.synthetic import Synthetic, describe, make_store
+from mmldlm.benchmark.arms import Synthetic, describe, make_store
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 

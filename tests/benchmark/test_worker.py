@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from mmldlm.benchmark.measuring import Failure, Job, Measurement, run_job
 from mmldlm.benchmark.worker import Drive, OverLimitError, block_sizes, explain, main, measure
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
+from mmldlm.json_lines import from_plain
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
 
@@ -36,7 +38,7 @@ def test_the_losses_are_those_of_a_training_run(job, tmp_path):
     assert found.losses == losses
     assert found.valid_loss == make_validation(trainer.setup)(trainer.setup.denoiser)["valid_loss"]
     assert [block.steps for block in found.blocks] == [3, 2]
-    assert Measurement.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert from_plain(Measurement, json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_store_that_holds_nothing_out_is_measured_all_the_same(job):
@@ -83,7 +85,7 @@ def test_every_cause_of_death_has_a_kind_and_a_line(error, kind, reason):
 
 def test_a_failure_is_the_file_that_is_left(job, tmp_path):
     (tmp_path / "job.json").write_text(
-        json.dumps(Job(job.recipe, ("speed.attention=varlen",), 1, 1, 1).to_json())
+        json.dumps(asdict(Job(job.recipe, ("speed.attention=varlen",), 1, 1, 1)))
     )
     main(tmp_path / "job.json", tmp_path / "result.json")
     failure = json.loads((tmp_path / "result.json").read_text())["failure"]

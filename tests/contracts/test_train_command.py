@@ -12,7 +12,7 @@ import time
 import pytest
 
 from mmldlm.checkpoint.export import read_export
-from mmldlm.cli.export import export
+from mmldlm.cli.runs import export
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from tests.runs import write_recipe

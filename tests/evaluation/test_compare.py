@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from mmldlm.api.evaluate import compare
-from mmldlm.cli.compare import compare as compare_command
+from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name, load_evaluated
 from mmldlm.evaluation.quantities import Quantity
@@ -21,8 +21,8 @@ from mmldlm.evaluation.report import number_files, publish
 from mmldlm.evaluation.results import DocumentSet, Evaluation
 from mmldlm.evaluation.tables import make_tables
 from mmldlm.json_lines import encode
+from mmldlm.reports import Table, show_tables
 from mmldlm.statistics import SAME, bootstrap, bootstrap_p_value
-from mmldlm.tables import Table, show_tables
 from tests.evaluation.empty_results import empty_evaluation
 
 COUNT = 200

@@ -195,7 +195,7 @@ def test_loaders_that_die_are_told_and_over_once_they_work_again():
 
 
 def test_what_the_trainer_said_about_itself_is_not_counted_again():
-    told = "2026-01-01 10:00:00,000 ERROR   mmldlm.api.health: step 9: {} M101 nonfinite-loss: loss is nan; Stop ..."
+    told = "2026-01-01 10:00:00,000 ERROR   mmldlm.api.train: step 9: {} M101 nonfinite-loss: loss is nan; Stop ..."
     parser = LineParser()
     assert [parser.parse(told.format(what)) for what in ("opened", "still", "resolved")] == [None] * 3
     assert parser.parse(told.replace("step 9: {} M101 nonfinite-loss: ", "")).event == "bad_loss"

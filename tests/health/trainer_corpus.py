@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmldlm.api.health import Health
+from mmldlm.api.train import Health
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.run_folder import lock_run

@@ -65,7 +65,7 @@ class SimulatedTime:
                 "mmldlm.training.log_window",
                 "mmldlm.training.fit",
                 "mmldlm.metrics",
-                "mmldlm.api.health",
+                "mmldlm.api.train",
             ):
                 patches.enter_context(mock.patch(f"{module}.time", self))
             root = patches.enter_context(text_log(trainer.run.train_log, console=logging.NullHandler()))

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mmldlm.ablation.plan import AVERAGED, Plan
 from mmldlm.ablation.summary import Cell, Column, Row, Summary, summarise
 from mmldlm.ablation.work import Work
-from mmldlm.benchmark.environment import summary_lines
+from mmldlm.benchmark.machine import summary_lines
 from mmldlm.corruption.times import sees_latents
 from mmldlm.durable import replace_file
 from mmldlm.evaluation.report import json_bytes
 from mmldlm.evaluation.tables import INTERVAL
-from mmldlm.pages import render_page
-from mmldlm.pictures import BLUE, GREEN, GREY, ORANGE, Picture, make_figure
+from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, Table, make_figure, render_page, signed
 from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean
-from mmldlm.tables import Table, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

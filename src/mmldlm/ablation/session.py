@@ -1,26 +1,157 @@
-"""One ablation from its plan to its report: checks, the folder's lock, the rounds of trainings."""
+"""One ablation from its plan to its report: checks, the folder's lock, the rounds of trainings, and a training.
+
+Jobs run in fresh processes, some of them at once; one that dies stops no other. Such a process trains a run, then
+evaluates it in every way of the plan (`run_job`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmldlm.ablation.plan import Plan, load_plan
+from mmldlm.ablation.plan import LAST, Plan, load_plan
 from mmldlm.ablation.report import Report
-from mmldlm.ablation.rounds import Ended, Rounds
 from mmldlm.ablation.summary import Summary
-from mmldlm.ablation.work import Work, open_work, write_plan
-from mmldlm.benchmark.environment import describe_environment
+from mmldlm.ablation.work import Check, Job, Work, make_record, open_work, write_plan, write_record
+from mmldlm.api.evaluate import evaluate
+from mmldlm.api.runs import export_run
+from mmldlm.api.train import train
+from mmldlm.benchmark.machine import describe_environment, end, explain_death, last_line, start
+from mmldlm.config.recipe import config_from_dict
 from mmldlm.data.store import PairStore
-from mmldlm.durable import require_writable
+from mmldlm.durable import replace_file, require_writable
 from mmldlm.errors import UserError
+from mmldlm.evaluation.results import Evaluation
+from mmldlm.json_lines import from_plain
 from mmldlm.preparation.encoders import open_encoder
 from mmldlm.run_folder import RunFolder, lock_run
 from mmldlm.runtime import choose_device, settle_runtime
+
+COMMAND = "mmldlm"
+RUN_JOB = "ablate-run"
+"""Hidden command that does one job; it lives in `cli`, like training and evaluation."""
+PATIENCE = 300.0
+"""Seconds that processes have for their last checkpoint."""
+_POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that is over."""
+
+    job: Job
+    seconds: float
+    failure: str | None = None
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    began: float
+
+
+@dataclass
+class Rounds:
+    """Jobs that wait, run and have ended."""
+
+    work: Work
+    num_jobs: int
+    changed: Callable[[Rounds], None]
+    """Called whenever a job has begun or ended, and every now and then."""
+    ended_one: Callable[[Ended], None]
+    waiting: deque[Job] = field(default_factory=deque)
+    running: list[_Running] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    stopped: bool = False
+    """Whether Ctrl-C ended the rounds before their time."""
+
+    @property
+    def failed(self) -> list[Ended]:
+        """Jobs without a result."""
+        return [one for one in self.ended if one.failure is not None]
+
+    def run(self) -> None:
+        """All jobs to their end. Ctrl-C asks the running ones to save and leave; a second one ends them at once."""
+        self.waiting.extend(self.work.jobs())
+        try:
+            self._work_off()
+        except KeyboardInterrupt:
+            self.stopped = True
+            with contextlib.suppress(KeyboardInterrupt):
+                self._ask_to_stop()
+        finally:
+            for one in self.running:
+                end(one.process)
+            self.running.clear()
+
+    def _work_off(self) -> None:
+        while self.waiting or self.running:
+            while self.waiting and len(self.running) < self.num_jobs:
+                self._start(self.waiting.popleft())
+            self._collect()
+            self.changed(self)
+            time.sleep(_POLL)
+
+    def _start(self, job: Job) -> None:
+        log_path = self.work.log_path(job)
+        job_path = log_path.with_suffix(".json")
+        replace_file(job_path, json.dumps(asdict(job)).encode())
+        with open(log_path, "ab") as log:
+            process = start(COMMAND, [RUN_JOB, str(job_path), str(os.getpid())], log, self._environment())
+        self.running.append(_Running(job, process, log_path, time.monotonic()))
+
+    def _environment(self) -> dict[str, str]:
+        """Processes side by side share the cores, unless the user has divided them already."""
+        if self.num_jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+            return {}
+        return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.num_jobs))}
+
+    def _collect(self) -> None:
+        for one in [one for one in self.running if one.process.poll() is not None]:
+            self.running.remove(one)
+            end(one.process)  # loaders that outlived it
+            done = Ended(one.job, time.monotonic() - one.began, self._failure(one))
+            self.ended.append(done)
+            self.ended_one(done)
+
+    def _failure(self, one: _Running) -> str | None:
+        by_name = {arm.name: arm for arm in self.work.plan.arms}
+        missing = [
+            check for check in one.job.checks if self.work.record(by_name[check.arm], one.job.seed) is None
+        ]
+        code = one.process.returncode
+        if code == 0 and not missing:
+            return None
+        line = last_line(one.log_path)
+        return explain_death(code, one.log_path).reason if code < 0 or not line else line
+
+    def _ask_to_stop(self) -> None:
+        for one in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.process.pid, signal.SIGTERM)
+        until = time.monotonic() + PATIENCE
+        while self.running and time.monotonic() < until:
+            for one in [one for one in self.running if one.process.poll() is not None]:
+                self.running.remove(one)
+                end(one.process)
+            self.changed(self)
+            time.sleep(_POLL)
 
 
 class Watcher(Protocol):
@@ -122,3 +253,60 @@ def _folder_held(work: Work) -> Iterator[None]:
             ) from error
         write_plan(work)
         yield
+
+
+_LOOK_EVERY = 0.5
+"""Seconds between two checks whether the ablation still runs."""
+
+logger = logging.getLogger(__name__)
+
+
+def run_job(path: Path, parent: int) -> None:
+    """Train and evaluate; stops with a checkpoint when the process `parent` is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    threading.Thread(target=_stop_with, args=(parent,), daemon=True).start()
+    job = from_plain(Job, json.loads(path.read_bytes()))
+    train(config_from_dict(job.settings), run=job.run)
+    _release_memory()
+    for check in job.checks:
+        logger.info("evaluating %r", check.arm)
+        result = _evaluate(job, check)
+        log = RunFolder(Path(job.run)).training_log
+        record = make_record(check.arm, job.seed, check.identity, result, log)
+        write_record(Path(check.folder), record, result)
+
+
+def _stop_with(parent: int) -> None:
+    """A killed ablation would never collect the result."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _release_memory() -> None:
+    """Runs side by side share the device, and evaluation needs less of it than training."""
+    from mmldlm.runtime import choose_device, empty_cache
+
+    gc.collect()
+    empty_cache(choose_device())
+
+
+def _evaluate(job: Job, check: Check) -> Evaluation:
+    """The run with its averaged weights, or with those of the last step."""
+    if check.weights != LAST:
+        return _measure(job, check, Path(job.run))
+    with tempfile.TemporaryDirectory(prefix="mmldlm-ablate-") as folder:
+        export, _ = export_run(job.run, Path(folder) / "export", averaged=False)
+        return _measure(job, check, export)
+
+
+def _measure(job: Job, check: Check, source: Path) -> Evaluation:
+    settings = {
+        f"{section}.{name}": value
+        for section in ("evaluation", "sampling")
+        for name, value in check.settings[section].items()
+    }
+    return evaluate(
+        source, split=job.split, overrides=settings, encoder=job.encoder, seed=job.eval_seed,
+        device=job.settings["train"]["device"],
+    )  # fmt: skip

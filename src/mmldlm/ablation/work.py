@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
 from mmldlm.evaluation.report import json_bytes, number_files, publish
 from mmldlm.evaluation.results import Evaluation
+from mmldlm.json_lines import from_plain
 from mmldlm.metrics import read_log
 
 PLAN = "plan.json"
@@ -86,8 +87,8 @@ def read_record(folder: Path, identity: dict[str, Any]) -> Record | None:
         saved = json.loads((folder / RECORD).read_bytes())
         if saved["format"] != RECORD_FORMAT or saved["identity"] != identity:
             return None
-        known = {item.name: saved[item.name] for item in fields(Record)}
-        return Record(**known | {"values": {name: Value(**one) for name, one in saved["values"].items()}})
+        record: Record = from_plain(Record, saved)
+        return record
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -131,15 +132,6 @@ class Job:
     def title(self) -> str:
         """For people."""
         return f"{self.arm}, seed {self.seed}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Job:
-        """The reverse."""
-        return cls(**values | {"checks": tuple(Check(**check) for check in values["checks"])})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`mmldlm.train`: train a recipe, or resume the run in a folder.
 
 This is where the training loop meets the rooms that it does not know: validation, decoding of samples, and the
-monitor's detectors.
+monitor's detectors, whose findings go to the ledger and the log as they happen.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from runwatch.alerts import Change
+from runwatch.detectors import Panel
+from runwatch.detectors.base import RunFacts
 
-from mmldlm.api.health import Health
 from mmldlm.api.runs import Run, read_run
 from mmldlm.checkpoint.export import make_export, write_description, write_export
 from mmldlm.checkpoint.load import RUNS, LoadedModel
@@ -45,6 +48,8 @@ from mmldlm.training.signals import StopFlag
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps of the run."""
 Samples = list[dict[str, Any]]
+_LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -210,3 +215,34 @@ def sample_decoder(setup: Setup) -> Callable[[Denoiser, int], Samples]:
         ]
 
     return decode
+
+
+class Health:
+    """Judges every logged line, as `mmldlm monitor` does from outside, and records what is news."""
+
+    def __init__(self, config: Config, record: Callable[..., None], saved: Callable[[], int | None]) -> None:
+        self.record, self.saved = record, saved
+        self.facts = RunFacts(
+            total_steps=config.train.steps,
+            checkpoint_every=config.train.checkpoint_every,
+            lr_restarts=config.optim.schedule == "restarts",
+        )
+        self.panel = Panel(facts=self.facts, own=True)
+
+    def update(self, step: int, fields: dict[str, Any]) -> None:
+        """A line was logged."""
+        self.facts.saved_step = self.saved()
+        for change in self.panel.observe_fields(step, fields, time=time.time()):
+            self._tell(change, step)
+
+    def _tell(self, change: Change, step: int) -> None:
+        alert = change.alert.as_dict()
+        kept = {
+            key: alert[key] for key in ("code", "name", "level", "subject", "first_step", "count", "advice")
+        }
+        self.record("alert", step=step, what=change.what, evidence=change.evidence, **kept)
+        level = logging.INFO if change.what == "resolved" else _LEVELS[alert["level"]]
+        logger.log(
+            level, "step %d: %s %s %s: %s; %s", step, change.what, alert["code"], alert["name"], change.evidence,
+            alert["advice"],
+        )  # fmt: skip

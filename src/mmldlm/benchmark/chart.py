@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.benchmark.comparison import Comparison, Row
+from mmldlm.benchmark.comparison import FASTER, SAME, SLOWER, Comparison, Row
 from mmldlm.benchmark.search import KEY, Search, Sweep
-from mmldlm.benchmark.statistics import FASTER, SAME, SLOWER
-from mmldlm.pictures import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_figure
+from mmldlm.reports import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,16 +33,16 @@ def _rate_bars(axes: Axes, rows: list[Row]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for place, row in enumerate(rows):
-        found = row.tokens_per_second
-        if found is None:
+        rate = row.tokens_per_second
+        if rate is None:
             axes.text(0.0, place, f" {(row.failure or '')[:58]}", va="center", color=ORANGE, fontsize=7.5)
             continue
-        axes.barh(place, found.median, color=_COLOURS.get(row.verdict, GREY))
-        errors = [[found.median - found.low], [found.high - found.median]]
-        axes.errorbar(found.median, place, xerr=errors, color=INK, linewidth=1, capsize=2)
+        axes.barh(place, rate.median, color=_COLOURS.get(row.verdict, GREY))
+        errors = [[rate.median - rate.low], [rate.high - rate.median]]
+        axes.errorbar(rate.median, place, xerr=errors, color=INK, linewidth=1, capsize=2)
         if row.speedup is not None:
             axes.annotate(
-                f"{row.speedup.value:.2f}x", (found.high, place), (5, 0), textcoords="offset points", va="center",
+                f"{row.speedup.value:.2f}x", (rate.high, place), (5, 0), textcoords="offset points", va="center",
                 fontsize=8,
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.name for row in rows])

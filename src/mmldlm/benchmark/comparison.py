@@ -1,4 +1,9 @@
-"""A comparison of arms: rounds of fresh processes, then a row for each arm against the baseline and the noise."""
+"""A comparison of arms: rounds of fresh processes, then a row for each arm against the baseline and the noise.
+
+A sample is a list of processes, each a list of values, one per timed block. Blocks of one process are alike for
+reasons that have nothing to do with the arm (memory layout, clock rate, neighbours), so the bootstrap draws
+processes first and blocks inside them second.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +15,84 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mmldlm.benchmark.arms import AGAIN, Arm, again, interleave, reference_settings
 from mmldlm.benchmark.measuring import Bench, Measurement, Trial, parse_bytes
-from mmldlm.benchmark.statistics import (
-    Ratio,
-    Sample,
-    Spread,
-    loss_difference,
-    ratio,
-    spread,
-    verdict,
-)
 from mmldlm.errors import UserError
+from mmldlm.statistics import SAME
+
+NUM_RESAMPLES = 2000
+FASTER, SLOWER = "faster", "slower"
+
+Sample = list[list[float]]
+"""Values of each block, for each process; every process has as many."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of medians with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def margin(self) -> float:
+        """The factor, at least 1, by which either end of the interval is away from "the same"."""
+        return math.exp(max(abs(math.log(self.low)), abs(math.log(self.high))))
+
+
+def spread(sample: Sample) -> Spread:
+    """Median and quartiles over all blocks."""
+    low, median, high = np.quantile(np.asarray(sample, dtype=np.float64), [0.25, 0.5, 0.75])
+    return Spread(float(median), float(low), float(high))
+
+
+def ratio(ours: Sample, theirs: Sample, seed: int) -> Ratio:
+    """Median of ours over median of theirs; the interval is a percentile bootstrap over processes, then blocks."""
+    rng = np.random.default_rng([seed, 0xBE])
+    drawn = _medians(ours, rng) / _medians(theirs, rng)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Ratio(spread(ours).median / spread(theirs).median, float(low), float(high))
+
+
+def _medians(sample: Sample, rng: np.random.Generator) -> np.ndarray:
+    """Medians of resamples, each of as many processes as there are."""
+    values = np.asarray(sample, dtype=np.float64)
+    processes, blocks = values.shape
+    chosen = rng.integers(processes, size=(NUM_RESAMPLES, processes, 1))
+    drawn = values[chosen, rng.integers(blocks, size=(NUM_RESAMPLES, processes, blocks))]
+    return np.median(drawn.reshape(NUM_RESAMPLES, -1), axis=1)
+
+
+def verdict(speedup: Ratio, noise: Ratio | None) -> str:
+    """Faster or slower only where the whole interval lies beyond what an arm differs from itself."""
+    margin = noise.margin if noise is not None else 1.0
+    if speedup.low > margin:
+        return FASTER
+    if speedup.high < 1.0 / margin:
+        return SLOWER
+    return SAME
+
+
+def loss_difference(losses: list[float | None], reference: list[float | None]) -> float:
+    """Mean over the steps of |loss - reference| / |reference|; infinite where a loss was not finite."""
+    pairs = list(zip(losses, reference, strict=True))
+    if not pairs or any(ours is None or theirs is None for ours, theirs in pairs):
+        return math.inf
+    ours, theirs = np.asarray(pairs, dtype=np.float64).T
+    return float(np.mean(np.abs(ours - theirs) / np.maximum(np.abs(theirs), np.finfo(np.float64).tiny)))
+
 
 REFERENCE = "loss reference"
 _MICRO_TOKENS = 8192
@@ -65,11 +136,11 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a difference that is not finite is null, and the gate has failed."""
-        found = asdict(self) | {"settings": list(self.settings)}
+        values = asdict(self) | {"settings": list(self.settings)}
         for name in ("loss_difference", "valid_difference"):
-            if found[name] is not None and not math.isfinite(found[name]):
-                found[name] = None
-        return found
+            if values[name] is not None and not math.isfinite(values[name]):
+                values[name] = None
+        return values
 
 
 @dataclass
@@ -168,42 +239,42 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
     row = Row(arm.name, arm.change, arm.settings)
     failures = [trial.failure.reason for trial in trials if trial.failure]
     row.failure = failures[0] if failures else (None if trials else "not measured")
-    found = [trial.measurement for trial in trials if trial.measurement]
-    if not found:
+    measured = [trial.measurement for trial in trials if trial.measurement]
+    if not measured:
         return row
-    blocks = [block for one in found for block in one.blocks]
+    blocks = [block for one in measured for block in one.blocks]
     tokens, flops = sum(block.tokens for block in blocks), sum(block.flops for block in blocks)
     row.tokens_per_second = spread(_sample(trials))
     row.documents_per_second = (
         row.tokens_per_second.median * sum(block.documents for block in blocks) / tokens
     )
     row.seconds_per_step = spread([[block.seconds / block.steps for block in blocks]]).median
-    row.memory = max(one.memory.peak for one in found)
-    row.resident = max(one.memory.resident for one in found)
-    row.set_up_seconds = statistics.median(one.set_up_seconds for one in found)
-    row.data_wait = statistics.median(one.data_wait for one in found)
-    row.warnings = list(dict.fromkeys(text for one in found for text in one.warnings))
+    row.memory = max(one.memory.peak for one in measured)
+    row.resident = max(one.memory.resident for one in measured)
+    row.set_up_seconds = statistics.median(one.set_up_seconds for one in measured)
+    row.data_wait = statistics.median(one.data_wait for one in measured)
+    row.warnings = list(dict.fromkeys(text for one in measured for text in one.warnings))
     row.fill = tokens / sum(block.places for block in blocks)
-    row.warmup_seconds = statistics.median(one.warmup_seconds for one in found)
+    row.warmup_seconds = statistics.median(one.warmup_seconds for one in measured)
     row.flops_per_step = flops / sum(block.steps for block in blocks)
-    if found[0].peak_flops:
-        row.mfu = row.tokens_per_second.median * flops / tokens / found[0].peak_flops
+    if measured[0].peak_flops:
+        row.mfu = row.tokens_per_second.median * flops / tokens / measured[0].peak_flops
     return row
 
 
 def _gate(row: Row, arm: Arm, trials: list[Trial], reference: Measurement | None, bench: Bench) -> None:
     """The losses on the way and the held-out loss after it must both be near those of the reference."""
-    found = next((trial.measurement for trial in trials if trial.measurement), None)
+    measured = next((trial.measurement for trial in trials if trial.measurement), None)
     if not bench.options.gate_steps:
         row.gate = "off"
     elif not arm.comparable:
         row.gate = "does other work"
     elif reference is None:
         row.gate = "no reference"
-    elif found is not None and found.losses:
-        row.valid_loss = found.valid_loss
-        row.loss_difference = loss_difference(found.losses, reference.losses)
-        row.valid_difference = loss_difference([found.valid_loss], [reference.valid_loss])
+    elif measured is not None and measured.losses:
+        row.valid_loss = measured.valid_loss
+        row.loss_difference = loss_difference(measured.losses, reference.losses)
+        row.valid_difference = loss_difference([measured.valid_loss], [reference.valid_loss])
         worst = max(row.loss_difference, row.valid_difference)
         row.gate = "pass" if worst <= bench.options.tolerance else "fail"
 
@@ -277,25 +348,27 @@ class Outcome:
         """For people."""
         if self.value is None:
             return f"{self.text}: fails, because there is no such measurement"
-        return f"{self.text}: {'fails' if self.failed else 'holds off'}, the value is {self.value:.4g}"
+        return (
+            f"{self.text}: {'fails' if self.failed else 'condition not met'}, the value is {self.value:.4g}"
+        )
 
 
 def parse_condition(text: str, arms: list[str]) -> Condition:
     """Read a condition; its arms must be among those that are measured."""
-    found = _WRITTEN.fullmatch(text)
-    if not found or (found[1] != "speedup" and found[1] not in FIGURES):
+    match = _WRITTEN.fullmatch(text)
+    if not match or (match[1] != "speedup" and match[1] not in FIGURES):
         raise UserError(
             f"--fail-if {text!r}: write a figure, a sign and a number, such as speedup(everything,baseline)<1.2; "
             f"figures are {', '.join(KNOWN)}"
         )
-    names = tuple(name.strip() for name in found[2].split(","))
-    wanted = 2 if found[1] == "speedup" else 1
+    names = tuple(name.strip() for name in match[2].split(","))
+    wanted = 2 if match[1] == "speedup" else 1
     if len(names) != wanted:
-        raise UserError(f"--fail-if {text!r}: {found[1]} takes {wanted} arms, here are {len(names)}")
+        raise UserError(f"--fail-if {text!r}: {match[1]} takes {wanted} arms, here are {len(names)}")
     for name in names:
         if name not in arms:
             raise UserError(f"--fail-if {text!r}: no arm is called {name!r}; the arms are {', '.join(arms)}")
-    return Condition(text, found[1], names, found[3], _limit(found[1], found[4], text))
+    return Condition(text, match[1], names, match[3], _limit(match[1], match[4], text))
 
 
 def _limit(figure: str, word: str, text: str) -> float:

@@ -9,15 +9,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mmldlm.benchmark.arms import Arm
-from mmldlm.benchmark.processes import Failure, end, explain_death, start
+from mmldlm.benchmark.machine import Failure, end, explain_death, start
 from mmldlm.config import Config
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
+from mmldlm.json_lines import from_plain
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,6 @@ class Job:
     """Steps at the start whose losses are read one by one; never timed."""
     memory_limit: int | None = None
     """Bytes: of the GPU, or of the process where there is none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """The reverse."""
-        return cls(**values | {"settings": tuple(values["settings"])})
 
 
 @dataclass
@@ -109,17 +101,6 @@ class Measurement:
     peak_flops: float | None = None
     """What the device could do per second in this precision; null where that is not known."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """The reverse."""
-        known = {item.name: values[item.name] for item in fields(cls)}
-        blocks = [Block(**block) for block in values["blocks"]]
-        return cls(**known | {"blocks": blocks, "memory": Memory(**values["memory"])})
-
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -180,11 +161,11 @@ class Options:
 
 def parse_bytes(text: str, option: str) -> int:
     """`80GiB` as a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if not found or found[2] not in _UNITS or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2] not in _UNITS or float(match[1]) <= 0:
         raise UserError(f"{option} {text}: write a number with a unit, such as 80GiB; units are "
                         f"{', '.join(unit for unit in _UNITS if unit)}")  # fmt: skip
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 WORKER = "mmldlm.benchmark.worker"
@@ -215,15 +196,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        found = {
-            "arm": self.arm,
-            "repeat": self.repeat,
-            "settings": list(self.settings),
-            "seconds": self.seconds,
-        }
-        found["measurement"] = self.measurement.to_json() if self.measurement else None
-        found["failure"] = asdict(self.failure) if self.failure else None
-        return found
+        return asdict(self) | {"settings": list(self.settings)}
 
 
 @dataclass
@@ -245,12 +218,12 @@ class Bench:
         job = self.options.job(arm, timed=timed, gated=gated)
         self.progress(len(self.trials), max(self.total, len(self.trials) + 1), arm.name)
         began = time.monotonic()
-        found = run_job(job, self._log_path(arm, repeat), self.options.timeout)
+        outcome = run_job(job, self._log_path(arm, repeat), self.options.timeout)
         trial = Trial(arm.name, repeat, arm.settings, time.monotonic() - began)
-        if isinstance(found, Failure):
-            trial.failure = found
+        if isinstance(outcome, Failure):
+            trial.failure = outcome
         else:
-            trial.measurement = found
+            trial.measurement = outcome
         self.trials.append(trial)
         self.show(f"{len(self.trials)} of {max(self.total, len(self.trials))}: {trial.line()}")
         self.after_trial()
@@ -266,7 +239,7 @@ def run_job(job: Job, log_path: Path, timeout: float) -> Measurement | Failure:
     """Run a job to its end. Ctrl-C ends the process with all its loaders and is passed on."""
     with tempfile.TemporaryDirectory(prefix="mmldlm-job-") as folder, open(log_path, "ab") as log:
         job_path, result_path = Path(folder) / "job.json", Path(folder) / "result.json"
-        job_path.write_text(json.dumps(job.to_json()))
+        job_path.write_text(json.dumps(asdict(job)))
         process = start(WORKER, [str(job_path), str(result_path)], log)
         try:
             code = process.wait(timeout)
@@ -280,7 +253,8 @@ def run_job(job: Job, log_path: Path, timeout: float) -> Measurement | Failure:
 def _read(path: Path, code: int, log_path: Path) -> Measurement | Failure:
     if not path.is_file():
         return explain_death(code, log_path)
-    found = json.loads(path.read_text())
-    if "failure" in found:
-        return Failure(**found["failure"])
-    return Measurement.from_json(found["measurement"])
+    result = json.loads(path.read_text())
+    if "failure" in result:
+        return Failure(**result["failure"])
+    measurement: Measurement = from_plain(Measurement, result["measurement"])
+    return measurement

@@ -14,13 +14,11 @@ from typing import Any
 
 from mmldlm.benchmark import chart
 from mmldlm.benchmark.comparison import REFERENCE, Comparison, Outcome, Row
-from mmldlm.benchmark.environment import summary_lines
+from mmldlm.benchmark.machine import summary_lines
 from mmldlm.benchmark.measuring import Bench
 from mmldlm.benchmark.search import Search, Sweep
 from mmldlm.durable import replace_file
-from mmldlm.pages import render_page
-from mmldlm.pictures import Picture
-from mmldlm.tables import Table, markdown_rows
+from mmldlm.reports import Picture, Table, markdown_rows, render_page
 
 _LONG = ("change", "set-up s", "documents/s", "data wait", "fill", "warm-up s")
 Cell = Callable[[Row], str]
@@ -34,13 +32,13 @@ def compact(table: Table) -> Table:
 
 
 def _rate(row: Row) -> str:
-    found = row.tokens_per_second
-    return f"{found.median:,.0f} ({found.low:,.0f} to {found.high:,.0f})" if found else ""
+    figure = row.tokens_per_second
+    return f"{figure.median:,.0f} ({figure.low:,.0f} to {figure.high:,.0f})" if figure else ""
 
 
 def _speedup(row: Row) -> str:
-    found = row.speedup
-    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})" if found else ""
+    figure = row.speedup
+    return f"{figure.value:.2f} ({figure.low:.2f} to {figure.high:.2f})" if figure else ""
 
 
 def _loss(row: Row) -> str:
@@ -281,8 +279,8 @@ def _draw(result: Result) -> Picture:
 
 def describe_data(data: dict[str, Any]) -> str:
     """One line about the documents."""
-    made = data["synthetic"]
-    source = f"synthetic (seed {made['seed']})" if made else data["store"]
+    synthetic = data["synthetic"]
+    source = f"synthetic (seed {synthetic['seed']})" if synthetic else data["store"]
     return (
         f"{source}, {data['documents']:,} documents, {data['mean_length']:.1f} tokens on average, at most "
         f"{data['max_length']:,}, vocabulary {data['vocabulary']:,}, latents {data['slots']} x {data['channels']}"

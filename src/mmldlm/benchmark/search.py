@@ -82,15 +82,15 @@ def sweep_arms(key: str, values: list[str], make: Callable[[str, int], Path]) ->
 
 def sweep(bench: Bench, key: str, arms: list[Arm]) -> Sweep:
     """Measure every value in interleaved rounds; Ctrl-C keeps what there is."""
-    found = Sweep(key)
+    result = Sweep(key)
     try:
         run_rounds(bench, arms)
     except KeyboardInterrupt:
-        found.partial = True
+        result.partial = True
     for arm in arms:
         trials = [trial for trial in bench.trials if trial.arm == arm.name]
-        found.points.append(Point(arm.name.partition("=")[2], row_of(arm, trials)))
-    return found
+        result.points.append(Point(arm.name.partition("=")[2], row_of(arm, trials)))
+    return result
 
 
 KEY = "batch.tokens_per_step"
@@ -152,24 +152,24 @@ class HaltError(Exception):
 
 def find_batch(bench: Bench, arm: Arm, unit: int) -> Search:
     """Search over multiples of a unit; Ctrl-C keeps what there is."""
-    found = Search()
+    search = Search()
 
     def fits(count: int) -> bool:
         tokens = count * unit
         settings = (*arm.settings, f"{KEY}={tokens}", "batch.micro_tokens=null")
         tried = Arm(f"{tokens} tokens", settings)
         trial = bench.run(tried)
-        found.tries.append(Try(tokens, row_of(tried, [trial])))
-        found.tries.sort(key=lambda one: one.tokens)
+        search.tries.append(Try(tokens, row_of(tried, [trial])))
+        search.tries.sort(key=lambda one: one.tokens)
         return _went_through(trial)
 
     try:
         largest_multiple(fits, _MOST_TOKENS // unit)
     except HaltError as reason:
-        found.stopped_by = str(reason)
+        search.stopped_by = str(reason)
     except KeyboardInterrupt:
-        found.partial = True
-    return found
+        search.partial = True
+    return search
 
 
 def _went_through(trial: Trial) -> bool:

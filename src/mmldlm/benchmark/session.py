@@ -4,18 +4,166 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from mmldlm.benchmark.comparison import Outcome, compare, judge
-from mmldlm.benchmark.environment import describe_environment
+from mmldlm.benchmark.arms import (
+    BASELINE,
+    LADDERS,
+    Arm,
+    Synthetic,
+    again,
+    ladder,
+    make_store,
+    parse_arm,
+    select,
+)
+from mmldlm.benchmark.comparison import Condition, Outcome, compare, judge, parse_condition
+from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Bench, Options, Show
-from mmldlm.benchmark.plan import Wanted, describe_store, plan_comparison, plan_sweep, search_arm
 from mmldlm.benchmark.report import Report, Result
-from mmldlm.benchmark.search import find_batch, sweep
-from mmldlm.benchmark.synthetic import Synthetic
+from mmldlm.benchmark.search import find_batch, parse_sweep, sweep, sweep_arms
+from mmldlm.config.recipe import load_recipe
+from mmldlm.data.store import PairStore
 from mmldlm.durable import require_writable
-from mmldlm.tables import Table
+from mmldlm.errors import UserError
+from mmldlm.reports import Table
+from mmldlm.runtime import choose_device
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be compared, as the user wrote it."""
+
+    ladder: str | None = None
+    """full, short, none; null: short, or none with arms of one's own."""
+    arms: list[str] = field(default_factory=list)
+    only: list[str] = field(default_factory=list)
+    baseline: str | None = None
+    fail_if: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arms that can run here, and what is said about the others."""
+
+    arms: list[Arm]
+    baseline: str
+    conditions: list[Condition]
+    notes: list[str]
+
+
+def check_choices(
+    ladder: str | None, sweep: str | None, *, find_batch: bool, fail_if: Any, arms: Any, only: Any
+) -> None:
+    """Reject options that would be ignored together."""
+    if ladder is not None and ladder not in LADDERS:
+        raise UserError(f"--ladder {ladder}: allowed are {', '.join(LADDERS)}")
+    other = "--find-batch" if find_batch else "--sweep" if sweep is not None else None
+    unused = {
+        "--ladder": ladder,
+        "--fail-if": fail_if,
+        "--only": only,
+        "--sweep": sweep if find_batch else None,
+        "--arm": arms if other == "--sweep" else None,
+    }
+    for option, value in unused.items():
+        if other and value:
+            raise UserError(f"{option}: has no use together with {other}; leave one of them out")
+
+
+def on_gpu(recipe: str | None, settings: list[str]) -> bool:
+    """Whether the arms will run on a GPU. Other settings may need those of an arm to be complete."""
+    device = [word for word in settings if word.startswith("train.device=")]
+    config = load_recipe(recipe or "small", [*device, "data.store=."])
+    return choose_device(config.train.device).type == "cuda"
+
+
+def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
+    """Choose the arms and check every one of them, so that a mistake costs nothing."""
+    own = [parse_arm(text) for text in wanted.arms]
+    kind = wanted.ladder or ("none" if own else "short")
+    arms = [*ladder(kind, gpu), *own]
+    if not arms:
+        raise UserError(
+            "--ladder none: nothing is left to measure; give arms with --arm 'name: section.key=value'"
+        )
+    baseline = wanted.baseline or (BASELINE if kind != "none" else arms[0].name)
+    chosen = select(arms, wanted.only, baseline)
+    for arm in chosen:
+        options.config(arm)
+    usable = [arm for arm in chosen if gpu or not arm.gpu_only]
+    if baseline not in [arm.name for arm in usable]:
+        raise UserError(f"--baseline {baseline}: this arm needs a GPU, and there is none; choose another")
+    left_out = [arm.name for arm in chosen if arm.gpu_only and not gpu]
+    notes = [f"left out, because there is no GPU: {', '.join(left_out)}"] if left_out else []
+    names = [arm.name for arm in usable]
+    names.append(again(next(arm for arm in usable if arm.name == baseline)).name)
+    return Plan(usable, baseline, [parse_condition(text, names) for text in wanted.fail_if], notes)
+
+
+def plan_sweep(options: Options, text: str, synthetic: Synthetic | None) -> tuple[str, list[Arm]]:
+    """The key and an arm for each of its values, checked."""
+    key, values = parse_sweep(text)
+
+    def make(name: str, value: int) -> Path:
+        if synthetic is None:
+            raise UserError(f"--sweep {text}: {name} needs a synthetic store; leave out --store")
+        field_values = (
+            {"min_length": value, "max_length": value} if name == "length" else {"documents": value}
+        )
+        return make_store(replace(synthetic, **field_values))
+
+    arms = sweep_arms(key, values, make)
+    for arm in arms:
+        options.config(arm)
+    return key, arms
+
+
+def describe_store(path: Path, synthetic: Synthetic | None) -> dict[str, Any]:
+    """What the report says about the documents."""
+    manifest = PairStore.open(path).manifest
+    train = manifest.splits["train"]
+    return {
+        "store": str(path),
+        "synthetic": asdict(synthetic) if synthetic else None,
+        "documents": train["num_documents"],
+        "mean_length": train["num_tokens"] / train["num_documents"],
+        "max_length": max(split["max_length"] for split in manifest.splits.values()),
+        "vocabulary": manifest.vocab_size,
+        "slots": manifest.num_slots,
+        "channels": manifest.num_channels,
+    }
+
+
+def find_store(
+    store: Path | None, settings: list[str], describe: Callable[[], Synthetic]
+) -> tuple[Path, Synthetic | None]:
+    """A real store, or a synthetic one that is made now if it is not there yet."""
+    for word in settings:
+        if word.startswith("data.store="):
+            raise UserError(f"{word}: a benchmark takes its store from --store {word.partition('=')[2]}")
+    if store is not None:
+        PairStore.open(store)
+        return store, None
+    synthetic = describe()
+    return make_store(synthetic), synthetic
+
+
+def search_arm(options: Options, texts: list[str], gpu: bool) -> Arm:
+    """The settings whose batch is searched for: those of the recipe, or one arm of one's own."""
+    if len(texts) > 1:
+        raise UserError(
+            f"--find-batch: searches for one arm, {len(texts)} were given; leave out --arm {texts[1]!r}"
+        )
+    if not gpu and options.memory_limit is None:
+        raise UserError(
+            "--find-batch: without a GPU nothing rejects a batch; give a limit, such as --memory-limit 4GiB"
+        )
+    arm = parse_arm(texts[0]) if texts else Arm("as the recipe says")
+    options.config(arm)
+    return arm
 
 
 @dataclass(frozen=True)

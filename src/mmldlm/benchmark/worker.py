@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ from mmldlm.benchmark.measuring import Block, Job, Measurement, Memory
 from mmldlm.config import Config, resolve_model
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
+from mmldlm.distributed.ranks import Muted
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
+from mmldlm.json_lines import from_plain
 from mmldlm.model.denoiser import step_flops
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import Runtime, peak_flops, start_runtime, synchronize
@@ -42,16 +44,6 @@ class OverLimitError(MemoryError):
     """The process took more memory than it was given."""
 
 
-class Unseen:
-    """The reporter of a run that nobody watches."""
-
-    def start(self, step: int, num_steps: int) -> None:
-        """Nothing to show."""
-
-    def update(self, step: int, fields: dict[str, Any]) -> None:
-        """Nothing to show."""
-
-
 class Drive:
     """A trainer under the clock."""
 
@@ -60,7 +52,7 @@ class Drive:
         self.model = resolve_model(setup.config.model)
         run = RunFolder(folder)
         run.create()
-        self.trainer = Trainer(setup, run, Hooks(lambda denoiser: {}, lambda denoiser, step: [], Unseen()))
+        self.trainer = Trainer(setup, run, Hooks(lambda denoiser: {}, lambda denoiser, step: [], Muted()))
 
     def close(self) -> None:
         """End the loader and give the folder free."""
@@ -69,11 +61,11 @@ class Drive:
     def block(self, steps: int) -> Block:
         """So many steps, from an idle device to an idle device."""
         done = Block(steps)
-        self._synchronize()
+        synchronize(self.device)
         began = time.perf_counter()
         for _ in range(steps):
             self._step(done)
-        self._synchronize()
+        synchronize(self.device)
         done.seconds = time.perf_counter() - began
         return done
 
@@ -126,9 +118,6 @@ class Drive:
                 f"{taken / 2**30:.2f} GiB resident, the limit is {self.memory_limit / 2**30:.2f} GiB"
             )
 
-    def _synchronize(self) -> None:
-        synchronize(self.device)
-
 
 def measure(job: Job) -> Measurement:
     """Set a run up, read the first losses, warm up, then time blocks of steps."""
@@ -139,17 +128,17 @@ def measure(job: Job) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
         config = _with_valid_split(config, warnings if job.gate_steps else [])
         drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
-        found = Measurement(
+        measured = Measurement(
             str(runtime.device), runtime.precision, drive.setup.denoiser.kernels.attention, runtime.compile,
             set_up_seconds=time.perf_counter() - began, peak_flops=peak_flops(runtime.device, runtime.precision),
             warnings=warnings,
         )  # fmt: skip
         try:
-            _run(drive, job, found)
+            _run(drive, job, measured)
         finally:
             drive.close()
-        found.memory = drive.memory()
-    return found
+        measured.memory = drive.memory()
+    return measured
 
 
 def _with_valid_split(config: Config, warnings: list[str]) -> Config:
@@ -178,24 +167,24 @@ def heard() -> Iterator[list[str]]:
         said[:] = dict.fromkeys(said)
 
 
-def _run(drive: Drive, job: Job, found: Measurement) -> None:
+def _run(drive: Drive, job: Job, measured: Measurement) -> None:
     began = time.perf_counter()
     for idx in range(job.gate_steps):
-        found.losses.append(drive.loss())
+        measured.losses.append(drive.loss())
         if idx == 0:
-            found.first_step_seconds = time.perf_counter() - began
+            measured.first_step_seconds = time.perf_counter() - began
     if job.gate_steps:
-        found.valid_loss = drive.held_out_loss()
+        measured.valid_loss = drive.held_out_loss()
     if not job.steps:
         return
     for idx in range(job.warmup):
         seconds = drive.block(1).seconds
         if idx == 0 and not job.gate_steps:
-            found.first_step_seconds = seconds
-    found.warmup_seconds = time.perf_counter() - began
+            measured.first_step_seconds = seconds
+    measured.warmup_seconds = time.perf_counter() - began
     drive.read()
-    found.blocks = [drive.block(steps) for steps in block_sizes(job.steps, job.block)]
-    found.data_wait = float(drive.read()["data_wait"])
+    measured.blocks = [drive.block(steps) for steps in block_sizes(job.steps, job.block)]
+    measured.data_wait = float(drive.read()["data_wait"])
 
 
 def block_sizes(steps: int, block: int) -> list[int]:
@@ -238,11 +227,11 @@ def main(job_path: Path, result_path: Path) -> None:
     """Measure one job; the result, or the reason why there is none, is the file that is left."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        found = {"measurement": measure(Job.from_json(json.loads(job_path.read_text()))).to_json()}
+        result = {"measurement": asdict(measure(from_plain(Job, json.loads(job_path.read_text()))))}
     except Exception as error:  # every cause of death is a result
         log.exception("the measurement failed")
-        found = {"failure": explain(error)}
-    replace_file(result_path, json.dumps(found).encode())
+        result = {"failure": explain(error)}
+    replace_file(result_path, json.dumps(result).encode())
 
 
 if __name__ == "__main__":

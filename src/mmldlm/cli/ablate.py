@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from mmldlm.cli.terminal import ProgressBar
 
-    from mmldlm.ablation.rounds import Ended, Rounds
-    from mmldlm.ablation.session import Finished
+if TYPE_CHECKING:
+    from mmldlm.ablation.session import Ended, Finished, Rounds
     from mmldlm.ablation.work import Job, Work
 
-_LINE_EVERY = 30.0
-"""Seconds between two lines where there is no terminal for a live one."""
 _LOOK_EVERY = 1.0
 """Seconds between two looks at how far a run is."""
 
@@ -61,7 +58,7 @@ def ablate_run(
     parent: Annotated[int, typer.Argument(help="Process of the ablation; when it ends, so does this one.")],
 ) -> None:
     """Hidden: train one run of an ablation and evaluate it."""
-    from mmldlm.ablation.worker import run_job
+    from mmldlm.ablation.session import run_job
 
     run_job(job, parent)
 
@@ -70,7 +67,7 @@ def _finish(finished: Finished, as_json: bool) -> None:
     from mmldlm.ablation.report import PAGE, TABLE, make_tables
     from mmldlm.errors import Interrupted
     from mmldlm.evaluation.report import json_bytes
-    from mmldlm.tables import show_tables
+    from mmldlm.reports import show_tables
 
     folder, summary, plan = finished.folder, finished.summary, finished.report.work.plan
     if as_json:
@@ -90,29 +87,12 @@ def _finish(finished: Finished, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-class _Progress:
-    """A live line in a terminal; elsewhere a line now and then. Runs that end are reported above it."""
+class _Progress(ProgressBar):
+    """Follows the rounds; runs that end are reported above the bar."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bar
-
-        self.console: Console = Console(stderr=True)
-        self._bar = Bar(
-            TextColumn("ablate"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False), console=self.console, disable=not self.console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None)
-        self._quiet_until = time.monotonic() + _LINE_EVERY
+        super().__init__("ablate", unit="runs done")
         self._seen: dict[str, tuple[float, str]] = {}
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def update(self, rounds: Rounds) -> None:
         """Done, running, failed."""
@@ -120,11 +100,7 @@ class _Progress:
         total = len(rounds.ended) + len(rounds.running) + len(rounds.waiting)
         names = "; ".join(self._where(one.job) for one in rounds.running)
         state = "stopping" if rounds.stopped else "running"
-        line = f"{len(rounds.running)} {state}, {failed} failed: {names}"
-        self._bar.update(self._task, completed=done, total=total, description=line)
-        if not self.console.is_terminal and time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + _LINE_EVERY
-            self._say(f"ablate: {done} of {total} runs done, {line}")
+        self(done, total, f"{len(rounds.running)} {state}, {failed} failed: {names}")
 
     def _where(self, job: Job) -> str:
         """A run and its step, from its heartbeat, at most once a second."""
@@ -144,16 +120,13 @@ class _Progress:
     def ended(self, one: Ended) -> None:
         """A run is over."""
         outcome = "done" if one.failure is None else f"failed: {one.failure}"
-        self._say(f"ablate: {one.job.title}: {outcome} ({one.seconds:.0f} s)")
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.note(f"ablate: {one.job.title}: {outcome} ({one.seconds:.0f} s)")
 
 
 def _show_plan(work: Work) -> None:
     """Every arm, really set up: what it changes, its size, how far it gets."""
+    from mmldlm.reports import Table, show_tables
     from mmldlm.runtime import start_runtime
-    from mmldlm.tables import Table, show_tables
     from mmldlm.training.plan import describe
     from mmldlm.training.setup import set_up
 

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmldlm.cli.terminal import ProgressBar
+
 if TYPE_CHECKING:
-    from mmldlm.benchmark.session import Finished, Session
+    from mmldlm.benchmark.session import Finished
 
 
 def _option(help: str, panel: str | None = None, **limits: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **limits)
 
 
-_DATA, _HOW, _ARMS, _SEARCH = (
-    "Documents",
-    "How it is measured",
-    "What is compared",
-    "Instead of comparing",
-)
+_DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
 Settings = Annotated[list[str] | None, typer.Argument(help="section.key=value for every arm, any number.")]
 Recipe = Annotated[str | None, _option("Name or file of a recipe; small on a GPU, laptop without one.")]
 Store = Annotated[Path | None, _option("A pair store; without it, random documents.", _DATA)]
@@ -86,10 +83,9 @@ def benchmark(
     out: Out = None,
 ) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
+    from mmldlm.benchmark.arms import describe
     from mmldlm.benchmark.measuring import Options, parse_bytes
-    from mmldlm.benchmark.plan import Wanted, check_choices, find_store, on_gpu
-    from mmldlm.benchmark.session import Session
-    from mmldlm.benchmark.synthetic import describe
+    from mmldlm.benchmark.session import Session, Wanted, check_choices, find_store, on_gpu
 
     check_choices(ladder, sweep, find_batch=find_batch, fail_if=fail_if, arms=arm, only=only)
     words = list(settings or [])
@@ -103,8 +99,8 @@ def benchmark(
         memory_limit=parse_bytes(memory_limit, "--memory-limit") if memory_limit else None,
     )  # fmt: skip
     folder = out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    with _Screen() as screen, terminated_as_interrupted():
-        session: Session = Session(options, folder, synthetic, screen.say, screen.update)
+    with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
+        session = Session(options, folder, synthetic, bar.note, bar)
         if find_batch:
             finished = session.find_batch(arm or [], unit, gpu)
         elif sweep is not None:
@@ -148,34 +144,3 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class _Screen:
-    """A bar in a terminal; lines for the processes that have ended are printed above it, or alone."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("benchmark"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False), console=self._console,
-            disable=not self._console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _Screen:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def update(self, done: int, total: int, name: str) -> None:
-        """So many of all processes are done, and an arm is being measured."""
-        self._bar.update(self._task, completed=done, total=total, description=name)

@@ -99,7 +99,7 @@ def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
     from mmldlm.cli.samples import printable
-    from mmldlm.tables import folding_table
+    from mmldlm.reports import folding_table
 
     console = Console()
     table = folding_table("split", "documents", "tokens", "longest", "shards", title=summary["store"])

@@ -19,8 +19,8 @@ def demo(
 
     from mmldlm.cli.decode import decode
     from mmldlm.cli.evaluate import evaluate
-    from mmldlm.cli.next_steps import program
     from mmldlm.cli.prepare import prepare
+    from mmldlm.cli.runs import program
     from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
 

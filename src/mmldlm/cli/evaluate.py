@@ -1,4 +1,4 @@
-"""`mmldlm eval`: measure a trained model on held-out pairs and write a report."""
+"""`mmldlm eval` measures a trained model on held-out pairs; `mmldlm compare` compares such evaluations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model: bounds, decoding, retrieval, generation, round trips."""
     from mmldlm.api.evaluate import evaluate as measure
-    from mmldlm.cli.progress import ProgressBar
+    from mmldlm.cli.terminal import ProgressBar
 
     with ProgressBar("eval") as bar:
         result = measure(
@@ -72,7 +72,7 @@ def evaluate(
 
 def _show(result: Evaluation) -> None:
     from mmldlm.evaluation.tables import make_tables
-    from mmldlm.tables import show_tables
+    from mmldlm.reports import show_tables
 
     about = f"{result.data.num_documents} of {result.data.num_held_out} documents of {result.data.store}"
     notes = [f"note: {note}" for note in result.notes]
@@ -90,3 +90,37 @@ def _step_counts(words: str | None) -> list[int] | None:
         raise UserError(
             f"--steps {words}: whole numbers with commas between them are needed, such as 1,2,4,8,16"
         ) from None
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Run, folder of a report, or result.json.", metavar="RUN")],
+    others: Annotated[
+        list[Path], typer.Argument(help="Others, each compared with the first.", metavar="OTHER...")
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Which report, where a run has several: that on this split.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; by default beside that of the first result.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as one JSON object, the last line of stdout.")
+    ] = False,
+) -> None:
+    """Compare evaluations that were made before, paired over the documents that they share."""
+    from mmldlm.api.evaluate import compare as compare_evaluations
+
+    comparison = compare_evaluations(first, *others, split=split, seed=seed, out=out or True)
+    if as_json:
+        from mmldlm.json_lines import encode
+
+        typer.echo(encode(comparison.to_json()).decode("utf-8").rstrip("\n"))
+        return
+    from mmldlm.evaluation.compare_report import comparison_tables, title_of
+    from mmldlm.reports import show_tables
+
+    notes = [f"note: {note}" for note in comparison.notes]
+    show_tables(
+        comparison_tables(comparison), [title_of(comparison)], [*notes, f"report: {comparison.report}"]
+    )

@@ -28,26 +28,23 @@ try:
     from mmldlm.cli import (
         ablate,
         benchmark,
-        compare,
         data,
         decode,
         demo,
         doctor,
         encode,
         evaluate,
-        export,
         generate,
         infill,
         interpolate,
         launch,
         migrate,
-        next_steps,
         paraphrase,
         prepare,
         runs,
         train,
     )
-    from mmldlm.cli.sections import SectionedCommand, SectionedGroup
+    from mmldlm.cli.terminal import SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
 except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
     print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
@@ -82,9 +79,9 @@ _add("generate", generate.generate, _USE, "Texts and latents from nothing.", Sec
 _add("infill", infill.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
 _add("interpolate", interpolate.interpolate, _USE, "Texts between two texts.", SectionedCommand)
 _add("paraphrase", paraphrase.paraphrase, _USE, "Texts near a text.", SectionedCommand)
-_add("export", export.export, _USE, "Write the weights of a run for use.")
+_add("export", runs.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
-_add("compare", compare.compare, _JUDGE, "Compare the evaluations of two runs or more.")
+_add("compare", evaluate.compare, _JUDGE, "Compare the evaluations of two runs or more.")
 _add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
 _add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
 app.command("ablate-run", hidden=True)(ablate.ablate_run)
@@ -117,7 +114,7 @@ def _root(
 ) -> None:
     """Train language models that diffuse text and its latent (a sentence embedding) together."""
     if context.invoked_subcommand is None:
-        next_steps.show()
+        runs.show_next_steps()
 
 
 def main() -> None:

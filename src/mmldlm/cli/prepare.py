@@ -160,7 +160,7 @@ def prepare(
     words: dict[str, Any] = dict(locals())  # named as the arguments of mmldlm.prepare
     from mmldlm.api.prepare import SourceName
     from mmldlm.api.prepare import prepare as prepare_store
-    from mmldlm.cli.progress import ProgressBar
+    from mmldlm.cli.terminal import ProgressBar
     from mmldlm.errors import UserError
 
     sources = [SourceName(name) for name in (*(words.pop("source") or []), *(words.pop("more") or []))]

@@ -1,7 +1,10 @@
-"""`mmldlm runs`: the runs of a folder with their state."""
+"""`mmldlm runs` lists runs, `mmldlm export` writes the weights of one, and `mmldlm` alone shows what to do next."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +21,7 @@ def runs(
     from rich.console import Console
 
     from mmldlm.api.runs import list_runs
-    from mmldlm.tables import folding_table
+    from mmldlm.reports import folding_table
 
     listed = list_runs(folder)
     if as_json:
@@ -34,3 +37,64 @@ def runs(
         updated = "" if run.updated_at is None else f"{run.updated_at:%Y-%m-%d %H:%M}"
         table.add_row(run.name, run.state, steps, metric, updated)
     Console().print(table)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, or its name below saved.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Target folder; default: export in the run's folder.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The pair store of a run from before run folders described their data, if it has moved."
+        ),
+    ] = None,
+    ema: Annotated[
+        bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last step.")
+    ] = True,
+) -> None:
+    """Write the weights of a run's newest checkpoint with all that is needed to use them."""
+    from mmldlm.api.runs import export_run
+
+    target, step = export_run(run, out, averaged=ema, store=data)
+    typer.echo(f"step {step} of {run} exported to {target}")
+
+
+def program() -> str:
+    """How this program is called from here: its name where the shell finds it, else its path."""
+    called = Path(sys.argv[0])
+    if called.name != "mmldlm":
+        return "python -m mmldlm"
+    known = shutil.which("mmldlm")
+    if known and Path(known).samefile(called):
+        return "mmldlm"
+    return os.path.relpath(called)
+
+
+def show_next_steps() -> None:
+    """Print what one can do next, from what the working directory holds."""
+    stores = sorted(path.parent for path in Path("data").glob("*/manifest.json"))
+    runs = sorted(path.parent for path in Path("saved").glob("*/events.jsonl"))
+    rows: list[tuple[str, str]] = []
+    mmldlm = program()
+    if runs:
+        run = max(runs, key=lambda folder: folder.stat().st_mtime)
+        rows += [
+            (f"{mmldlm} runs", f"the {len(runs)} runs in saved/: state, step, figures"),
+            (f'{mmldlm} decode {run} --text "A sentence."', "its embedding, decoded into text"),
+            (f"{mmldlm} eval {run}", "figures on held-out text, as a report"),
+        ]
+    if stores:
+        rows.append(
+            (f"{mmldlm} train --recipe laptop data.store={stores[0]}", "train on a prepared pair store")
+        )
+    rows += [
+        (f"{mmldlm} prepare YOUR.txt --out data/mine", "turn your text into a pair store"),
+        (f"{mmldlm} demo", "prepare, train and evaluate on the built-in text, in minutes"),
+        (f"{mmldlm} --help", "all commands"),
+    ]
+    width = max(len(command) for command, _ in rows)
+    typer.echo("What you can do next:\n")
+    for command, purpose in rows:
+        typer.echo(f"  {command:<{width}}  {purpose}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmldlm import durable
-from mmldlm.cli.progress import ProgressBar
+from mmldlm.cli.terminal import ProgressBar
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:  # the commands answer --help without torch

@@ -8,10 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+
+from mmldlm.cli.terminal import LINE_SECONDS, ProgressBar
+from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
 
 if TYPE_CHECKING:
-    from mmldlm.config import Config
+    from matplotlib.axes import Axes
+
+    from mmldlm.config import Config, OptimConfig
     from mmldlm.training.plan import Course
+
+_COLOURS = {"l2t": BLUE, "t2l": ORANGE, "joint": GREEN}
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "valid_loss": "valid {:.3f}",
+    "documents_per_second": "{:,.0f} docs/s",
+    "tokens_per_second": "{:,.0f} tok/s",
+    "mfu": "MFU {:.0%}",
+    "data_wait": "data wait {:.0%}",
+}
+"""Fields of the log beside the bar."""
 
 
 def train(
@@ -57,73 +74,41 @@ def train_shown(config: Config, path: Path) -> None:
     with TrainProgress() as progress:
         run = train_config(config, path, progress, rich_console(progress.console))
     if os.environ.get("RANK", "0") == "0":
-        text = f"run {run.path}: {run.step} steps done; weights for use are in {run.path / 'export'}"
-        progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        progress.note(f"run {run.path}: {run.step} steps done; weights for use are in {run.path / 'export'}")
 
 
-def _lasting_console() -> Any:
-    """A console on stderr whose reader may go, as of `... | tee log`: the run continues, train.log has everything."""
-    from rich.console import Console
+class _LastingConsole(Console):
+    """A console whose reader may go, as of `... | tee log`: the run continues, train.log has everything."""
 
-    class LastingConsole(Console):
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
-
-    return LastingConsole(stderr=True)
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
-class TrainProgress:
-    """A progress bar with loss, rate and time left; plain lines where there is no terminal."""
+class TrainProgress(ProgressBar):
+    """A progress bar with loss, rate and time left; the first and the last line are always printed."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.console = _lasting_console()
-        self._bar = Progress(
-            TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("train", total=None, status="")
+        super().__init__("train", unit="steps", console=_LastingConsole(stderr=True))
         self._status: dict[str, str] = {}
-        self._plain_after = 0.0
-
-    def __enter__(self) -> TrainProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._bar.stop()
+        self._total = 0
 
     def start(self, step: int, num_steps: int) -> None:
         """The run begins at a step."""
         self._total = num_steps
-        self._bar.update(self._task, total=num_steps, completed=step)
+        self.begin(step, num_steps)
+        self.line_at -= LINE_SECONDS
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
         """A line was logged."""
-        shown = {
-            "loss": "loss {:.3f}",
-            "valid_loss": "valid {:.3f}",
-            "documents_per_second": "{:,.0f} docs/s",
-            "tokens_per_second": "{:,.0f} tok/s",
-            "mfu": "MFU {:.0%}",
-            "data_wait": "data wait {:.0%}",
-        }
-        self._status |= {
-            key: text.format(fields[key]) for key, text in shown.items() if fields.get(key) is not None
-        }
-        status = ", ".join(self._status.values())
-        self._bar.update(self._task, completed=step, status=status)
-        if not self.console.is_terminal:
-            self._plain_line(step, status)
+        known = {key: fields[key] for key in _SHOWN if fields.get(key) is not None}
+        self._status |= {key: _SHOWN[key].format(value) for key, value in known.items()}
+        if step == self._total:
+            self.line_at = 0.0
+        self(step, self._total, ", ".join(self._status.values()))
 
-    def _plain_line(self, step: int, status: str) -> None:
-        import time
-
-        if time.monotonic() >= self._plain_after or step == self._total:
-            self._plain_after = time.monotonic() + 10.0
-            line = f"train: step {step} of {self._total}, {status}"
-            self.console.print(line, highlight=False, soft_wrap=True)
+    def line(self, done: int, total: int, rate: float, status: str | None) -> str:
+        """What is printed where there is no terminal."""
+        return f"train: step {done} of {total}, {status}"
 
 
 def _check_plot(plot: Path, dry_run: bool) -> None:
@@ -140,10 +125,8 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
 
 def show_plan(config: Config, plot: Path | None = None) -> None:
     """Print settings, sizes and time of a run without training; draw its course if asked to."""
-    from rich.console import Console
-
     from mmldlm.api.train import plan_run
-    from mmldlm.tables import folding_table
+    from mmldlm.reports import folding_table
 
     plan, console = plan_run(config), Console()
     console.print(plan.settings.rstrip(), highlight=False, markup=False, soft_wrap=True)
@@ -171,7 +154,6 @@ def _shown(value: object) -> str:
 
 
 def _draw_course(course: Course, config: Config, plot: Path) -> None:
-    from mmldlm.cli.course import draw_course
     from mmldlm.errors import UserError
 
     picture = draw_course(course, config.optim)
@@ -181,3 +163,40 @@ def _draw_course(course: Course, config: Config, plot: Path) -> None:
         raise UserError(
             f"--plot {plot}: cannot be written ({error.strerror}); choose another file"
         ) from error
+
+
+def draw_course(course: Course, optim: OptimConfig) -> Picture:
+    """Learning rate, size of a step, and shares of the modes, one above the other."""
+
+    def rate(axes: Axes) -> None:
+        axes.plot(course.steps, course.lr, color=BLUE)
+        axes.set_ylim(bottom=0.0)
+        axes.set_ylabel("learning rate")
+        axes.set_title(f"optim.schedule={optim.schedule}", loc="left")
+        if optim.schedule == "plateau":
+            axes.axhline(optim.plateau_min_lr, color=GREY, linestyle=":", label="optim.plateau_min_lr")
+            axes.plot([], [], color=BLUE, label="before any reduction")
+            axes.legend()
+
+    def size(axes: Axes) -> None:
+        axes.plot(course.steps, course.tokens, color=BLUE)
+        axes.set_ylim(0.0, 1.1 * max(course.tokens))
+        axes.set_ylabel("tokens per step")
+        length = course.tokens[0] / course.documents[0]  # on average the same at every step
+        to_documents, to_tokens = (lambda values: values / length), (lambda values: values * length)
+        documents = axes.secondary_yaxis("right", functions=(to_documents, to_tokens))
+        documents.set_ylabel("documents per step")
+
+    def modes(axes: Axes) -> None:
+        chosen = {mode: shares for mode, shares in course.modes.items() if max(shares) > 0}
+        colours = [_COLOURS[mode] for mode in chosen]
+        axes.stackplot(
+            course.steps, *chosen.values(), labels=list(chosen), colors=colours, alpha=0.7, step="post"
+        )
+        axes.set_ylim(0.0, 1.0)
+        axes.set_ylabel("share of modes")
+        axes.set_xlabel("step")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=len(chosen))
+
+    caption = "As the settings alone decide it; rollbacks and reductions on a plateau come on top."
+    return make_panels("course", "The course of the run", caption, [rate, size, modes])

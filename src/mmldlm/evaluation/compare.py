@@ -18,7 +18,7 @@ from mmldlm.errors import UserError
 from mmldlm.evaluation.quantities import RESOLUTION, Quantity
 from mmldlm.evaluation.report import RESULT, read_result
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet, Evaluation
-from mmldlm.plain_values import build
+from mmldlm.json_lines import from_plain
 from mmldlm.statistics import MORE, SAME, Estimate, bootstrap, bootstrap_p_value, summarize
 
 COMPARISON_FORMAT = "mmldlm-comparison-2"
@@ -122,7 +122,7 @@ class Comparison:
             raise UserError(
                 f"the format is {values.get('format')}; {COMPARISON_FORMAT} is needed: compare again"
             )
-        comparison: Comparison = build(cls, values)
+        comparison: Comparison = from_plain(cls, values)
         return comparison
 
 

@@ -11,10 +11,8 @@ from mmldlm.evaluation.report import json_bytes, publish
 from mmldlm.evaluation.results import GENERATED, HELD_OUT, SIMILARITY
 from mmldlm.evaluation.tables import INTERVAL
 from mmldlm.json_lines import encode
-from mmldlm.pages import render_page
-from mmldlm.pictures import BLUE, GREY, ORANGE, Picture, make_picture
+from mmldlm.reports import BLUE, GREY, ORANGE, Picture, Table, make_picture, render_page, signed
 from mmldlm.statistics import MORE, SAME
-from mmldlm.tables import Table, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

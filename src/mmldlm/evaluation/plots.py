@@ -17,7 +17,7 @@ from mmldlm.evaluation.results import (
     WaysToDecode,
 )
 from mmldlm.evaluation.tables import made
-from mmldlm.pictures import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
+from mmldlm.reports import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
 from mmldlm.statistics import Estimate
 
 if TYPE_CHECKING:

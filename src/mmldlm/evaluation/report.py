@@ -18,9 +18,7 @@ from mmldlm.evaluation.results import DecodedExample, Evaluation, Generation, In
 from mmldlm.evaluation.tables import make_tables
 from mmldlm.json_lines import encode
 from mmldlm.metrics import read_log
-from mmldlm.pages import Card, render_page
-from mmldlm.pictures import Picture
-from mmldlm.tables import number, percent, signed
+from mmldlm.reports import Card, Picture, number, percent, render_page, signed
 
 REPORT, MARKDOWN, RESULT, DOCUMENTS = "report.html", "report.md", "result.json", "documents.json"
 

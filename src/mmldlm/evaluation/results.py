@@ -13,7 +13,7 @@ from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds, Calibration
 from mmldlm.evaluation.old_results import OLD_FORMAT, from_format_2
 from mmldlm.evaluation.quantities import Quantity
-from mmldlm.plain_values import build
+from mmldlm.json_lines import from_plain
 from mmldlm.statistics import Estimate
 
 FORMAT = "mmldlm-evaluation-3"
@@ -404,7 +404,7 @@ class Evaluation:
         if kind not in (FORMAT, OLD_FORMAT):
             raise UserError(f"its format is {kind}; {FORMAT} is needed: evaluate the run again")
         try:
-            result: Evaluation = build(cls, values if kind == FORMAT else from_format_2(values))
+            result: Evaluation = from_plain(cls, values if kind == FORMAT else from_format_2(values))
             return dataclasses.replace(result, documents=_documents(documents or {}, old=kind == OLD_FORMAT))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(

@@ -18,8 +18,8 @@ from mmldlm.evaluation.results import (
     Way,
     WaysToDecode,
 )
+from mmldlm.reports import Table, number, percent, signed
 from mmldlm.statistics import Estimate
-from mmldlm.tables import Table, number, percent, signed
 
 INTERVAL = "95 % interval"
 Show = Callable[[float], str]

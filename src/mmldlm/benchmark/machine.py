@@ -1,17 +1,25 @@
-"""Where and with what a benchmark ran: enough for a reader to judge it and to run it again."""
+"""The machine of a benchmark: what it is, for a reader to judge, and fresh Python processes on it.
+
+A process is started in a session of its own and ended with all that it started.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
 import platform
 import shlex
+import signal
 import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from mmldlm import __version__
+from mmldlm.runtime import versions
 
 PACKAGES = ("numpy", "triton", "pyarrow", "omegaconf")
 
@@ -35,17 +43,11 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    import torch
-
-    found = {"mmldlm": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+    used = versions()
     for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            used[name] = importlib.metadata.version(name)
+    return used
 
 
 def _gpus() -> list[dict[str, str]]:
@@ -93,7 +95,7 @@ def _output(command: list[str]) -> str | None:
 
 def summary_lines(environment: dict[str, Any]) -> list[str]:
     """The block for people."""
-    found, cpu, commit = environment["versions"], environment["cpu"], environment["commit"]
+    used, cpu, commit = environment["versions"], environment["cpu"], environment["commit"]
     gpus = [f"{gpu['name']} (driver {gpu['driver']}, {gpu['memory']})" for gpu in environment["gpus"]]
     lines = [
         f"date: {environment['date']}",
@@ -103,9 +105,59 @@ def summary_lines(environment: dict[str, Any]) -> list[str]:
         f"{environment['threads']['torch']} threads, {environment['memory_bytes'] / 2**30:.0f} GiB",
         f"load average: {', '.join(f'{load:.2f}' for load in environment['load_average'])}",
         f"system: {environment['system']}",
-        f"versions: {', '.join(f'{name} {version}' for name, version in found.items())}",
+        f"versions: {', '.join(f'{name} {version}' for name, version in used.items())}",
     ]
     if commit:
         changed = f", {commit['changed_files']} files changed" if commit["changed_files"] else ""
         lines.append(f"commit: {commit['id'][:12]}{changed}")
     return lines
+
+
+_TAIL = 2**16
+"""Bytes of a log that are searched for its last line."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process has no result."""
+
+    kind: str
+    """memory, settings, error, timeout or killed."""
+    reason: str
+
+
+def start(
+    module: str, words: list[str], log: IO[bytes], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """`python -m module words`; all it says goes to the log, and no signal of our terminal reaches it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True, env=dict(os.environ) | dict(environment or {}),
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The process and whatever it started, which may outlive it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def explain_death(code: int, log_path: Path) -> Failure:
+    """What an exit code says where there is no result."""
+    if code == -signal.SIGKILL:
+        return Failure("memory", "killed by the system (signal 9), most likely because memory ran out")
+    if code < 0:
+        return Failure("killed", f"killed by signal {-code}; see {log_path}")
+    return Failure("error", f"ended with code {code} and no result; see {log_path}")
+
+
+def last_line(log_path: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        with open(log_path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

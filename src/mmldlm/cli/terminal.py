@@ -1,0 +1,119 @@
+"""What commands show: progress, as a live bar in a terminal and a plain line now and then elsewhere; and plain help.
+
+Help stands under headings, for commands with many options and for the list of commands.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from typer.core import TyperCommand, TyperGroup
+
+LINE_SECONDS = 10.0
+
+
+class ProgressBar:
+    """A progress callback: call it with what is done, the total and, if there is more to say, a status."""
+
+    def __init__(
+        self, title: str, *, unit: str | None = None, visible: bool = True, console: Console | None = None
+    ) -> None:
+        """`unit`: what is counted, such as documents, shown with its rate; None: only the share is shown."""
+        self.title, self.unit, self.visible = title, unit, visible
+        self.console = console or Console(stderr=True)
+        self.live = visible and self.console.is_terminal
+        counted: tuple[Any, ...] = (TaskProgressColumn(),)
+        if unit is not None:
+            counted = (MofNCompleteColumn(), TextColumn("{task.fields[status]}", markup=False))
+        columns = (TextColumn(title, markup=False), BarColumn(), *counted, TimeRemainingColumn())
+        self.bar = Progress(*columns, console=self.console, disable=not self.live, transient=unit is None)
+        self.task: Any = None
+        self.line_at = self.started_at = 0.0
+        self.done_at_start = 0
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def begin(self, done: int, total: int) -> None:
+        """The work begins, some of it perhaps done earlier."""
+        self.task = self.bar.add_task(self.title, completed=done, total=total, status="")
+        self.started_at, self.done_at_start = time.monotonic(), done
+        self.line_at = self.started_at + LINE_SECONDS
+
+    def __call__(self, done: int, total: int, status: str | None = None) -> None:
+        """Move the bar, or print a line every few seconds."""
+        if self.task is None:
+            self.begin(done, total)
+        now = time.monotonic()
+        rate = (done - self.done_at_start) / max(now - self.started_at, 1e-3)
+        shown = f"{rate:.0f}/s" if status is None else status
+        self.bar.update(self.task, completed=done, total=total, status=shown)
+        if self.visible and not self.live and now >= self.line_at:
+            self.line_at = now + LINE_SECONDS
+            self.note(self.line(done, total, rate, status))
+
+    def line(self, done: int, total: int, rate: float, status: str | None) -> str:
+        """What is printed where there is no terminal."""
+        left = f", about {(total - done) / rate:.0f} s left" if rate else ""
+        if self.unit is None:
+            return f"{self.title}: {100 * done // max(total, 1)} %{left}"
+        if status is not None:
+            return f"{self.title}: {done} of {total} {self.unit}, {status}"
+        return f"{self.title}: {done} of about {total} {self.unit}, {rate:.0f}/s{left}"
+
+
+class SectionedCommand(TyperCommand):
+    """Lists arguments first, then options under their `rich_help_panel`, those without one before the others."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Called for `--help`."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                plain = "Options" if param.param_type_name == "option" else "Arguments"
+                sections.setdefault(getattr(param, "rich_help_panel", None) or plain, []).append(record)
+        _write(formatter, sections)
+
+
+class SectionedGroup(TyperGroup):
+    """Lists commands under their `rich_help_panel`, in the order in which they were registered."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the work, not of the alphabet."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Called for `--help`."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                title = getattr(command, "rich_help_panel", None) or "Commands"
+                sections.setdefault(title, []).append((name, command.get_short_help_str(limit=100)))
+        _write(formatter, sections)
+
+
+def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+    for title, records in sections.items():
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
