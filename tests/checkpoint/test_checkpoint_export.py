@@ -50,6 +50,32 @@ def test_round_trip_after_moving_the_folder(tmp_path: Path, export: Export) -> N
     assert sorted(os.listdir(found.tokenizer_path)) == ["tokenizer.json", "vocab.txt"]
 
 
+@pytest.mark.parametrize(("precision", "share"), [("fp16", 2**-11), ("int8", 1 / 254)])
+def test_smaller_precisions_come_back_as_fp32_within_their_error(
+    tmp_path: Path, export: Export, precision: str, share: float
+) -> None:
+    weights = {"m.weight": torch.randn(40, 30), "m.bias": torch.randn(40), "zero": torch.zeros(3, 2)}
+    export.weights = weights
+    write_export(tmp_path / "export", export, precision)
+    write_export(tmp_path / "whole", export)
+    small, whole = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("export", "whole"))
+    assert small < whole
+    read = read_export(tmp_path / "export").weights
+    assert read.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert read[name].dtype == torch.float32
+        bound = tensor.abs().amax(-1, keepdim=True) * share * 1.01
+        assert ((read[name] - tensor).abs() <= bound).all(), name
+
+
+def test_a_precision_that_cannot_hold_the_weights_is_rejected(tmp_path: Path, export: Export) -> None:
+    export.weights = {"m.weight": torch.full((2, 2), 1e9)}
+    for precision, word in (("fp16", "m.weight"), ("int8", "m.weight"), ("int4", "fp32, fp16, int8")):
+        with pytest.raises(UserError, match=word):
+            write_export(tmp_path / "export", export, precision)
+    assert not (tmp_path / "export").exists()
+
+
 def test_the_weights_file_is_enough_and_tells_other_tools(tmp_path: Path, export: Export) -> None:
     write_export(tmp_path / "export", export)
     alone = tmp_path / "alone"

@@ -197,3 +197,18 @@ def test_state_dict_keys_are_frozen(preset):
         denoiser = Denoiser(ModelConfig(preset=preset, depth=1), DataShape(100, 2, 7, 30))
     keys = {name: list(tensor.shape) for name, tensor in denoiser.state_dict().items()}
     assert keys == json.loads(KEYS_FILE.read_text())[preset]
+
+
+def test_a_tied_head_uses_the_embedding_and_adds_up_both_gradients():
+    tied, plain = small_denoiser(tied_embedding=True), small_denoiser()
+    assert "token_head.weight" not in tied.state_dict()
+    weights = tied.state_dict() | {"token_head.weight": tied.token_embed.weight.detach().clone()}
+    rows = {name: tensor.shape[0] for name, tensor in plain.state_dict().items() if name.startswith("token_")}
+    plain.load_state_dict({k: v[: rows[k]] if k in rows else v for k, v in weights.items()}, strict=True)
+    noisy = small_corruption().corrupt(batch_of(DOCUMENTS))
+    for denoiser in (tied, plain):
+        inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
+        denoiser.token_logits(denoiser(*inputs).token_hidden).square().sum().backward()
+    count = SHAPE.vocab_size
+    both = plain.token_embed.weight.grad[:count] + plain.token_head.weight.grad[:count]
+    torch.testing.assert_close(tied.token_embed.weight.grad[:count], both)

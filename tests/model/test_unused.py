@@ -22,8 +22,8 @@ CASES = {
 
 @pytest.mark.parametrize(
     "model",
-    [{}, {"depth": 1}, {"qk_norm": False}],
-    ids=["plain", "one block", "no norms"],
+    [{}, {"depth": 1}, {"qk_norm": False}, {"tied_embedding": True}],
+    ids=["plain", "one block", "no norms", "tied"],
 )
 @pytest.mark.parametrize("case", CASES)
 def test_the_declaration_is_what_autograd_finds(case, model):

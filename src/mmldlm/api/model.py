@@ -73,7 +73,8 @@ def load(
 ) -> Model:
     """A model from a run folder (also one that is still training), an export folder, or a name on the Hugging Face Hub.
 
-    `source` may also be the run that `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
+    `builtin:wordnet` is the trained model of the package mmldlm-wordnet. `source` may also be the run that
+    `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
     `encoder` is needed only for `embed`, and only where your own Python code made the training latents: the object, or
     "module:name".
 
@@ -368,8 +369,10 @@ class Model:
         """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
         return store_like(self.loaded, None if path is None else Path(path))
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, precision: str = "fp32") -> None:
         """Write an export that `load` reads, with weights, settings, tokenizer and normaliser.
+
+        `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row of a matrix.
 
         >>> model.save(tmp / "copy")
         >>> load(tmp / "copy").step == model.step
@@ -377,7 +380,7 @@ class Model:
         """
         path = Path(folder)
         durable.require_writable(path)
-        write_export(path, export_of(self.loaded))
+        write_export(path, export_of(self.loaded), precision)
 
     def _options(self, seed: int, **arguments: Any) -> SamplingOptions:
         """The settings of the run, with the arguments that are not None in their place."""

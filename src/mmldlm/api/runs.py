@@ -106,9 +106,11 @@ def export_run(
     *,
     averaged: bool = True,
     store: str | Path | None = None,
+    precision: str = "fp32",
 ) -> tuple[Path, int | None]:
     """Write the weights of a run's newest valid checkpoint for use; returns the folder and the step.
 
+    `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row of a matrix.
     `store` says where the pair store is, which only runs from before run folders described their data need.
     """
     from mmldlm import durable
@@ -119,7 +121,7 @@ def export_run(
     target = RunFolder(folder).export if out is None else Path(out)
     durable.require_writable(target)
     export = read_weights(folder, averaged=averaged, store=None if store is None else Path(store))
-    write_export(target, export)
+    write_export(target, export, precision)
     return target, export.data.get("step")
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.load import RUNS, LoadedModel
-from mmldlm.data.tokenizer import Tokenizer, first_line
+from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
@@ -28,6 +28,7 @@ Texts = str | Sequence[str]
 Latents = np.ndarray | Tensor | Sequence[Any]
 """(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
 Lengths = int | Sequence[int] | np.ndarray
+_BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -182,9 +183,14 @@ def require_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def local_folder(source: Any) -> Path:
-    """The folder that a source names; one on the Hub is downloaded first."""
+    """The folder that a source names; one on the Hub is downloaded first.
+
+    builtin:NAME is the model in the package mmldlm-NAME.
+    """
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"source={source!r}: give a folder, a name on the Hugging Face Hub, or a run")
+    if isinstance(source, str) and (builtin := _BUILTIN.fullmatch(source)):
+        return builtin_folder(f"mmldlm_{builtin[1]}", f"mmldlm-{builtin[1]}", source) / "export"
     path = Path(source).expanduser()
     if not isinstance(source, str) or not _HUB_NAME.fullmatch(source) or _is_local(path):
         return path

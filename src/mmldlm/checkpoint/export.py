@@ -36,6 +36,7 @@ from mmldlm.checkpoint.files import (
     stream,
     write_manifest,
 )
+from mmldlm.checkpoint.quantize import pack, unpack
 from mmldlm.checkpoint.state import versions
 from mmldlm.config import Config
 from mmldlm.config.recipe import config_to_dict
@@ -49,7 +50,9 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
 KIND = "export"
-_MARK, _FORMAT, _DATA_FORMAT = "mmldlm", "export-1", "data-1"
+_MARK, _DATA_FORMAT = "mmldlm", "data-1"
+_FORMATS = {"fp32": "export-1", "fp16": "export-1", "int8": "export-2"}
+"""Stored precision -> format. Versions that do not know 8-bit weights reject export-2."""
 _DESCRIBED = ("config", "data", "versions")
 _TOKENIZER_FILES = frozenset({".json", ".txt", ".model", ".tiktoken", ".jinja", ".vocab"})
 
@@ -68,11 +71,16 @@ class Export:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def write_export(folder: Path, export: Export) -> None:
-    """Publish an export under `folder`; an older export of that name is replaced, nothing else is."""
+def write_export(folder: Path, export: Export, precision: str = "fp32") -> None:
+    """Publish an export under `folder`; an older export of that name is replaced, nothing else is.
+
+    `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row.
+    """
     _check_target(folder)
+    weights = pack(export.weights, precision)
     with durable.staged_folder(folder) as staging:
-        write_manifest(staging, Manifest(KIND, 0, 0, tuple(_write_files(staging, export))))
+        files = _write_files(staging, export, weights, _FORMATS[precision])
+        write_manifest(staging, Manifest(KIND, 0, 0, tuple(files)))
 
 
 def _check_target(folder: Path) -> None:
@@ -82,15 +90,15 @@ def _check_target(folder: Path) -> None:
         raise UserError(f"{folder}: exists and is not an export; choose a new folder")
 
 
-def _write_files(staging: Path, export: Export) -> Iterator[Entry]:
+def _write_files(staging: Path, export: Export, weights: Mapping[str, Tensor], kind: str) -> Iterator[Entry]:
     described = {
-        _MARK: _FORMAT,
+        _MARK: kind,
         "config": export.config,
         "data": export.data,
         "versions": export.versions or versions(),
     }
     notes = {key: dump_exact(value).decode("utf-8") for key, value in described.items()}
-    yield _put(staging, WEIGHTS, stream(plan(export.weights), notes | {"format": "pt"}))
+    yield _put(staging, WEIGHTS, stream(plan(weights), notes | {"format": "pt"}))
     yield _put(staging, CONFIG, [dump_exact(described, indent=2) + b"\n"])
     for source in _tokenizer_files(export.tokenizer_path):
         yield _put(staging, f"{TOKENIZER}/{source.name}", [source.read_bytes()])
@@ -124,15 +132,17 @@ def read_export(folder: Path) -> Export:
             if file.name != CONFIG:
                 check_file(folder, file)
     try:
-        weights, notes = read_tensors(path)
+        stored, notes = read_tensors(path)
         config, data, made_with = (load_exact(notes.get(key, "null")) for key in _DESCRIBED)
-    except (ValueError, OSError) as error:
+        weights = unpack(stored)
+    except (ValueError, OSError, KeyError) as error:
         raise UserError(f"{path}: is damaged or not an export ({error}); copy it again") from error
-    if notes.get(_MARK) != f'"{_FORMAT}"' or not all(
+    known = sorted(set(_FORMATS.values()))
+    if notes.get(_MARK, "").strip('"') not in known or not all(
         isinstance(part, dict) for part in (config, data, made_with)
     ):
         raise UserError(
-            f"{path}: is not an export of this version ({_FORMAT}); make one with 'mmldlm export'"
+            f"{path}: is not an export of this version ({', '.join(known)}); make one with 'mmldlm export'"
         )
     _check_twin(folder / CONFIG, notes)
     tokenizer = folder / TOKENIZER

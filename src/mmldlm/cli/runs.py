@@ -53,11 +53,14 @@ def export(
     ema: Annotated[
         bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last step.")
     ] = True,
+    precision: Annotated[
+        str, typer.Option(help="Of the stored weights: fp32, fp16, or int8 (a scale for each row).")
+    ] = "fp32",
 ) -> None:
     """Write the weights of a run's newest checkpoint with all that is needed to use them."""
     from mmldlm.api.runs import export_run
 
-    target, step = export_run(run, out, averaged=ema, store=data)
+    target, step = export_run(run, out, averaged=ema, store=data, precision=precision)
     typer.echo(f"step {step} of {run} exported to {target}")
 
 

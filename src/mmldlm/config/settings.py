@@ -102,6 +102,8 @@ class ModelConfig:
     rope_base: float = number(10000.0, 1, above=True)
     length: str = choice("modelled", "modelled", "given")
     """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
+    tied_embedding: bool = False
+    """The output head reads its matrix from the token embedding: a smaller model, for large vocabularies."""
     unigram_init: bool = True
     """Start the output bias at the log frequency of each token in the training split."""
 
@@ -139,6 +141,7 @@ class ModelShape:
     qk_norm: bool
     rope_base: float
     length: str
+    tied_embedding: bool
 
 
 def resolve_model(model: ModelConfig) -> ModelShape:

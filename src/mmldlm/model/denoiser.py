@@ -23,6 +23,7 @@ from mmldlm.model.layers import (
     Places,
     Residual,
     Stream,
+    TiedHead,
     TimeEmbedding,
 )
 from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
@@ -74,15 +75,17 @@ class Denoiser(nn.Module):
         def stream(width: int) -> Stream:
             return Stream(width, c.time_width, c.num_heads, c.head_width, c.mlp_ratio, c.qk_norm)
 
-        self.token_embed = nn.Embedding(shape.vocab_size + 1, c.width)  # the mask comes after the vocabulary
+        tied = c.tied_embedding
+        rows = -(-(shape.vocab_size + tied) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        # the mask comes after the vocabulary
+        self.token_embed = nn.Embedding(rows if tied else shape.vocab_size + 1, c.width)
         self.latent_embed = nn.Linear(shape.num_channels, c.latent_width)
         self.slot_embed = nn.Parameter(torch.empty(shape.num_slots, c.latent_width))
         self.time_embed = TimeEmbedding(c.time_width)
         self.blocks = nn.ModuleList(Block(stream(c.width), stream(c.latent_width)) for _ in range(c.depth))
         self.text_final = nn.Linear(c.time_width, 2 * c.width)
         self.latent_final = nn.Linear(c.time_width, 2 * c.latent_width)
-        rows = -(-shape.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-        self.token_head = nn.Linear(c.width, rows)
+        self.token_head = TiedHead(self.token_embed) if tied else nn.Linear(c.width, rows)
         self.latent_head = nn.Sequential(
             nn.Linear(c.latent_width, 4 * c.latent_width), nn.GELU(approximate="tanh"),
             nn.Linear(4 * c.latent_width, shape.num_channels),

@@ -198,6 +198,24 @@ class Block(nn.Module):
         return permute_rows(qkv.flatten(1), layout.to_stream, layout.from_stream).view(qkv.shape)
 
 
+class TiedHead(nn.Linear):
+    """A linear layer with a bias of its own whose matrix is that of an embedding, which owns it."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
+        self.__dict__["embedding"] = (
+            embedding  # past the module's registration: the matrix is no parameter of ours
+        )
+        self.bias = nn.Parameter(torch.empty(self.out_features))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """(rows, D)"""
+        matrix: Tensor = self.__dict__["embedding"].weight
+        return matrix
+
+
 class LengthHead(nn.Module):
     """Distribution of the document length given the noisy latent alone; it must not see the text stream,
     whose very size would give the answer away."""

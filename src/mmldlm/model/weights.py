@@ -46,7 +46,8 @@ def init_weights(denoiser: nn.Module, seed: int, token_counts: np.ndarray | None
         _init_stream(stream, len(streams) // 2)
     for last in ("text_final", "latent_final", "latent_head.2"):
         parameters[f"{last}.weight"].zero_()
-    gaussian(parameters["token_head.weight"], 0.02)
+    if "token_head.weight" in parameters:
+        gaussian(parameters["token_head.weight"], 0.02)
     if token_counts is not None:
         # the best guess before anything is learned: how often each token occurs, each seen half a time more
         rate = torch.from_numpy((token_counts + 0.5) / (token_counts.sum() + 0.5 * len(token_counts)))
