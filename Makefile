@@ -5,25 +5,28 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit soak gpu bench format clean
+.PHONY: help demo docs test lint types unit soak gpu bench release-check format clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt packages/runwatch/pyproject.toml packages/traindoctor/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v.major}.{v.minor}; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/runwatch -e packages/traindoctor -e '.[demo,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/runwatch -e packages/traindoctor -e '.[demo,docs,test]'
 	@touch $@
 
 demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, write a report
 	$(BIN)/mmldlm demo
 
-test: $(STAMP) lint types unit  ## everything that must hold: lint, types, tests
+docs: $(STAMP)  ## the documentation as a site, in build/site
+	$(BIN)/python scripts/site/build.py
+
+test: $(STAMP) lint types unit  ## everything that must hold: lint, types, tests, documentation
 
 lint: $(STAMP)  ## style
-	$(BIN)/ruff check src packages tests
-	$(BIN)/ruff format --check src packages tests
+	$(BIN)/ruff check src packages tests scripts examples
+	$(BIN)/ruff format --check src packages tests scripts examples
 
 types: $(STAMP)  ## static types
 	$(BIN)/mypy
@@ -44,9 +47,12 @@ bench: $(STAMP)  ## what the speed-ups are worth on this CPU, at a small shape, 
 	  --repeats 2 --steps 12 --warmup 2 --block 3 --gate-steps 3 --vocabulary 4096 --documents 4096 \
 	  batch.tokens_per_step=512 model.width=128 speed.chunk_rows=512 train.device=cpu train.num_threads=1
 
+release-check:  ## build wheels and sdists of all packages, install and run each in a clean environment
+	$(PYTHON) scripts/release_check.py
+
 format: $(STAMP)  ## rewrite the code in our style
-	$(BIN)/ruff check --fix src packages tests
-	$(BIN)/ruff format src packages tests
+	$(BIN)/ruff check --fix src packages tests scripts examples
+	$(BIN)/ruff format src packages tests scripts examples
 
 clean:  ## remove what was built (runs and data stay)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

