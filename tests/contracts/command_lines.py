@@ -94,9 +94,14 @@ def setting_names() -> set[str]:
 
 def mistakes(words: list[str]) -> list[str]:
     """What is wrong with a command line: an unknown command, option or setting."""
+    if "--" in words:  # a command that starts another one of ours
+        at = words.index("--")
+        return mistakes(words[:at]) + mistakes([words[0], *words[at + 1 :]])
     command, rest = _program(words[0]), words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
-        if rest[0].isupper():  # a word such as COMMAND stands for any
+        if rest[0].isupper() or rest[0].endswith(
+            ":"
+        ):  # COMMAND stands for any; `mmldlm launch: ...` is a message
             return []
         if rest[0] not in command.commands:
             return [f"no command {rest[0]!r}"]

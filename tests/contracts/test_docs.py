@@ -112,7 +112,8 @@ def test_commands_name_only_what_exists(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=short)
 def test_every_command_block_is_run_or_marked(page):
-    assert [block.text for block in blocks(page, "bash") if not block.mark] == []
+    unmarked = [block.text for block in blocks(page, "bash") if not block.mark]
+    assert unmarked == [], "put <!-- run --> or <!-- checked: why it cannot run here --> above each block"
 
 
 def test_a_wrong_option_or_setting_is_noticed():
@@ -177,7 +178,8 @@ def test_every_page_is_in_the_reading_order_once():
     nav = (ROOT / "zensical.toml").read_text().split("nav = [")[1].split("\n]\n")[0]
     listed = re.findall(r'= "([\w/-]+\.md)"', nav)
     assert len(listed) == len(set(listed))
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(listed)
+    missing = {page.name for page in (ROOT / "docs").glob("*.md")} - set(listed)
+    assert missing == set(), "name the page in nav of zensical.toml"
 
 
 def test_the_site_builds_without_a_warning_and_a_dead_link_is_an_error():
