@@ -190,3 +190,15 @@ def test_only_a_run_is_taken_for_one(run: RunFolder, tmp_path: Path) -> None:
         existing_run(tmp_path)
     run.write_config("a: 1\n")
     assert existing_run(run.path) == run
+
+
+def test_a_deleted_lock_file_admits_no_second_writer(run: RunFolder) -> None:
+    child = hold(run)
+    try:
+        run.lock_file.unlink()
+        deleted = pytest.raises(UserError, match="its lock file was deleted, but it still runs")
+        with deleted, lock_run(run, patience=0.1):
+            pass
+    finally:
+        child.kill()
+        child.wait()

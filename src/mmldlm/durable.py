@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -253,6 +255,48 @@ def file_lock(path: Path, *, timeout: float, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, *, timeout: float, what: str) -> Iterator[None]:
+    """Hold a folder itself, for whoever deletes the lock file in it; nothing where a folder cannot be locked."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _folder_locks.add(fd)
+    deadline = time.monotonic() + timeout
+    try:
+        while not _locked(fd):
+            if time.monotonic() >= deadline:
+                raise UserError(f"{what} (its lock file was deleted, but it still runs)")
+            time.sleep(0.05)
+        yield
+    finally:
+        _folder_locks.discard(fd)
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (*_NO_LOCKS, errno.EBADF, errno.EINVAL):
+            raise
+    return True
+
+
+_folder_locks: set[int] = set()
+
+
+def _drop_folder_locks() -> None:
+    """In a forked child, which would keep the lock when its parent has died."""
+    for fd in _folder_locks:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _folder_locks.clear()
+
+
+os.register_at_fork(after_in_child=_drop_folder_locks)
 
 
 def _write_holder(path: Path) -> None:

@@ -167,6 +167,7 @@ def lock_run(run: RunFolder, *, patience: float = 2.0) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(durable.file_lock(run.lock_file, timeout=patience, what=what))
+            stack.enter_context(durable.folder_lock(run.path, timeout=patience, what=what))
         except OSError as error:
             raise UserError(f"run folder {durable.explain(error, run.lock_file)}") from error
         durable.clean_leftovers(run.path)

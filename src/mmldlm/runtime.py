@@ -8,12 +8,14 @@ is called for them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import logging
 import os
 import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -243,6 +245,14 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in _PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
+
+
+def code_digest() -> str:
+    """A short hash of the source code of this package: two installations of one version may differ."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:

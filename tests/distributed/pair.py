@@ -11,12 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def start_pair(*words: str, cwd: Path | None = None, count: int = 2) -> list[subprocess.Popen[str]]:
-    """Two processes of `python -m words`, or more."""
+def start_pair(
+    *words: str, cwd: Path | None = None, count: int = 2, last: tuple[str, ...] = ()
+) -> list[subprocess.Popen[str]]:
+    """Two processes of `python -m words`, or more; the last one gets the words `last` besides."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [_start(rank, count, port, words, cwd) for rank in range(count)]
+    extra = [()] * (count - 1) + [last]
+    return [_start(rank, count, port, (*words, *extra[rank]), cwd) for rank in range(count)]
 
 
 def _start(

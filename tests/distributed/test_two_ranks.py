@@ -149,7 +149,7 @@ def test_too_many_bad_steps_on_one_rank_roll_both_back(both, began):
 def test_data_that_one_rank_cannot_read_ends_the_run_for_both_with_a_checkpoint(both, began):
     first, second = both["bad_data"]
     assert second["told"] == "shard-00000.arrow: is damaged"
-    assert "another rank is gone" in first["told"]
+    assert "rank 0 of 2: another rank is gone" in first["told"]
     assert "could not read its data" in first["told"]
     saved = load_latest(began[0] / "bad_data" / "run" / "checkpoints", report=pytest.fail)
     assert saved.step == first["step"] == second["step"] == 6

@@ -1,11 +1,14 @@
 """`mmldlm train` on two ranks as a user meets it: torchrun, a signal to one rank, a rank that is killed."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -65,32 +68,61 @@ def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_on
     assert processes[0].returncode == 2, told
     assert "Traceback" not in told[0]
     line = next(
-        line for line in told[0].splitlines() if line.startswith("mmldlm: error: rank 0 of 2: another")
+        line for line in told[0].splitlines() if line.startswith("mmldlm: error: rank 0 of 2: rank 1 on ")
     )
     assert "the same command resumes from the last checkpoint" in line
     assert load_latest(run / "checkpoints", report=pytest.fail).step == stopped.step
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "stopped", "resumed", "stopped"]
-    assert "another rank is gone" in events[-1]["reason"]
+    assert f"rank 1 on {socket.gethostname()} is gone" in events[-1]["reason"]
 
 
-def test_torchrun_trains_one_run(place):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    done = subprocess.run(
-        [*command, *train("--run-folder", "whole", "train.valid_samples=0")],
-        cwd=place, env=environment(), capture_output=True, text=True, timeout=120, check=False,
+def test_ranks_that_differ_do_not_train(place):
+    words = train("--run", "differ", *LONG, "train.device=cpu")
+    processes = start_pair(*words, cwd=place, last=("optim.lr=0.1", "train.checkpoint_every=7"))
+    told = end(processes)
+    assert [process.returncode for process in processes] == [2, 2], told
+    assert "Traceback" not in "".join(told)
+    host = socket.gethostname()
+    line = (
+        f"mmldlm: error: the ranks differ: optim.lr is 0.003 on rank 0 on {host}, 0.1 on rank 1 on {host}; "
+    )
+    assert line + f"train.checkpoint_every is 100000 on rank 0 on {host}, 7 on rank 1" in told[0]
+    assert "the ranks differ; the output of rank 0 lists how" in told[1]
+    assert not (place / "differ").exists()
+
+
+def ranks_of(torchrun):
+    """Rank -> process id."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(torchrun.pid)], capture_output=True, text=True, check=False
+    )
+    found = {}
+    for pid in map(int, listed.stdout.split()):
+        with contextlib.suppress(OSError):
+            names = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            found |= {int(name[5:]): pid for name in names if name.startswith("RANK=")}
+    return found
+
+
+def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(place):
+    """Rank 0, which keeps the lock and writes; `scripts/chaos.py` kills more of them and compares the losses."""
+    run, log = place / "whole", place / "whole" / "training_log.jsonl"
+    words = ("train.valid_samples=0", "train.valid_every=0", "train.steps=20", "train.log_every=1")
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+         "-m", *train("--run-folder", "whole", *words)],
+        cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("12 steps done; weights for use are in") == 1
-    run = place / "whole"
+    wait_for_step(log, 5, [torchrun])
+    os.kill(ranks_of(torchrun)[0], signal.SIGKILL)
+    told = end([torchrun], 200)[0]
+    assert torchrun.returncode == 0, told
+    assert told.count("20 steps done; weights for use are in") == 1
     assert (run / "export" / "model.safetensors").exists()
-    lines = [json.loads(line) for line in (run / "training_log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12]
-    assert [line["step"] for line in lines if "valid_loss" in line] == [6, 12]
-    assert [event["event"] for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())] == [
-        "started",
-        "finished",
-    ]
+    assert [line["step"] for line in read_log(log) if "loss" in line] == list(range(1, 21))
+    events = [event["event"] for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())]
+    assert events == ["started", "resumed", "finished"]
 
 
 @pytest.mark.parametrize(("names", "told"), [

@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)]
+    ("number", "code"),
+    [(signal.SIGINT, 130)]
+    + [(getattr(signal, f"SIG{name}"), REQUEUE) for name in ("TERM", "HUP", "QUIT", "USR1", "USR2")],
 )
 def test_each_signal_raises_the_flag_and_has_its_exit_code(number, code):
     before = signal.getsignal(number)
@@ -44,17 +46,18 @@ def test_one_press_that_arrives_twice_is_one_press_and_a_second_one_leaves(monke
             signal.raise_signal(signal.SIGINT)
 
 
-def test_an_ignored_interrupt_stays_ignored_and_other_signals_work():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_was_ignored_stays_ignored_and_others_work(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with StopFlag() as stop:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             assert stop.received is None
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.received == signal.SIGTERM
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 SLOW_DISK = """

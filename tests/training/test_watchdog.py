@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmldlm.run_folder import RunFolder
+from mmldlm.training import watchdog
 from mmldlm.training.watchdog import HUNG, Watchdog
 from tests.runs import make_trainer
 from tests.stores import write_store
@@ -149,3 +150,27 @@ def test_a_run_leaves_with_its_own_exit_code_and_goes_on_later(tmp_path):
     again = make_trainer(tmp_path, store)
     again.fit()
     assert again.step == 12
+
+
+def test_a_disk_that_hangs_is_reported_on_stderr_and_does_not_hold_the_watchdog(run, monkeypatch, capfd):
+    hangs, told = threading.Event(), []
+    monkeypatch.setattr(watchdog, "DISK_SECONDS", 0.3)
+    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "_LAST_SECONDS", 0.5)
+    monkeypatch.setattr(Path, "write_text", lambda *args, **kwargs: hangs.wait(30))
+    left: list[int] = []
+    with Watchdog(run, 1.0, lambda *facts: told.append(facts), leave=left.append) as watched:
+        watched.at(6, "step")
+        wait_for(lambda: left)
+        assert left == [HUNG]  # although the stacks could not be written
+        assert told == []
+        hangs.set()
+        wait_for(lambda: told)
+        time.sleep(0.5)
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == (
+        f"mmldlm: {run.path}: the disk has not answered for 0 s, step 6, step; the run waits for it. "
+        "Checkpoints that are there stay as they are"
+    )
+    assert "step 7 has taken 1 s" in said[1]
+    assert said[2].endswith("the disk answers again")

@@ -339,6 +339,13 @@ def retire(folder: Path, keep: int, spared: Spared | None = None) -> None:
         durable.discard(path)
 
 
+def dispensable(folder: Path, spared: Spared | None = None) -> list[Path]:
+    """Whole checkpoints that are neither the newest nor spared, oldest first: what a full disk can do without."""
+    whole = published(folder)
+    stay = spared(whole) if spared is not None else ()
+    return [path for path in whole[:-1] if path not in stay]
+
+
 def clean(folder: Path) -> None:
     """Put a folder of checkpoints in order after a crash, at the start of the process that holds the lock."""
     durable.clean_leftovers(folder, looks_whole)

@@ -30,6 +30,7 @@ from mmldlm.checkpoint.files import (
     Spared,
     as_bytes,
     clean,
+    dispensable,
     entry,
     plan,
     publish,
@@ -133,13 +134,29 @@ class Saver:
     def _write(self, step: int, images: list[Image], meta: bytes) -> None:
         began = time.perf_counter()
         try:
-            path = self._publish(step, images, meta)
+            path = self._publish_somehow(step, images, meta)
         except Exception as error:
             self._fail(step, error)
             return
         self.last_saved = step
         retire(self._folder, self._keep, self._spared)
         _call(self._on_saved, step, path, time.perf_counter() - began)
+
+    def _publish_somehow(self, step: int, images: list[Image], meta: bytes) -> Path:
+        """Where there is no room, checkpoints that could be done without make it, the oldest first."""
+        while True:
+            try:
+                return self._publish(step, images, meta)
+            except OSError as error:
+                surplus = dispensable(self._folder, self._spared) if durable.is_full(error) else []
+                if not surplus:
+                    raise
+                logger.warning(
+                    "%s; %s is deleted to make room", durable.explain(error, self._folder), surplus[0]
+                )
+                durable.discard(surplus[0])
+                if surplus[0].exists():
+                    raise
 
     def _publish(self, step: int, images: list[Image], meta: bytes) -> Path:
         self._memory.finish()

@@ -87,6 +87,11 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return asdict(config)
 
 
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings as `section.key`."""
+    return dict(_leaves(values))
+
+
 def config_to_yaml(config: Config) -> str:
     """The whole config as a recipe."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from mmldlm.config import Config
+from mmldlm.config.recipe import config_to_dict, flatten
+from mmldlm.distributed.peers import Peers, meet
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.runtime import choose_device
+from mmldlm.runtime import choose_device, code_digest, versions
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,16 @@ _HARMFUL = {
     ("TORCH_NCCL_ENABLE_MONITORING", "0"): "it switches the watchdog off; unset it",
 }
 _READ_BY_NOTHING = ("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT")
+_OWN = (
+    "data.store", "data.num_workers", "data.prefetch", "data.pin_memory", "data.worker_timeout",
+    "data.worker_restarts", "train.num_threads", "train.device",
+)  # fmt: skip
+"""Settings in which machines may differ: they change no result. The content of the store is compared instead."""
+_NUMERIC = (
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "TORCH_COMPILE_DISABLE",
+    "TORCHDYNAMO_DISABLE", "TRITON_INTERPRET", "NCCL_ALGO", "NCCL_PROTO",
+)  # fmt: skip
+"""Variables that change what is computed, or how it is summed."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +91,15 @@ def start_ranks(config: Config) -> Iterator[Ranks]:
         yield ranks
         ranks.barrier()
     except BaseException as error:
+        if ranks.peers is not None:
+            ranks.peers.leave(error)
         if not isinstance(error, Interrupted) and dist.get_backend() == "nccl":
             dist.distributed_c10d._abort_process_group()  # a sum that cannot end must not hold this process
             raise
         dist.destroy_process_group()
         raise
+    if ranks.peers is not None:
+        ranks.peers.close()
     dist.destroy_process_group()
 
 
@@ -100,8 +117,15 @@ def _join(config: Config, place: Place) -> Ranks:
     timeout = datetime.timedelta(minutes=settings.timeout_minutes)
     bound = device if backend == "nccl" else None
     try:
+        peers = _find_peers(place, timeout)
+        peers.compare("settings", _facts(config, backend))
         dist.init_process_group(
-            backend, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=bound
+            backend,
+            store=peers.store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
+            device_id=bound,
         )
         host = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
@@ -110,7 +134,27 @@ def _join(config: Config, place: Place) -> Ranks:
             f"rank {place.rank} of {place.world_size}: the ranks did not find each other at {address} "
             f"({str(error).strip().splitlines()[0][:160]}); check that all were started and reach that address"
         ) from error
-    return Ranks(place.rank, place.world_size, place.local_world_size, device, host, settings.timeout_minutes)
+    peers.start()
+    return Ranks(
+        place.rank, place.world_size, place.local_world_size, device, host, settings.timeout_minutes, peers
+    )
+
+
+def _find_peers(place: Place, timeout: datetime.timedelta) -> Peers:
+    store, _, _ = next(iter(rendezvous("env://", place.rank, place.world_size, timeout=timeout)))
+    store.set_timeout(timeout)
+    own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = meet(store, place.rank, place.world_size, timeout.total_seconds())
+    return Peers(store, place.rank, place.world_size, own_store=own_store)
+
+
+def _facts(config: Config, backend: str) -> dict[str, object]:
+    """What must be the same on all ranks before they begin."""
+    settings = {name: value for name, value in flatten(config_to_dict(config)).items() if name not in _OWN}
+    settings["distributed.backend"] = backend
+    libraries = {name: version for name, version in versions().items() if name != "gpu"}
+    environment = {name: os.environ.get(name) for name in _NUMERIC}
+    return settings | libraries | {"code of mmldlm": code_digest()} | environment
 
 
 def _own_gpu(place: Place, backend: str) -> torch.device:

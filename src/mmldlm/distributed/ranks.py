@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mmldlm.distributed.peers import Peers
 from mmldlm.errors import UserError
 
 OUT_OF_MEMORY, COMPILER, FAILED = 1, 2, 3
@@ -37,6 +39,8 @@ class Ranks:
     host: Any = None
     """The group for agreement; None for one rank."""
     timeout_minutes: float = 30.0
+    peers: Peers | None = None
+    """Who the others are; None for one rank."""
 
     @property
     def main(self) -> bool:
@@ -63,6 +67,23 @@ class Ranks:
         digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little")
         both = self._agreed(torch.tensor([digest, -digest]), dist.ReduceOp.MAX)
         return bool(both[0] == -both[1])
+
+    def compare(self, what: str, facts: Mapping[str, object]) -> None:
+        """Reject ranks that do not have the same facts, with names, values and hosts; each `what` once."""
+        if self.peers is not None:
+            self.peers.compare(what, facts)
+
+    def compare_weights(self, digest: Tensor, step: int, compared: int) -> None:
+        """Reject replicas whose weights differ after a step; they were last compared after step `compared`."""
+        own = int(digest.item())
+        if self.peers is None or self.all_equal(own):
+            return
+        self.peers.compare(
+            f"weights/{step}",
+            {f"hash of the weights after step {step}": f"{own & 2**64 - 1:016x}"},
+            f"they were equal after step {compared}; a device, its memory or a library on one of them is faulty: leave "
+            f"it out; the same command resumes from the last checkpoint",
+        )
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -104,10 +125,13 @@ class Ranks:
 
     def lost(self, reason: str) -> LostRankError:
         """The error of a rank that cannot go on without the others."""
+        who = (self.peers.why_lost() if self.peers is not None else "") or (
+            f"another rank is gone, or did not answer within {self.timeout_minutes:g} minutes "
+            f"(distributed.timeout_minutes)"
+        )
         return LostRankError(
-            f"rank {self.rank} of {self.world_size}: another rank is gone, or did not answer within "
-            f"{self.timeout_minutes:g} minutes (distributed.timeout_minutes); its own output says why; the same "
-            f"command resumes from the last checkpoint ({_brief(reason)})"
+            f"rank {self.rank} of {self.world_size}: {who}; its own output says why; the same command resumes from the "
+            f"last checkpoint ({_brief(reason)})"
         )
 
 

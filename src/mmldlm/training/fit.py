@@ -19,6 +19,7 @@ from mmldlm.checkpoint.state import ModuleWeights, Part, Snapshot, take_snapshot
 from mmldlm.config.recipe import config_to_dict, config_to_yaml
 from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.ranks import Muted
+from mmldlm.distributed.replicas import weights_digest
 from mmldlm.distributed.stop_broadcast import StopBroadcast
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
@@ -35,15 +36,15 @@ from mmldlm.training.recovery import (
     Attempts,
     Resizing,
     Rollbacks,
-    describe_documents,
     explain_memory,
     over_budget,
+    report_skipped,
 )
 from mmldlm.training.resume import check_resume, report_ignored_init, start_from
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
 from mmldlm.training.step import BalanceState
-from mmldlm.training.watchdog import HUNG, Watchdog
+from mmldlm.training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class Trainer:
         self.run, self.hooks, self.stop = run, hooks, stop or StopFlag()
         settings, speed, device = self.config.train, self.config.speed, setup.runtime.device
         self.events: Any = run.open_events() if self.ranks.main else Muted()
+        if self.ranks.peers is not None:
+            self.ranks.peers.on_silent = self._record
         self.checkpoints = Checkpoints(run.checkpoints, settings, self.ranks, self._record)
         self.log: Any = Muted()
         self.samples: Any = Muted()
@@ -73,8 +76,8 @@ class Trainer:
         undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.several
         self.attempts = Attempts(self.stepper, LaunchWatch(device) if undecided else None)
         self.batches = Batches(setup, self.stop, self._record)
-        leaves, timeout = settings.step_timeout_action == "exit", settings.step_timeout
-        self.watchdog = Watchdog(run, timeout, self._hung, last_resort=leaves, rank=self.ranks.rank)
+        leave = hooks.leave if settings.step_timeout_action == "exit" else None
+        self.watchdog = Watchdog(run, settings.step_timeout, self._hung, leave=leave, rank=self.ranks.rank)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -103,6 +106,8 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last step, or until a signal asks to stop. Resumes by itself."""
         resumed = self._resume_or_start()
+        self._compared = self.step
+        self._compare_weights()
         if self.ranks.main:
             self._open_logs(resumed)
         event = "resumed" if resumed else "started"
@@ -111,7 +116,7 @@ class Trainer:
             with self.stop, self.watchdog, StopBroadcast(self.ranks, self.stop, self.stop.SIGNALS):
                 self.hooks.reporter.start(self.step, self.config.train.steps)
                 self._loop()
-            self.events.record("finished", step=self.step)
+            self._record_end()
         except BaseException as error:
             orderly = {"exit_code": error.exit_code} if isinstance(error, Interrupted) else {}
             self.events.record(
@@ -122,6 +127,13 @@ class Trainer:
             raise
         finally:
             self.close()
+
+    def _record_end(self) -> None:
+        """A run whose last state is not on the disk is not finished: its last steps have to be done again."""
+        if self.checkpoints.holds(self.step):
+            self.events.record("finished", step=self.step)
+        else:
+            self.events.record("stopped", step=self.step, reason=self.checkpoints.unsaved or "not saved")
 
     def close(self) -> None:
         """End the loader and finish what is being written."""
@@ -195,6 +207,7 @@ class Trainer:
     def _write_line(self) -> bool:
         """Write a line of the log; true if so many updates were skipped that the run has to roll back."""
         fields = self.window.fields()
+        self._compare_weights()
         graphs, balance = self.stepper.graphs, self.stepper.balance
         fields |= {
             "lr": self.lr_at(self.step - 1),
@@ -211,11 +224,17 @@ class Trainer:
         self._judge_lr("loss", fields["loss"])
         skipped = int(fields["skipped_steps"])
         bad = self.window.take_skipped(wanted=skipped > 0)
-        if skipped:
-            log.warning("step %d: %d updates skipped, their gradient was not finite", self.step, skipped)
-            documents = describe_documents(self.setup.train_split, self.setup.order, bad)
-            self.events.record("skipped", step=self.step, count=skipped, **documents)
+        if skipped and self.ranks.main:
+            setup = self.setup
+            event = report_skipped(self.stepper, setup.reader(), bad, f"step {self.step}: {skipped} updates")
+            self.events.record("skipped", step=self.step, count=skipped, **event)
         return over_budget(self.config.train.skip_budget, skipped, int(fields["longest_skip"]))
+
+    def _compare_weights(self) -> None:
+        """Several ranks train one network: weights that differ end the run before they are saved."""
+        if self.ranks.several:
+            self.ranks.compare_weights(weights_digest(self.setup.denoiser), self.step, self._compared)
+            self._compared = self.step
 
     def _validate(self) -> None:
         with self.watchdog.phase("validation"):
@@ -260,6 +279,7 @@ class Trainer:
 
     def save(self, *, wait: bool) -> None:
         """A checkpoint of this step; `wait` until it is durable."""
+        self._compare_weights()
         with self.watchdog.phase("save"):
             self.log.sync()
             self.samples.sync()
@@ -369,8 +389,6 @@ class Trainer:
             step, seconds, settings.step_timeout, self.run.path / stacks, "; leaving" if leaves else "",
         )  # fmt: skip
         self.events.record("hung_step", step=step, seconds=round(seconds, 1), stacks=stacks, left=leaves)
-        if leaves:
-            self.hooks.leave(HUNG)
 
     def _signal_received(self) -> signal.Signals | None:
         """The signal that any rank has received: all stop at the same step."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mmldlm.checkpoint.files import DamagedError, published
 from mmldlm.checkpoint.load import load_checkpoint
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.config import BatchConfig, TrainConfig
-from mmldlm.data.loader import StepBatch, StepRange
+from mmldlm.data.loader import StepBatch, StepRange, StepReader
 from mmldlm.data.packing import Order, StepShape
 from mmldlm.data.store import Split
 from mmldlm.distributed.ranks import is_compiler_error
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 MOST_IDS = 1000
 """Documents that an event names; positions identify the rest."""
+_MOST_TRIES = 96
+"""Parts of a step that are tried: two for each halving and bad document."""
+_MOST_SEARCHED = 3
+"""Skipped steps of a line of the log in which the document behind it is searched for."""
 
 
 @dataclass
@@ -239,6 +243,70 @@ def is_good(path: Path) -> bool:
     except UserError:
         return False
     return float(sums.get("streak", torch.zeros(()))) == 0.0
+
+
+def find_bad_documents(stepper: Stepper, reader: StepReader, steps: Sequence[StepRange]) -> list[int]:
+    """Positions of documents whose gradient alone is not finite, on this rank, with the weights of now.
+
+    Halves of a step are tried, then halves of those: noise belongs to a document, so it is the same in any company.
+    """
+    alone = replace(reader, rank=0, world_size=1)
+    bad: list[int] = []
+    try:
+        for where in steps[:_MOST_SEARCHED]:
+            bad += _bad_within(where, lambda part: not _finite(stepper, alone.make(part)))
+    except (torch.OutOfMemoryError, UserError) as error:
+        log.warning(
+            "the search for the document behind a skipped update ended early: %s", _first_sentence(error)
+        )
+    return bad
+
+
+def _bad_within(where: StepRange, is_bad: Callable[[StepRange], bool]) -> list[int]:
+    """Bad documents of a range; nothing where so much is bad that no document can be the reason."""
+    bad: list[int] = []
+    parts = [where]
+    for _ in range(_MOST_TRIES):
+        if not parts:
+            return bad
+        part = parts.pop()
+        if not is_bad(part):
+            continue
+        if part.end - part.start == 1:
+            bad.append(part.start)
+        else:
+            middle = (part.start + part.end) // 2
+            parts += [replace(part, start=middle), replace(part, end=middle)]
+    return []
+
+
+def _finite(stepper: Stepper, batch: StepBatch) -> bool:
+    """Whether loss and gradients of these documents are; nothing is collected, so DDP and recordings see nothing."""
+    weights = [parameter for parameter in stepper.denoiser.parameters() if parameter.requires_grad]
+    for parcel in batch.to(stepper.runtime.device).micro_batches:
+        part = parcel.open()
+        with stepper.runtime.autocast(), torch.compiler.set_stance("force_eager"):
+            terms = stepper.objective(stepper.denoiser, part.noisy, part.counts, active=stepper.active)
+            gradients = torch.autograd.grad(terms.trained, weights, allow_unused=True)
+        sums = [gradient.double().sum() for gradient in gradients if gradient is not None]
+        if not torch.isfinite(torch.stack([terms.trained.double(), *sums])).all():
+            return False
+    return True
+
+
+def report_skipped(
+    stepper: Stepper, reader: StepReader, steps: Sequence[StepRange], what: str
+) -> dict[str, Any]:
+    """Log which documents were the reason of skipped updates; for the ledger, these and all that were in them."""
+    split, order = reader.split, reader.order
+    bad = order.documents(np.array(find_bad_documents(stepper, reader, steps), dtype=np.int64))
+    ids = split.read(bad).ids.tolist() if len(bad) else []
+    named = ", ".join(f"{index} (id {name})" for index, name in zip(bad[:8], ids[:8], strict=True))
+    reason = (
+        f"the reason is document {named} of split {split.name}" if ids else "no single document is the reason"
+    )
+    log.warning("%s skipped, their gradient was not finite; %s", what, reason)
+    return {"bad_documents": ids, **describe_documents(split, order, steps)}
 
 
 def describe_documents(split: Split, order: Order, steps: Sequence[StepRange]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mmldlm.checkpoint.export import Export
 from mmldlm.checkpoint.load import find_model, read_weights
 from mmldlm.checkpoint.state import load_weights
 from mmldlm.config import Config, resolve_model
-from mmldlm.config.recipe import config_from_dict, config_to_dict
+from mmldlm.config.recipe import config_from_dict, config_to_dict, flatten
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import Denoiser
@@ -47,8 +47,8 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
             f"(this one has {other}); use the old store, or a new run folder"
         )
     # a setting younger than the run had its default, which means what was done before
-    old = _flatten(config_to_dict(config_from_dict(meta["settings"])))
-    new = _flatten(config_to_dict(config))
+    old = flatten(config_to_dict(config_from_dict(meta["settings"])))
+    new = flatten(config_to_dict(config))
     for values in (old, new):
         values["batch.schedule"] = [
             {key: value for key, value in stage.items() if not key.startswith("micro_")}
@@ -142,10 +142,3 @@ def _is_fixed(key: str) -> bool:
 
 def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
     return old[key] == new[key] or (key in LONGER and new[key] > old[key])
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -138,6 +138,15 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
             raise UserError(
                 f"{store.path}: split {split.name} holds no documents; prepare more text or a larger share"
             )
+    ranks = ranks or Ranks()
+    ranks.compare(
+        "data",
+        {
+            "content of data.store": store.content,
+            "precision": runtime.precision,
+            "device": runtime.device.type,
+        },
+    )
     data_shape = data_shape_of(store)
     corruption = Corruption(
         config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,
@@ -145,7 +154,6 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
     )  # fmt: skip
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
     denoiser = Denoiser(config.model, data_shape, seed=config.train.seed, token_counts=counts)
-    ranks = ranks or Ranks()
     denoiser.to(runtime.device)
     setup = Setup(
         config=config,

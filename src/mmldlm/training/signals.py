@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 only set a flag; the loop looks at it at the end of a step.
+"""Ctrl-C, SIGTERM and their like only set a flag; the loop looks at it at the end of a step.
 
-Where the loop waits for data, the signal ends the waiting at once: a store that hangs must not delay the stop. A SIGINT
-that the parent process had ignored, as a shell does for its background jobs, stays ignored.
+Where the loop waits for data, the signal ends the waiting at once: a store that hangs must not delay the stop. A signal
+that the parent process had ignored stays ignored: SIGINT of a shell's background jobs, SIGHUP under `nohup`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class StopWaiting(BaseException):
 class StopFlag:
     """Inside the `with`, a signal asks for an orderly stop; a second Ctrl-C leaves at once. May be nested."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    SIGNALS = (
+        signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -51,7 +53,7 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
-            handled = [name for name in self.SIGNALS if not _ignored_interrupt(name)]
+            handled = [name for name in self.SIGNALS if signal.getsignal(name) != signal.SIG_IGN]
             self._before = {name: signal.signal(name, self._handle) for name in handled}
         return self
 
@@ -92,7 +94,3 @@ class StopFlag:
         if self._waiting and os.getpid() == self._pid:
             self._waiting = False  # once: what follows, such as the last checkpoint, is not cut off
             raise StopWaiting
-
-
-def _ignored_interrupt(name: signal.Signals) -> bool:
-    return name == signal.SIGINT and signal.getsignal(name) == signal.SIG_IGN

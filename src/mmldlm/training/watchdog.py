@@ -1,8 +1,9 @@
-"""A thread that shows that the run is alive, and detects a step that hangs.
+"""Two threads that show that the run is alive, and detect a step or a disk that hangs.
 
-It replaces `heartbeat.json` every few seconds; of several ranks, the main one does. When a step takes too long, it
-writes the stacks of all threads into `stacks.txt` (`stacks_1.txt` on rank 1); so does the interpreter itself in a
-crash, or when nothing else gets a turn. Only the clock that never jumps is used for waiting.
+One writes: it replaces `heartbeat.json` every few seconds; of several ranks, the main one does. When a step takes too
+long, it writes the stacks of all threads into `stacks.txt` (`stacks_1.txt` on rank 1); so does the interpreter itself
+in a crash, or when nothing else gets a turn. The other one only watches the clock (the one that never jumps), so that a
+disk that hangs cannot hold it; what it sees it reports on stderr, before anything is written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import faulthandler
 import json
 import logging
 import os
+import queue
 import socket
 import sys
 import threading
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 HUNG = 76
 """Exit code of a run that was ended because a step hung."""
 BEAT_SECONDS = 5.0
+DISK_SECONDS = 30.0
+"""How long a write of a few bytes may take before the disk is said to hang."""
+_LAST_SECONDS = 10.0
+"""How long the end of a run waits for the thread that writes."""
 _COMPILERS = (
     "_dynamo/convert_frame.py",
     "_inductor/compile_fx.py",
@@ -43,15 +49,23 @@ class Watchdog:
     """Inside the `with`, watches the phases that `at` and `phase` announce; only the phase `step` has a deadline."""
 
     def __init__(
-        self, run: RunFolder, timeout: float, on_hung: Hung, *, last_resort: bool = False, rank: int = 0
+        self,
+        run: RunFolder,
+        timeout: float,
+        on_hung: Hung,
+        *,
+        leave: Callable[[int], Any] | None = None,
+        rank: int = 0,
     ) -> None:
-        self.run, self.timeout, self.on_hung = run, timeout, on_hung
+        """`leave`, if there is one, ends the process with an exit code when a step hangs."""
+        self.run, self.timeout, self.on_hung, self.leave = run, timeout, on_hung, leave
         self.rank, self.file = rank, run.stacks if rank == 0 else run.path / f"stacks_{rank}.txt"
-        self.last_resort = last_resort
-        """Let the interpreter end the process where no thread gets a turn any more."""
         self._now: tuple[int, str, float, float] = (0, "start", time.monotonic(), time.time())
         self._reported: tuple[int, str, float, float] | None = None
-        self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
+        self._stop, self._work = threading.Event(), queue.SimpleQueue[Callable[[], None] | None]()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._write)]
+        self._writing_since: float | None = None
+        self._disk_reported = False
         self._stacks: IO[str] | None = None
         self._quiet = False
 
@@ -60,13 +74,17 @@ class Watchdog:
             self._stacks = open(self.file, "a")
             self._had_handler = faulthandler.is_enabled()
             faulthandler.enable(self._stacks)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
         self.at(self._now[0], "stopped" if kind else "finished")
         self._stop.set()
-        self._thread.join()
+        self._work.put(self._beat)
+        self._work.put(None)
+        for thread in self._threads:
+            thread.join(_LAST_SECONDS)
         faulthandler.cancel_dump_traceback_later()
         if self._stacks is None:
             return
@@ -92,24 +110,44 @@ class Watchdog:
         finally:
             self.at(step, before)
 
+    def _write(self) -> None:
+        """Do what touches the disk, one thing after another."""
+        for work in iter(self._work.get, None):
+            self._writing_since = time.monotonic()
+            work()
+            self._writing_since = None
+
     def _watch(self) -> None:
         pause = min(BEAT_SECONDS, self.timeout / 4) if self.timeout else BEAT_SECONDS
-        self._beat()
-        written = time.monotonic()
+        self._work.put(self._beat)
+        asked = time.monotonic()
         while not self._stop.wait(pause):
-            if time.monotonic() - written >= BEAT_SECONDS:
-                self._beat()
-                written = time.monotonic()
+            if time.monotonic() - asked >= BEAT_SECONDS and self._writing_since is None:
+                self._work.put(self._beat)
+                asked = time.monotonic()
+            self._check_disk()
             if self.timeout:
                 self._check()
-        self._beat()
+
+    def _check_disk(self) -> None:
+        """Say once that a write does not end; nothing is written for it."""
+        since = self._writing_since
+        hangs = since is not None and time.monotonic() - since >= DISK_SECONDS
+        if hangs and not self._disk_reported:
+            _report_now(
+                f"{self.run.path}: the disk has not answered for {DISK_SECONDS:.0f} s, step {self._now[0]}, "
+                f"{self._now[1]}; the run waits for it. Checkpoints that are there stay as they are"
+            )
+        elif self._disk_reported and not hangs:
+            _report_now(f"{self.run.path}: the disk answers again")
+        self._disk_reported = hangs
 
     def _check(self) -> None:
         """Report a step past its deadline, once; what is compiled in it takes as long as it takes."""
         if self._stacks is not None:
             # if this thread gets no turn for so long, the interpreter's own watchdog writes the stacks
             later = self.timeout + 2 * BEAT_SECONDS
-            faulthandler.dump_traceback_later(later, file=self._stacks, exit=self.last_resort)
+            faulthandler.dump_traceback_later(later, file=self._stacks, exit=self.leave is not None)
         seen = self._now
         step, phase, since, _ = seen
         seconds = time.monotonic() - since
@@ -120,8 +158,17 @@ class Watchdog:
                 self.at(step, phase)
             return
         self._reported = seen
-        self._dump(step + 1, seconds)
-        self.on_hung(step + 1, seconds, self.file.name)
+        _report_now(f"step {step + 1} has taken {seconds:.0f} s, which is too long; stacks go to {self.file}")
+        done = threading.Event()
+        self._work.put(lambda: self._report(step + 1, seconds, done))
+        if self.leave is not None:
+            done.wait(_LAST_SECONDS)
+            self.leave(HUNG)
+
+    def _report(self, step: int, seconds: float, done: threading.Event) -> None:
+        self._dump(step, seconds)
+        self.on_hung(step, seconds, self.file.name)
+        done.set()
 
     def _dump(self, step: int, seconds: float) -> None:
         if self._stacks is None:
@@ -150,6 +197,14 @@ class Watchdog:
             if not self._quiet:
                 log.warning("%s; the run continues", durable.explain(error, self.run.heartbeat))
             self._quiet = True
+
+
+def _report_now(message: str) -> None:
+    """On stderr, past the log, whose file may be on the disk that hangs."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.__stderr__ is not None:
+            sys.__stderr__.write(f"mmldlm: {message}\n")
+            sys.__stderr__.flush()
 
 
 def compiling() -> bool:
