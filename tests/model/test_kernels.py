@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "6 passed" in done.stdout
+    assert "10 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -124,3 +124,22 @@ def test_a_denoiser_of_kernels_is_the_plain_denoiser():
         answers.append([text, latent, *[grad for grad in grads if grad is not None]])
     for ours, theirs in zip(answers[1], answers[0], strict=True):
         torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=3e-4)
+
+
+@here
+@pytest.mark.parametrize(("rows", "values"), [(5, 37), (3, 5000), (2, 2048), (0, 9)])
+def test_best_values(rows: int, values: int) -> None:
+    """Against sorting; with a tie, with a row stride, and NaN where a logit is NaN."""
+    from mmldlm.model.kernels.best import best_values
+
+    logits = 3.0 * torch.randn(rows, values + 3, generator=torch.Generator().manual_seed(0))[:, :values]
+    if rows > 2:
+        logits[0, 4] = logits[0, 30] = 20.0
+    token, probability, margin = best_values(logits)
+    ordered = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(token, ordered.indices[:, 0])
+    assert torch.allclose(probability, ordered.values[:, 0])
+    assert torch.allclose(margin, ordered.values[:, 0] - ordered.values[:, 1], atol=1e-6)
+    if rows > 2:
+        logits[1, 7] = torch.nan
+        assert best_values(logits)[1].isnan().tolist() == [False, True] + [False] * (rows - 2)

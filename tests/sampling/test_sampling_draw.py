@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmldlm.sampling.orders import CHUNK_ROWS, draw, keep_top_p, largest_probability
+from mmldlm.sampling.orders import CHUNK_ROWS, best_of, draw, keep_top_p
 
 PROBABILITY = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2, 0.0])
 GRID = (torch.arange(20000) + 0.5) / 20000
@@ -54,5 +54,5 @@ def test_rows_do_not_depend_on_chunks() -> None:
     assert torch.equal(
         whole[CHUNK_ROWS - 3 :], draw(logits[CHUNK_ROWS - 3 :], numbers[CHUNK_ROWS - 3 :], 0.7, 0.8)
     )
-    assert torch.allclose(largest_probability(logits), logits.softmax(-1).amax(-1))
-    assert len(draw(logits[:0], numbers[:0], 1.0, 1.0)) == len(largest_probability(logits[:0])) == 0
+    assert torch.allclose(best_of(logits).probability, logits.softmax(-1).amax(-1))
+    assert len(draw(logits[:0], numbers[:0], 1.0, 1.0)) == len(best_of(logits[:0]).token) == 0

@@ -44,22 +44,20 @@ def predict(predictor: ModelPredictor, pack: Pack, **changes: torch.Tensor) -> P
 def test_formula_for_text(guidance: float) -> None:
     predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES)), toy_pack()
     rows = torch.tensor([0, 2, 3, 6, 23])
-    conditional = predict(predictor, pack).token_logits[rows]
+    conditional = predict(predictor, pack).logits(rows)
     noise = latent_noise(pack.keys, (1, 2))
-    unconditional = predict(predictor, pack, noisy_latents=noise, latent_time=torch.ones(6)).token_logits[
-        rows
-    ]
+    unconditional = predict(predictor, pack, noisy_latents=noise, latent_time=torch.ones(6)).logits(rows)
     assert not torch.allclose(conditional, unconditional, atol=0.1)
     expected = (1 - guidance) * unconditional + guidance * conditional
-    assert torch.allclose(guided_logits(predictor, pack, rows, guidance), expected, atol=1e-5)
+    assert torch.allclose(guided_logits(predictor, pack, guidance)(rows), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0])
 def test_formula_for_latents(guidance: float) -> None:
     predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES, spread=0.5)), toy_pack(latent_time=0.8)
-    conditional = predict(predictor, pack).clean_latents
+    conditional = predict(predictor, pack).latents()
     masks = torch.full_like(pack.noisy_tokens, MASK)
-    unconditional = predict(predictor, pack, noisy_tokens=masks, text_time=torch.ones(6)).clean_latents
+    unconditional = predict(predictor, pack, noisy_tokens=masks, text_time=torch.ones(6)).latents()
     assert not torch.allclose(conditional, unconditional, atol=0.01)
     expected = (1 - guidance) * unconditional + guidance * conditional
     assert torch.allclose(guided_latents(predictor, pack, guidance, MASK), expected, atol=1e-5)
@@ -69,10 +67,10 @@ def test_guidance_1_is_the_network_itself_in_one_pass() -> None:
     predictor, pack = ModelPredictor.of(oracle_model(JOINT, CENTRES)), toy_pack()
     rows = torch.tensor([0, 2])
     calls = predictor.denoiser.calls  # type: ignore[attr-defined]
-    logits, latents = guided_logits(predictor, pack, rows, 1.0), guided_latents(predictor, pack, 1.0, MASK)
+    logits, latents = guided_logits(predictor, pack, 1.0)(rows), guided_latents(predictor, pack, 1.0, MASK)
     assert len(calls) == 2
-    assert torch.equal(logits, predict(predictor, pack).token_logits[rows])
-    assert torch.equal(latents, predict(predictor, pack).clean_latents)
+    assert torch.equal(logits, predict(predictor, pack).logits(rows))
+    assert torch.equal(latents, predict(predictor, pack).latents())
 
 
 def test_unconditional_pass_sees_the_condition_as_training_drops_it() -> None:

@@ -206,11 +206,8 @@ def test_ancestral_is_the_same_as_asking_about_everything_at_every_step() -> Non
     tokens, index = pack.noisy_tokens.numpy().copy(), (pack.keys[pack.document], pack.position)
     for step in make_steps("text", num_steps):
         times = (torch.full((4,), step.time), pack.latent_time)
-        logits = (
-            ModelPredictor.of(model)
-            .predict(torch.from_numpy(tokens), pack.noisy_latents, *times, pack.layout)
-            .token_logits
-        )
+        inputs = (torch.from_numpy(tokens), pack.noisy_latents, *times, pack.layout)
+        logits = ModelPredictor.of(model).predict(*inputs).logits(torch.arange(len(tokens)))
         values = draw(
             logits,
             torch.from_numpy(randomness.uniform(index[0], randomness.TOKEN_CHOICE, index[1])),

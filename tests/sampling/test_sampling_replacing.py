@@ -204,7 +204,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
             torch.from_numpy(one), torch.from_numpy(LATENTS[[i]]), time,
             torch.zeros(1), np.array([len(one)]), KEYS[[i]], against=torch.from_numpy(LATENTS[::-1].copy()[[i]]),
         )  # fmt: skip
-        logits = guided_logits(ModelPredictor.of(model), pack, torch.tensor([at]), guidance)[0]
+        logits = guided_logits(ModelPredictor.of(model), pack, guidance)(torch.tensor([at]))[0]
         best = [token for token in logits.argsort(descending=True).tolist() if token != texts[i][at]]
         assert found[row].tolist() == best[:NUM_REPLACEMENTS]
 

@@ -49,7 +49,7 @@ class MixturePredictor:
 
     def predict(
         self, noisy_tokens: Tensor, noisy_latents: Tensor, text_time: Tensor, latent_time: Tensor,
-        layout: Layout, rows: Tensor | None = None,
+        layout: Layout,
     ) -> Prediction:  # fmt: skip
         self.num_calls += 1
         signal, sigma = self.process.levels(latent_time)
@@ -57,7 +57,8 @@ class MixturePredictor:
         residual = noisy_latents - signal * CENTRES
         weight = (SHARES.log() - 0.5 * (residual**2 / variance).sum(-1)).softmax(-1)
         clean = CENTRES + signal * SPREAD**2 / variance * residual
-        return Prediction(torch.zeros(0, 1), (weight[..., None] * clean).sum(1, keepdim=True))
+        mean = (weight[..., None] * clean).sum(1, keepdim=True)
+        return Prediction(lambda rows: torch.zeros(0, 1), lambda: mean)
 
     def length_logits(self, noisy_latents: Tensor, latent_time: Tensor) -> Tensor:
         raise NotImplementedError

@@ -1,8 +1,14 @@
-"""A file of documents through a model into a file of samples, part by part, continued where it stopped."""
+"""A file of documents through a model into a file of samples, part by part, continued where it stopped.
+
+With an accelerator two parts are in work at a time: while the device samples one, the host reads, tokenizes, packs and
+writes the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,8 @@ from mmldlm.sampling.stream import ArrayFile, InputFile, Inputs, LineFile
 
 Act = Callable[[Inputs, Progress], Sequence[dict[str, Any]] | np.ndarray]
 """What is done with some documents: records for a `.jsonl` file, or latents (n, S, C) for a `.npy` file."""
+IN_WORK = 2
+"""Parts at a time, with an accelerator."""
 
 
 def process_file(
@@ -32,13 +40,38 @@ def process_file(
         output = LineFile(out, identity)
     earlier = done = output.num_done
     report = progress or (lambda done, total: None)
+    on_cpu = model.device.type == "cpu"
+    parts = documents.parts(skip=done, size=None if on_cpu else documents.large_part())
     try:
-        for inputs in documents.parts(skip=done):
-            start, size = done, len(inputs)
-            output.write(act(inputs, lambda part, whole: report(start + size * part // whole, total)))  # type: ignore[arg-type] # noqa: B023
+        for size, result in _results(parts, act, lambda share: report(done + share, total), on_cpu):  # noqa: B023
+            output.write(result)  # type: ignore[arg-type]
             done += size
             report(done, total)
         output.finish()
     finally:
         output.close()
     return total, earlier
+
+
+def _results(
+    parts: Iterable[Inputs], act: Act, report: Callable[[int], None], one_by_one: bool
+) -> Iterator[tuple[int, Sequence[dict[str, Any]] | np.ndarray]]:
+    """Size and result of each part, in their order. `report` gets the documents done of the present one."""
+    if one_by_one:
+        for inputs in parts:
+            size = len(inputs)
+            yield size, act(inputs, lambda part, whole: report(size * part // whole))  # noqa: B023
+        return
+    waiting: deque[tuple[int, Future[Any]]] = deque()
+    with ThreadPoolExecutor(IN_WORK) as pool:
+        try:
+            for inputs in parts:
+                waiting.append((len(inputs), pool.submit(act, inputs, lambda part, whole: None)))
+                if len(waiting) > IN_WORK:
+                    size, future = waiting.popleft()
+                    yield size, future.result()
+            for size, future in waiting:
+                yield size, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()

@@ -45,7 +45,7 @@ def text_costs(
     )
     costs = bound_costs(
         model, documents, latent="none" if latents is None else "right", num_draws=draws,
-        batch_tokens=SamplingOptions.batch_tokens, seed=seed, positions=ids,
+        batch_tokens=SamplingOptions().places(model.device), seed=seed, positions=ids,
     )  # fmt: skip
     return costs.nats
 

@@ -146,12 +146,12 @@ def latent_errors(
     """With the `right` text, a `shuffled` one (a stranger's) or `none` (every token masked)."""
     plan = _LatentDraws(model, documents, text, largest_snr, num_draws, seed)
     corruption, predictor = replace(model.corruption, row_multiple=1), ModelPredictor.of(model)
-    errors, no_rows = np.empty(len(plan.owner)), torch.empty(0, dtype=torch.int64)
+    errors = np.empty(len(plan.owner))
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
-        prediction = predictor.predict(*inputs, rows=no_rows)
-        errors[rows] = (prediction.clean_latents.double() - noisy.latents).square().sum((1, 2)).numpy()
+        clean = predictor.predict(*inputs).latents().cpu()
+        errors[rows] = (clean.double() - noisy.latents).square().sum((1, 2)).numpy()
         if progress is not None:
             progress(f"latent bound, {text} text", done, len(plan.owner))
     count, dimensions = len(documents.lengths), int(np.prod(documents.latents.shape[1:]))

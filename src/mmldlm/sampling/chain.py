@@ -1,7 +1,9 @@
 """The loop over steps: of the text, of the latents, or of both, each conditioned on the current state of the other.
 
     for step in steps:
-        pack = TEXT_STEPS[order](predictor, pack, ...)   or   LATENT_STEPS[solver](predictor, pack, ...)
+        pack = moves.make(predictor, pack, number)   or   LATENT_STEPS[solver](predictor, pack, ...)
+
+Nothing in a step makes the host wait for the device.
 
 `sample_text` and `sample_latents` are the shortest way from a denoiser of your own to samples; they also work inside a
 training loop. Shapes: N documents, T tokens, S latent slots, C latent channels.
@@ -10,7 +12,7 @@ training loop. Shapes: N documents, T tokens, S latent slots, C latent channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,9 +20,10 @@ from torch import Tensor
 
 from mmldlm.corruption.joint import Corruption
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.sampling.moves import time_of_share
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.orders import TEXT_STEPS, masked_tokens, time_of_share
-from mmldlm.sampling.pack import Pack, Step, Tally, document_keys, interleave, latent_noise, make_steps
+from mmldlm.sampling.orders import TextMoves
+from mmldlm.sampling.pack import Pack, Step, Tally, document_keys, interleave, latent_noise, make_steps, send
 from mmldlm.sampling.predictor import ModelPredictor, Predictor
 from mmldlm.sampling.solvers import LATENT_STEPS
 
@@ -69,45 +72,89 @@ def start_pack(
     tokens: Sequence[np.ndarray] | None = None,
     latent_time: float = 0.0,
     against: Tensor | None = None,
+    with_noise: bool = False,
     tally: Tally | None = None,
+    device: torch.device | str = "cpu",
 ) -> Pack:
     """Where a chain starts. What is None starts as noise; tokens other than masks stay as they are."""
-    text = torch.full((int(lengths.sum()),), corruption.text.mask_id)
+    mask_id, num = corruption.text.mask_id, len(lengths)
+    text = np.full(int(lengths.sum()), mask_id)
     if tokens is not None:
-        text = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
-    pack = Pack(
-        noisy_tokens=text,
-        noisy_latents=latent_noise(keys, latent_shape) if latents is None else latents,
-        text_time=torch.ones(len(lengths)),
-        latent_time=torch.full((len(lengths),), 1.0 if latents is None else latent_time),
-        lengths=lengths,
-        keys=keys,
-        against=against,
+        text = np.concatenate(tokens).astype(np.int64)
+    free = None if tokens is None else text == mask_id
+    noise = latent_noise(keys, latent_shape) if latents is None or with_noise else torch.empty(0)
+    text_time = torch.ones(num)
+    if free is not None:
+        num_free = np.bincount(np.repeat(np.arange(num), lengths)[free], minlength=num)
+        text_time = time_of_share(num_free / lengths, corruption.text)
+    start = _Start(
+        torch.from_numpy(text),
+        noise if latents is None else latents,
+        text_time,
+        torch.full((num,), 1.0 if latents is None else latent_time),
+        noise,
+        torch.empty(0) if against is None else against,
+    )
+    there = send(start, torch.device(device))
+    return Pack(
+        there.noisy_tokens,
+        there.noisy_latents,
+        there.text_time,
+        there.latent_time,
+        lengths,
+        keys,
+        free=free,
+        noise=there.noise if len(noise) else None,
+        against=None if against is None else there.against,
         tally=tally,
     )
-    if tokens is None:
-        return pack
-    masked = masked_tokens(pack, corruption.text)
-    return replace(pack, fixed=~masked, text_time=time_of_share(pack, masked, corruption.text))
 
 
+@dataclass(frozen=True)
+class _Start:
+    noisy_tokens: Tensor
+    noisy_latents: Tensor
+    text_time: Tensor
+    latent_time: Tensor
+    noise: Tensor
+    against: Tensor
+
+
+@torch.no_grad()
 def run_chain(
     predictor: Predictor,
     start: Pack,
     steps: Sequence[Step],
     corruption: Corruption,
     options: SamplingOptions,
-    on_step: Callable[[int], None] = lambda num_documents: None,
+    on_step: Callable[[float], None] = lambda share: None,
 ) -> Pack:
-    """Take the steps one after the other; a modality without steps stays as it is."""
-    text_step, latent_step = TEXT_STEPS[options.text_sampler], LATENT_STEPS[options.latent_sampler]
-    pack = start
-    for step in steps:
+    """Take the steps one after the other; a modality without steps stays as it is.
+
+    `on_step` is told the share of the chain that is launched.
+    """
+    latent_step, pack = LATENT_STEPS[options.latent_sampler], start
+    of_text = [step for step in steps if step.modality == "text"]
+    text_only = len(of_text) == len(steps)
+    moves = TextMoves(pack, corruption.text, of_text, options, text_only=text_only) if of_text else None
+    if text_only and moves is not None:
+        for number in range(len(moves)):
+            pack = moves.make(predictor, pack, number)
+            on_step((number + 1) / len(moves))
+        return pack
+    for done, step in enumerate(steps, 1):
         if step.modality == "text":
-            pack = text_step(predictor, pack, corruption.text, step, options)
+            assert moves is not None
+            pack = moves.make(predictor, pack, step.step_idx)
         else:
             pack = latent_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
-        on_step(len(pack.keys))
+        on_step(done / len(steps))
+    return pack
+
+
+def finished(pack: Pack) -> Pack:
+    """The pack, once the device has computed it; a model that predicted NaN or infinity is rejected."""
+    pack.watch.check()
     return pack
 
 
@@ -131,9 +178,9 @@ def sample_text(
     """
     options, counts = options or SamplingOptions(), np.asarray(lengths, np.int64)
     keys, shape = document_keys(options.seed, len(counts)), (latents.shape[1], latents.shape[2])
-    pack = start_pack(corruption, counts, keys, latents.float().cpu(), shape)
+    pack = start_pack(corruption, counts, keys, latents.float().cpu(), shape, device=latents.device)
     predictor = ModelPredictor(denoiser, corruption, latents.device)
-    return run_chain(predictor, pack, text_steps(options), corruption, options).split_tokens()
+    return finished(run_chain(predictor, pack, text_steps(options), corruption, options)).split_tokens()
 
 
 def sample_latents(
@@ -157,7 +204,15 @@ def sample_latents(
     options, counts = options or SamplingOptions(), np.array([len(text) for text in tokens], np.int64)
     shape = (denoiser.shape.num_slots, denoiser.shape.num_channels)
     pack = start_pack(
-        corruption, counts, document_keys(options.seed, len(counts)), None, shape, tokens=tokens
+        corruption,
+        counts,
+        document_keys(options.seed, len(counts)),
+        None,
+        shape,
+        tokens=tokens,
+        device=device,
     )
     predictor = ModelPredictor(denoiser, corruption, torch.device(device))
-    return run_chain(predictor, pack, encode_steps(options, corruption), corruption, options).noisy_latents
+    return finished(
+        run_chain(predictor, pack, encode_steps(options, corruption), corruption, options)
+    ).noisy_latents

@@ -6,6 +6,7 @@ Shapes: n documents, N documents in a pack, S latent slots, C latent channels.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,15 @@ from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.errors import UserError
 from mmldlm.sampling.blanks import some_blanks
-from mmldlm.sampling.chain import encode_steps, joint_steps, run_chain, start_pack, text_steps, vary_steps
+from mmldlm.sampling.chain import (
+    encode_steps,
+    finished,
+    joint_steps,
+    run_chain,
+    start_pack,
+    text_steps,
+    vary_steps,
+)
 from mmldlm.sampling.options import (
     SamplingOptions,
     require_conditional,
@@ -27,13 +36,15 @@ from mmldlm.sampling.options import (
     require_unconditional,
 )
 from mmldlm.sampling.orders import draw
-from mmldlm.sampling.pack import Step, Tally, group_documents, latent_noise
+from mmldlm.sampling.pack import Pack, Step, Tally, group_documents, latent_noise
 from mmldlm.sampling.predictor import ModelPredictor
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total work, counted in steps of documents."""
 _LENGTHS_AT_ONCE = 8192
 """Documents whose length is predicted at a time."""
+PACKS_AHEAD = 3
+"""Packs that are launched before the first of them is waited for."""
 
 
 def decode_latents(
@@ -230,6 +241,13 @@ class _Result:
     tokens: list[np.ndarray]
     latents: np.ndarray
 
+    def put(self, indices: np.ndarray, pack: Pack) -> None:
+        """The documents of a pack, once the device is done with them."""
+        texts = finished(pack).split_tokens()
+        self.latents[indices] = pack.noisy_latents.cpu().numpy()
+        for index, text in zip(indices, texts, strict=True):
+            self.tokens[index] = text
+
 
 class _Call:
     """One call: a model, its options and the documents' keys."""
@@ -270,36 +288,48 @@ class _Call:
         return np.concatenate(drawn)
 
     def sample(self, start: _Start, steps: list[Step]) -> _Result:
-        """Run the chain of every document."""
+        """Run the chain of every document; the next packs are launched while the device computes."""
         lengths = start.lengths
         assert len(lengths) == len(self.keys), "one key for each document"
-        predictor, corruption = ModelPredictor.of(self.model), self.model.corruption
         latent_shape = (len(lengths), *self.latent_shape)
         result = _Result([np.empty(0, np.int64)] * len(lengths), np.empty(latent_shape, np.float32))
+        launched: deque[tuple[np.ndarray, Pack]] = deque()
         report = self._reporter(len(lengths) * len(steps))
-        for indices in group_documents(lengths, self.latent_shape[0], self.options.batch_tokens):
-            chosen = torch.from_numpy(indices)
-            first = start_pack(
-                corruption, lengths[indices], self.keys[indices],
-                None if start.latents is None else start.latents[chosen], self.latent_shape,
-                tokens=None if start.tokens is None else [start.tokens[i] for i in indices],
-                latent_time=start.latent_time,
-                against=None if start.against is None else start.against[chosen],
-                tally=None if self.passes is None else Tally(self.passes, indices),
-            )  # fmt: skip
-            pack = run_chain(predictor, first, steps, corruption, self.options, report)
-            result.latents[indices] = pack.noisy_latents.numpy()
-            for index, text in zip(indices, pack.split_tokens(), strict=True):
-                result.tokens[index] = text
+        places = self.options.places(self.model.device)
+        for indices in group_documents(lengths, self.latent_shape[0], places):
+            launched.append((indices, self._launch(start, indices, steps, report)))
+            if len(launched) > PACKS_AHEAD:
+                result.put(*launched.popleft())
+        for indices, pack in launched:
+            result.put(indices, pack)
         return result
 
-    def _reporter(self, total: int) -> Callable[[int], None]:
+    def _launch(
+        self, start: _Start, indices: np.ndarray, steps: list[Step], report: Callable[[int, float], None]
+    ) -> Pack:
+        """The chain of one pack."""
+        predictor, corruption = ModelPredictor.of(self.model), self.model.corruption
+        chosen = torch.from_numpy(indices)
+        pack = start_pack(
+            corruption, start.lengths[indices], self.keys[indices],
+            None if start.latents is None else start.latents[chosen], self.latent_shape,
+            tokens=None if start.tokens is None else [start.tokens[i] for i in indices],
+            latent_time=start.latent_time,
+            against=None if start.against is None else start.against[chosen],
+            with_noise=self.options.guidance != 1.0 and start.against is None,
+            tally=None if self.passes is None else Tally(self.passes, indices),
+            device=self.model.device,
+        )  # fmt: skip
+        work = len(indices) * len(steps)
+        return run_chain(predictor, pack, steps, corruption, self.options, lambda share: report(work, share))
+
+    def _reporter(self, total: int) -> Callable[[int, float], None]:
         done = 0
 
-        def report(num_documents: int) -> None:
+        def report(work: int, share: float) -> None:
             nonlocal done
-            done += num_documents
             if self.progress is not None:
-                self.progress(done, total)
+                self.progress(done + int(work * share), total)
+            done += work if share >= 1.0 else 0
 
         return report

@@ -16,18 +16,21 @@ import torch
 from torch import Tensor
 
 from mmldlm.sampling.pack import Pack, latent_noise
-from mmldlm.sampling.predictor import Prediction, Predictor, require_finite
-
-NO_ROWS = torch.zeros(0, dtype=torch.int64)
+from mmldlm.sampling.predictor import LogitsOf, Prediction, Predictor
 
 
-def guided_logits(predictor: Predictor, pack: Pack, rows: Tensor, guidance: float) -> Tensor:
-    """(R, V) logits of these rows of tokens."""
-    conditional = _predict(predictor, pack, rows).token_logits
+def guided_logits(predictor: Predictor, pack: Pack, guidance: float) -> LogitsOf:
+    """Logits of the rows of tokens that are asked for."""
+    conditional = _predict(predictor, pack).logits
     if guidance == 1.0:
         return conditional
-    unconditional = _predict(predictor, without_latents(pack), rows).token_logits
-    return unconditional + guidance * (conditional - unconditional)
+    unconditional = _predict(predictor, without_latents(pack)).logits
+
+    def guided(rows: Tensor) -> Tensor:
+        base = unconditional(rows)
+        return base + guidance * (conditional(rows) - base)
+
+    return guided
 
 
 def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: int) -> Tensor:
@@ -43,7 +46,9 @@ def without_latents(pack: Pack) -> Pack:
     """The same text with the latents that guidance leads away from, or else with pure noise."""
     if pack.against is not None:
         return replace(pack, noisy_latents=pack.against, latent_time=torch.zeros_like(pack.latent_time))
-    noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
+    noise = pack.noise
+    if noise is None:
+        noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:]).to(pack.noisy_latents.device)
     return replace(pack, noisy_latents=noise, latent_time=torch.ones_like(pack.latent_time))
 
 
@@ -54,14 +59,14 @@ def without_text(pack: Pack, mask_id: int) -> Pack:
 
 
 def _latents(predictor: Predictor, pack: Pack) -> Tensor:
-    latents = _predict(predictor, pack, NO_ROWS).clean_latents
-    require_finite(latents)
+    latents = _predict(predictor, pack).latents()
+    pack.watch.see(latents)
     return latents
 
 
-def _predict(predictor: Predictor, pack: Pack, rows: Tensor) -> Prediction:
+def _predict(predictor: Predictor, pack: Pack) -> Prediction:
     """One pass of the network, which is counted."""
     if pack.tally is not None:
         pack.tally.add()
     inputs = (pack.noisy_tokens, pack.noisy_latents, pack.text_time, pack.latent_time)
-    return predictor.predict(*inputs, pack.layout, rows=rows)
+    return predictor.predict(*inputs, pack.layout)

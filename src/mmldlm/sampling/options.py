@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import SamplingConfig
@@ -21,6 +22,8 @@ ARGUMENTS = {
     "turns": "joint_order",
 }
 """Arguments of the library -> settings, where the names differ."""
+BATCH_ON_CPU, BATCH_ON_DEVICE = 8192, 32768
+"""Tokens and latent slots of a pack, where the options leave it open."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,9 @@ class SamplingOptions:
     top_p: float = 1.0
     guidance: float = 1.0
     seed: int = 0
-    batch_tokens: int = 8192
-    """Tokens and latent slots that are sampled at a time; changes speed and memory, never a sample."""
+    batch_tokens: int | None = None
+    """Tokens and latent slots that are sampled at a time; changes speed and memory, never a sample. None: what suits
+    the device."""
 
     def __post_init__(self) -> None:
         self._require_numbers()
@@ -48,7 +52,7 @@ class SamplingOptions:
         problems += [
             f"{name}={value}: allowed is at least {low}"
             for name, value, low in (("seed", self.seed, 0), ("batch_tokens", self.batch_tokens, 1))
-            if value < low
+            if value is not None and value < low
         ]
         if problems:
             raise UserError("; ".join(problems))
@@ -63,6 +67,12 @@ class SamplingOptions:
                 problems.append(f"{item.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         if problems:
             raise UserError("; ".join(problems))
+
+    def places(self, device: torch.device) -> int:
+        """Tokens and slots of a pack: enough to keep an accelerator busy, few enough for the caches of a CPU."""
+        if self.batch_tokens is not None:
+            return self.batch_tokens
+        return BATCH_ON_CPU if device.type == "cpu" else BATCH_ON_DEVICE
 
     @classmethod
     def from_config(cls, config: SamplingConfig, **changes: Any) -> SamplingOptions:

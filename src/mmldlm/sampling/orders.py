@@ -1,4 +1,4 @@
-"""Text samplers: each step unmasks some tokens of each document. They differ in the order.
+"""Text samplers: each move unmasks some tokens of each document. They differ in the order.
 
 ancestral      the exact reverse process in steps of time: every masked token has the same chance to be unmasked
 first_hitting  the exact reverse process token by token, each at the time at which it is unmasked
@@ -6,16 +6,17 @@ confidence     the tokens whose most probable value is most probable come first
 margin         the tokens whose best value is farthest ahead of the second come first
 block          from left to right in blocks, by confidence inside a block
 
-A new order is one function with the signature of `TextStep` and one line in `TEXT_STEPS`. The network computes only the
-documents in which something is unmasked at this step; that is exact, since nothing else of its output would be used.
-Which tokens are unmasked never depends on the values drawn for them.
-Shapes: N documents, T tokens, R rows of tokens, V vocabulary.
+A new order is one line in `ORDERS`: a plan of its moves (`moves`) and, where the surest tokens come first, a measure.
+The network computes only the documents in which something is unmasked at a move; that is exact, since nothing else of
+its output would be used. Which tokens are unmasked never depends on the values drawn for them.
+Shapes: N documents, T tokens, R rows of tokens, V vocabulary, K moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,232 +24,229 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.corruption.joint import TextProcess
+from mmldlm.runtime import kernels_run_on
 from mmldlm.sampling.guidance import guided_logits
+from mmldlm.sampling.moves import (
+    PlanMoves,
+    chosen_places,
+    plan_ancestral,
+    plan_by_share,
+    plan_first_hitting,
+    reach_of,
+    rows_of_moves,
+)
 from mmldlm.sampling.options import SamplingOptions
-from mmldlm.sampling.pack import Pack, Step
-from mmldlm.sampling.predictor import Predictor, require_finite
+from mmldlm.sampling.pack import Pack, Part, Step, send
+from mmldlm.sampling.predictor import LogitsOf, Predictor, require_finite
 
-TextStep = Callable[[Predictor, Pack, TextProcess, Step, SamplingOptions], Pack]
-Certainty = Callable[[Tensor], Tensor]
-"""(R, V) logits to (R,) numbers; larger is more certain."""
-ROUNDING = 1e-4
-"""A share times a length that is this close above a whole number is that number."""
+See = Callable[[Tensor], None]
 CHUNK_ROWS = 512
 """Rows whose probabilities exist at a time."""
+LOGITS_AT_A_TIME = 2**27
+"""On an accelerator; on a CPU an eighth."""
+WORTH_LEAVING = 0.75
+"""On an accelerator, documents without a move are left out where less than this share of the tokens remains."""
 _BELOW_ONE = 1.0 - 2.0**-25
+_VALUE_BITS = 31
 
 
-def ancestral_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask each masked token with the probability that the reverse process gives it; in the last step, all."""
-    time, next_time = torch.tensor(step.time), torch.tensor(step.next_time)
-    chosen = masked_tokens(pack, process)
-    if step.next_time > 0:
-        step_keys = randomness.make_key(pack.keys, step.step_idx)
-        chance = randomness.uniform(step_keys[pack.document], randomness.UNMASK, pack.position)
-        chosen &= chance < float(process.unmask_probability(time, next_time))
-    pack = replace(pack, text_time=_training_time(pack, process, torch.full_like(pack.text_time, step.time)))
-    pack = _unmask(predictor, pack, chosen, options)
-    after = torch.full_like(pack.text_time, step.next_time)
-    return replace(pack, text_time=_training_time(pack, process, after))
+class Best(NamedTuple):
+    """The most probable value of each row. (R,) each."""
+
+    token: Tensor
+    probability: Tensor
+    margin: Tensor
+    """How far its probability is ahead of that of the second."""
 
 
-def first_hitting_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask the tokens that come next, at the time of the first of them.
+@dataclass(frozen=True)
+class Order:
+    """Which tokens are unmasked when."""
 
-    Going back in time, a token is unmasked where the masking probability falls below a number that is uniform
-    in (0, 1) and its own. So all times are drawn at once, and their order is the order of the tokens. With a step for
-    each token nothing is approximate; with fewer, neighbours in time are drawn together, in groups of equal size.
-    """
-    masked = masked_tokens(pack, process)
-    num_left = np.ceil(pack.num_free * step.next_time - ROUNDING).astype(np.int64)
-    num_chosen = np.maximum(pack.count(masked) - num_left, 0)
-    rows = np.flatnonzero(masked)
-    level = randomness.uniform(pack.keys[pack.document[rows]], randomness.UNMASK, pack.position[rows])
-    chosen = masked.copy()
-    chosen[rows] = largest_of_each(level, pack.document[rows], num_chosen)
-    first = np.zeros(len(pack.lengths), np.float32)
-    np.maximum.at(first, pack.document[rows], level)
-    time = process.schedule.time_of(torch.from_numpy(first)).clamp(0.0, 1.0)
-    pack = replace(pack, text_time=_training_time(pack, process, time))
-    pack = _unmask(predictor, pack, chosen, options)
-    return replace(pack, text_time=time_of_share(pack, masked_tokens(pack, process), process))
+    plan: PlanMoves
+    measure: Callable[[Best], Tensor] | None = None
+    """How sure a row is, in [0, 1]; None: the plan fixes the tokens."""
+    in_blocks: bool = False
 
 
-def confidence_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask the tokens whose most probable value is most probable."""
-    return _ordered_step(predictor, pack, process, step, options, largest_probability)
-
-
-def margin_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask the tokens whose most probable value is farthest ahead of the second."""
-    return _ordered_step(predictor, pack, process, step, options, probability_margin)
-
-
-def block_step(
-    predictor: Predictor, pack: Pack, process: TextProcess, step: Step, options: SamplingOptions
-) -> Pack:
-    """Unmask the most certain tokens of the first block in which some are masked; then those of the next."""
-    return _ordered_step(predictor, pack, process, step, options, largest_probability, options.block_length)
-
-
-TEXT_STEPS: dict[str, TextStep] = {
-    "ancestral": ancestral_step,
-    "first_hitting": first_hitting_step,
-    "confidence": confidence_step,
-    "margin": margin_step,
-    "block": block_step,
+ORDERS: dict[str, Order] = {
+    "ancestral": Order(plan_ancestral),
+    "first_hitting": Order(plan_first_hitting),
+    "confidence": Order(plan_by_share, lambda best: best.probability),
+    "margin": Order(plan_by_share, lambda best: best.margin),
+    "block": Order(plan_by_share, lambda best: best.probability, in_blocks=True),
 }
 
 
-def _ordered_step(
-    predictor: Predictor,
-    pack: Pack,
-    process: TextProcess,
-    step: Step,
-    options: SamplingOptions,
-    certainty: Certainty,
-    block_length: int | None = None,
-) -> Pack:
-    """Unmask the most certain tokens, as many as keep the masked share on the schedule; earlier blocks come first.
+@dataclass(frozen=True)
+class _Numbers:
+    """What the device needs to know of all moves; it travels in one piece."""
 
-    Certainty is read off the network's own distribution, before temperature and top-p, which would make many positions
-    equally certain.
+    time: Tensor
+    """(K, N)"""
+    next_time: Tensor
+    """(K, N)"""
+    limit: Tensor
+    """(K, N) tokens before this place are candidates."""
+    index: Tensor
+    """Of each move, one after the other: the tokens, or where they are when the rows are sorted."""
+    uniform: Tensor
+    """(T,) the number that draws each token: it is drawn once in its life. Empty at temperature 0."""
+
+
+class TextMoves:
+    """The moves of the text of a pack by one order, ready to be made one by one."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        process: TextProcess,
+        steps: Sequence[Step],
+        options: SamplingOptions,
+        *,
+        text_only: bool,
+    ) -> None:
+        """`text_only`: nothing else happens between the steps, so pauses of a document are left out."""
+        self.order, self.options, self.mask_id = ORDERS[options.text_sampler], options, process.mask_id
+        moves = self.order.plan(pack, process, steps)
+        self.moves = moves.without_pauses(pack.document) if text_only else moves
+        self.num_blocks = -(-int(pack.lengths.max()) // options.block_length)
+        self.reach = reach_of(self.moves, pack, options.block_length if self.order.in_blocks else None)
+        fixed = self.moves.move_of is not None
+        index = rows_of_moves(self.moves) if fixed else chosen_places(self.reach, self.moves)
+        uniform = _token_numbers(pack) if options.temperature > 0 else np.empty(0, np.float32)
+        flat = np.concatenate([np.empty(0, np.int64), *index])
+        arrays = (self.moves.time, self.moves.next_time, self.reach.limit, flat, uniform)
+        self.numbers = send(_Numbers(*map(torch.from_numpy, arrays)), pack.noisy_tokens.device)
+        self.index = self.numbers.index.split([len(part) for part in index])
+
+    def __len__(self) -> int:
+        return len(self.moves)
+
+    def make(self, predictor: Predictor, pack: Pack, number: int) -> Pack:
+        """The pack after this move."""
+        active = self.moves.num_chosen[number] > 0
+        if active.any():
+            part = _computed(replace(pack, text_time=self.numbers.time[number]), active)
+            logits = guided_logits(predictor, part.pack, self.options.guidance)
+            choose = self._fixed if self.order.measure is None else self._surest
+            tokens, values = choose(part, logits, number)
+            pack = replace(pack, noisy_tokens=pack.noisy_tokens.index_copy(0, tokens, values))
+        return replace(pack, text_time=self.numbers.next_time[number])
+
+    def _fixed(self, part: Part, logits: LogitsOf, number: int) -> tuple[Tensor, Tensor]:
+        """The tokens of the plan, and their values."""
+        tokens = self.index[number]
+        rows = tokens if part.tokens is None else torch.searchsorted(part.tokens, tokens)
+        return tokens, self._draw(logits(rows), tokens, part)
+
+    def _surest(self, part: Part, logits: LogitsOf, number: int) -> tuple[Tensor, Tensor]:
+        """The tokens of which the network is surest, and their values.
+
+        How sure it is, is read off its own distribution, before temperature and top-p, which would make many positions
+        equally sure.
+        """
+        assert self.order.measure is not None
+        layout, limit = part.pack.layout, part.of_documents(self.numbers.limit[number])
+        masked = part.pack.noisy_tokens == self.mask_id
+        masked &= layout.position < limit[layout.document]
+        rows = first_true(masked, int(self.reach.num_rows[number].sum()))
+        best, kept = best_of_rows(logits, rows, self.mask_id)
+        sure = self.order.measure(best)
+        part.pack.watch.see(sure)
+        group = layout.document[rows]
+        if self.order.in_blocks:
+            group = group * self.num_blocks + layout.position[rows] // self.options.block_length
+        chosen = surest_first(sure, group)[self.index[number]]
+        tokens = part.of_pack(rows[chosen])
+        if self.options.temperature == 0:
+            return tokens, best.token[chosen]
+        return tokens, self._draw(logits(rows[chosen]) if kept is None else kept[chosen], tokens, part)
+
+    def _draw(self, logits: Tensor, tokens: Tensor, part: Part) -> Tensor:
+        """A value for each row, from the key of its document and its position."""
+        options = self.options
+        uniform = self.numbers.uniform[tokens] if options.temperature > 0 else tokens
+        return draw(logits, uniform, options.temperature, options.top_p, part.pack.watch.see)
+
+
+def _computed(pack: Pack, active: np.ndarray) -> Part:
+    """The documents that go through the network: those with a move, or all where leaving some out does not pay."""
+    smallest = 1.0 if pack.noisy_tokens.device.type == "cpu" else WORTH_LEAVING
+    stay = pack.lengths[active].sum() >= smallest * pack.lengths.sum()
+    return Part(pack) if stay else pack.select(active)
+
+
+def _token_numbers(pack: Pack) -> np.ndarray:
+    """(T,) from the key of its document and the position."""
+    return randomness.uniform(pack.keys[pack.document], randomness.TOKEN_CHOICE, pack.position)
+
+
+def first_true(mask: Tensor, count: int) -> Tensor:
+    """(count,) where a mask is true, in order. The host knows how often, so it need not wait for the device."""
+    place = torch.where(mask, mask.cumsum(0) - 1, count).clamp(max=count)
+    rows = torch.arange(len(mask), device=mask.device)
+    return rows.new_zeros(count + 1).scatter_(0, place, rows)[:count]
+
+
+def surest_first(sure: Tensor, group: Tensor) -> Tensor:
+    """(R,) order of rows by group, the surest of each group first, the earlier one of equals.
+
+    Positive floats are ordered as their bits are, so group and value make one key.
     """
-    masked = masked_tokens(pack, process)
-    num_chosen = pack.count(masked) - _num_masked_after(pack, process, step)
-    wanted = num_chosen > 0
-    if not wanted.any():
-        return pack
-    pack = replace(pack, text_time=time_of_share(pack, masked, process))
-    part, candidates = pack.select(wanted), masked & wanted[pack.document]
-    if block_length is not None:
-        candidates &= _in_reach(pack, candidates, num_chosen, block_length)
-    rows = _rows_in(pack, part, candidates)
-    logits = guided_logits(predictor, part, rows, options.guidance)
-    certain = certainty(logits).cpu().numpy().astype(np.float64)
-    if (
-        block_length is not None
-    ):  # all measures are at most 1: the next block begins below the end of this one
-        certain -= (2.0 + np.ptp(certain)) * (part.position[rows.numpy()] // block_length)
-    best = largest_of_each(certain, part.document[rows.numpy()], num_chosen[wanted])
-    kept = torch.from_numpy(best)
-    values = _draw_tokens(logits[kept.to(logits.device)], part, rows[kept], options)
-    chosen = candidates.copy()
-    chosen[candidates] = best
-    pack = replace(pack, noisy_tokens=_filled(pack, chosen, values))
-    return replace(pack, text_time=time_of_share(pack, masked_tokens(pack, process), process))
+    bits = sure.float().contiguous().view(torch.int32).long()
+    key = (group << _VALUE_BITS) + (2**_VALUE_BITS - 1 - bits)
+    return key.sort(stable=True).indices
 
 
-def _in_reach(pack: Pack, candidates: np.ndarray, num_chosen: np.ndarray, block_length: int) -> np.ndarray:
-    """(T,) bool: tokens up to the end of the last block that this step touches; the others need no logits."""
-    rows = np.flatnonzero(candidates)
-    document, block = pack.document[rows], pack.position[rows] // block_length
-    rank = np.arange(len(rows)) - np.searchsorted(document, document)
-    last = np.full(len(pack.lengths), -1)
-    np.maximum.at(last, document, np.where(rank < num_chosen[document], block, -1))
-    return pack.position // block_length <= last[pack.document]
+def best_of_rows(logits: LogitsOf, rows: Tensor, vocab_size: int) -> tuple[Best, Tensor | None]:
+    """The most probable value of each row; and the logits of all rows, where they exist at one time."""
+    most = LOGITS_AT_A_TIME // (8 if rows.device.type == "cpu" else 1)
+    chunks = rows.split(max(1, most // vocab_size))
+    if len(chunks) == 1:
+        kept = logits(rows)
+        return best_of(kept), kept
+    parts = [best_of(logits(chunk)) for chunk in chunks]
+    return Best(*map(torch.cat, zip(*parts, strict=True))), None
 
 
-def _unmask(predictor: Predictor, pack: Pack, chosen: np.ndarray, options: SamplingOptions) -> Pack:
-    """The pack with values drawn for the chosen tokens; documents without any are not computed."""
-    part = pack.select(pack.count(chosen) > 0)
-    rows = _rows_in(pack, part, chosen)
-    if not len(rows):
-        return pack
-    logits = guided_logits(predictor, part, rows, options.guidance)
-    return replace(pack, noisy_tokens=_filled(pack, chosen, _draw_tokens(logits, part, rows, options)))
+def best_of(logits: Tensor) -> Best:
+    """The most probable value of each row of logits (R, V)."""
+    if logits.is_cuda and kernels_run_on(logits.device):
+        from mmldlm.model.kernels.best import best_values
+
+        return Best(*best_values(logits))
+    top = logits.topk(min(2, logits.shape[-1]), dim=-1)
+    first, second = top.values[:, :1], top.values[:, 1:]
+    total = (logits - first).exp_().sum(-1)
+    return Best(top.indices[:, 0], total.reciprocal(), (1.0 - (second - first).exp().sum(-1)) / total)
 
 
-def masked_tokens(pack: Pack, process: TextProcess) -> np.ndarray:
-    """(T,) bool"""
-    return (pack.noisy_tokens == process.mask_id).numpy()
-
-
-def time_of_share(pack: Pack, masked: np.ndarray, process: TextProcess) -> Tensor:
-    """(N,) the time at which training masks the share that is masked now."""
-    share = torch.from_numpy((pack.count(masked) / pack.lengths).astype(np.float32))
-    return process.schedule.time_of(share).clamp(0.0, 1.0)
-
-
-def largest_of_each(values: np.ndarray, document: np.ndarray, num_chosen: np.ndarray) -> np.ndarray:
-    """(R,) bool: the largest values of each document, as many as it is to have; the earlier one of equals.
-
-    Rows are in the order of documents.
-    """
-    order = np.lexsort((-values, document))
-    rank = np.arange(len(order)) - np.searchsorted(document, document)
-    chosen = np.zeros(len(order), dtype=bool)
-    chosen[order] = rank < num_chosen[document]
-    return chosen
-
-
-def _num_masked_after(pack: Pack, process: TextProcess, step: Step) -> np.ndarray:
-    """(N,) how many tokens the schedule leaves masked after a step; fixed tokens do not count."""
-    share_left = float(process.schedule.mask_probability(torch.tensor(step.next_time)))
-    return np.ceil(pack.num_free * share_left - ROUNDING).astype(np.int64)
-
-
-def _training_time(pack: Pack, process: TextProcess, time: Tensor) -> Tensor:
-    """(N,) the time at which training has as much noise as there is at this time where some tokens are fixed."""
-    if pack.fixed is None:
-        return time
-    free = torch.from_numpy((pack.num_free / pack.lengths).astype(np.float32))
-    return process.schedule.time_of(process.schedule.mask_probability(time) * free).clamp(0.0, 1.0)
-
-
-def _rows_in(pack: Pack, part: Pack, chosen: np.ndarray) -> Tensor:
-    """(R,) rows of the part at which the chosen tokens of the pack are; all of them are in the part."""
-    if part is pack:
-        return torch.from_numpy(np.flatnonzero(chosen))
-    inside = (pack.count(chosen) > 0)[pack.document]
-    return torch.from_numpy(np.flatnonzero(chosen[inside]))
-
-
-def _draw_tokens(logits: Tensor, part: Pack, rows: Tensor, options: SamplingOptions) -> Tensor:
-    """(R,) a value for each row, from the key of its document and its position: a token is drawn once in its life."""
-    document, position = part.document[rows.numpy()], part.position[rows.numpy()]
-    uniform = randomness.uniform(part.keys[document], randomness.TOKEN_CHOICE, position)
-    numbers = torch.from_numpy(uniform).to(logits.device)
-    return draw(logits, numbers, options.temperature, options.top_p).cpu()
-
-
-def _filled(pack: Pack, chosen: np.ndarray, values: Tensor) -> Tensor:
-    """(T,) the tokens with the values in the chosen places."""
-    tokens = pack.noisy_tokens.clone()
-    tokens[torch.from_numpy(chosen)] = values
-    return tokens
-
-
-def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
+def draw(
+    logits: Tensor, uniform: Tensor, temperature: float, top_p: float, see: See = require_finite
+) -> Tensor:
     """(R,) values from softmax(logits / temperature), the least probable ones cut off, by inverting its sum.
 
-    The same number gives the same value whatever else is drawn; temperature 0 gives the most probable value.
+    The same number gives the same value whatever else is drawn; temperature 0 gives the most probable value. `see` is
+    shown numbers that are finite where the logits are.
     """
     if temperature == 0:
         best = logits.max(dim=-1)
-        require_finite(best.values)
+        see(best.values)
         return best.indices
     parts = zip(logits.split(CHUNK_ROWS), uniform.split(CHUNK_ROWS), strict=True)
-    values = [_draw_chunk(rows, numbers, temperature, top_p) for rows, numbers in parts]
+    values = [_draw_chunk(rows, numbers, temperature, top_p, see) for rows, numbers in parts]
     return torch.cat(values) if values else logits.new_zeros(0, dtype=torch.int64)
 
 
-def _draw_chunk(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
+def _draw_chunk(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, see: See) -> Tensor:
     probability = keep_top_p(torch.softmax(logits / temperature, dim=-1), top_p)
     kind = torch.float32 if logits.device.type == "mps" else torch.float64  # which mps does not have
     reached = probability.to(kind).cumsum(dim=-1)
-    require_finite(reached[:, -1])
+    see(reached[:, -1])
     wanted = uniform.to(kind).clamp(max=_BELOW_ONE)[:, None] * reached[:, -1:]
     # the first value whose sum is beyond the number; one of probability 0 adds nothing and is never the first
-    return torch.searchsorted(reached, wanted, right=True).squeeze(1)
+    return torch.searchsorted(reached, wanted, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
 def keep_top_p(probability: Tensor, top_p: float) -> Tensor:
@@ -258,24 +256,3 @@ def keep_top_p(probability: Tensor, top_p: float) -> Tensor:
     ordered, order = probability.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     return torch.zeros_like(probability).scatter(-1, order, ordered.masked_fill(before >= top_p, 0.0))
-
-
-def largest_probability(logits: Tensor) -> Tensor:
-    """(R,) how sure each row is: the probability of its most probable value."""
-    parts = [(rows.amax(-1) - rows.logsumexp(-1)).exp() for rows in logits.split(CHUNK_ROWS)]
-    result = torch.cat(parts) if parts else logits.new_zeros(0)
-    require_finite(result)
-    return result
-
-
-def probability_margin(logits: Tensor) -> Tensor:
-    """(R,) how sure each row is: how far its most probable value is ahead of the second."""
-    parts = [_margin(rows.softmax(-1)) for rows in logits.split(CHUNK_ROWS)]
-    result = torch.cat(parts) if parts else logits.new_zeros(0)
-    require_finite(result)
-    return result
-
-
-def _margin(probability: Tensor) -> Tensor:
-    best = probability.topk(min(2, probability.shape[-1]), dim=-1).values
-    return best[:, 0] - best[:, 1:].sum(-1)

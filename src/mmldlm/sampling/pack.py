@@ -1,4 +1,4 @@
-"""The documents that a sampler works on, one after the other, all on the host; and the steps that they take.
+"""The documents that a sampler works on, one after the other, on the device of the network; and the steps they take.
 
 Shapes: N documents, T tokens, S latent slots, C latent channels, n documents of a whole call.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.layout import Layout, packed_layout
+from mmldlm.sampling.predictor import Watch
+from mmldlm.types import Parcel
 
 Modality = Literal["text", "latent"]
+Sent = TypeVar("Sent")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Places:
 
     lengths: np.ndarray
     num_slots: int
+    device: torch.device
+    parts: dict[bytes, tuple[Tensor, Tensor, Places]] = field(default_factory=dict)
+    """By which documents are in it: indices of its documents and tokens on the device, and its own places."""
 
     @cached_property
     def document(self) -> np.ndarray:
@@ -63,8 +69,21 @@ class Places:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the network finds each token and slot."""
-        return packed_layout(self.lengths, self.num_slots)
+        """Where the network finds each token and slot, on the device."""
+        return send(packed_layout(self.lengths, self.num_slots), self.device)
+
+    def count(self, tokens: np.ndarray) -> np.ndarray:
+        """(N,) how many tokens of each document are true in a (T,) bool."""
+        return np.bincount(self.document[tokens], minlength=len(self.lengths))
+
+    def part(self, documents: np.ndarray) -> tuple[Tensor, Tensor, Places]:
+        """Indices of some documents, (N,) bool, and of their tokens, and where these are among themselves."""
+        key = documents.tobytes()
+        if key not in self.parts:
+            indices = (np.flatnonzero(documents), np.flatnonzero(documents[self.document]))
+            kept, tokens = (torch.from_numpy(index).to(self.device) for index in indices)
+            self.parts[key] = (kept, tokens, Places(self.lengths[documents], self.num_slots, self.device))
+        return self.parts[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +125,22 @@ class Pack:
     """(N,) int64"""
     keys: np.ndarray
     """(N,) uint64"""
-    fixed: np.ndarray | None = None
-    """(T,) bool, tokens that stay as they are; None: there are none."""
+    free: np.ndarray | None = None
+    """(T,) bool, tokens that the sampler is to find, masked at the start; None: all."""
+    noise: Tensor | None = None
+    """(N, S, C) the documents' own latent noise; computed where it is needed and None."""
     against: Tensor | None = None
     """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
     memory: LatentMemory | None = None
     tally: Tally | None = None
     places: Places | None = None
     """Computed from the lengths where it is not handed on."""
+    watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
         if self.places is None or self.places.lengths is not self.lengths:
-            object.__setattr__(self, "places", Places(self.lengths, self.noisy_latents.shape[1]))
+            places = Places(self.lengths, self.noisy_latents.shape[1], self.noisy_tokens.device)
+            object.__setattr__(self, "places", places)
 
     @property
     def document(self) -> np.ndarray:
@@ -140,33 +163,58 @@ class Pack:
     @property
     def num_free(self) -> np.ndarray:
         """(N,) tokens of each document that the sampler is to find."""
-        return self.lengths if self.fixed is None else self.lengths - self.count(self.fixed)
+        assert self.places is not None
+        return self.lengths if self.free is None else self.places.count(self.free)
 
-    def count(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) how many tokens of each document are true in a (T,) bool."""
-        return np.bincount(self.document[rows], minlength=len(self.lengths))
-
-    def select(self, documents: np.ndarray) -> Pack:
+    def select(self, documents: np.ndarray) -> Part:
         """Some of the documents, (N,) bool."""
-        if documents.all():
-            return self
-        kept, tokens = torch.from_numpy(documents), documents[self.document]
-        return Pack(
-            noisy_tokens=self.noisy_tokens[torch.from_numpy(tokens)],
+        assert self.places is not None
+        kept, tokens, places = self.places.part(documents)
+        pack = Pack(
+            noisy_tokens=self.noisy_tokens[tokens],
             noisy_latents=self.noisy_latents[kept],
             text_time=self.text_time[kept],
             latent_time=self.latent_time[kept],
-            lengths=self.lengths[documents],
+            lengths=places.lengths,
             keys=self.keys[documents],
-            fixed=None if self.fixed is None else self.fixed[tokens],
+            noise=None if self.noise is None else self.noise[kept],
             against=None if self.against is None else self.against[kept],
-            memory=None if self.memory is None else LatentMemory(self.memory.clean[kept], self.memory.time),
             tally=None if self.tally is None else Tally(self.tally.passes, self.tally.index[documents]),
+            places=places,
+            watch=self.watch,
         )
+        return Part(pack, kept, tokens)
 
     def split_tokens(self) -> list[np.ndarray]:
-        """The tokens of each document."""
-        return np.split(self.noisy_tokens.numpy(), np.cumsum(self.lengths)[:-1])
+        """The tokens of each document; waits for the device."""
+        return np.split(self.noisy_tokens.cpu().numpy(), np.cumsum(self.lengths)[:-1])
+
+
+class Part(NamedTuple):
+    """Some of the documents of a pack, or all."""
+
+    pack: Pack
+    documents: Tensor | None = None
+    """Which ones; None: all."""
+    tokens: Tensor | None = None
+    """Which tokens of the whole pack are theirs; None: all."""
+
+    def of_documents(self, values: Tensor) -> Tensor:
+        """Values of the documents of the whole pack -> those of these."""
+        return values if self.documents is None else values[self.documents]
+
+    def of_pack(self, rows: Tensor) -> Tensor:
+        """Rows of these tokens -> rows of the whole pack."""
+        return rows if self.tokens is None else self.tokens[rows]
+
+
+def send(value: Sent, device: torch.device) -> Sent:
+    """The same dataclass on the device; its tensors travel as one, and the host does not wait."""
+    if device.type == "cpu":
+        return value
+    parcel = Parcel.of(value)
+    buffer = parcel.buffer.pin_memory() if device.type == "cuda" else parcel.buffer
+    return parcel.with_buffer(buffer.to(device, non_blocking=True)).open()
 
 
 def document_keys(seed: int, count_or_ids: int | np.ndarray | Sequence[int]) -> np.ndarray:

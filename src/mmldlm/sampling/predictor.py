@@ -1,6 +1,6 @@
 """What a sampler needs: the network as a function from a noisy pack to clean tokens and clean latents.
 
-Samplers keep their documents on the host and do not know devices, number types or prediction types.
+Everything stays on the network's device, and nothing here makes the host wait for it.
 Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channels, V vocabulary.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,24 +21,21 @@ from mmldlm.layout import Layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.types import to_device
 
+LogitsOf = Callable[[Tensor], Tensor]
+"""(R,) rows of tokens to their logits (R, V) in float32."""
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected to be under the noise."""
+    """What is expected to be under the noise; each part is computed when it is asked for."""
 
-    token_logits: Tensor
-    """(T, V) float32 on the network's device; (R, V) where only some rows were requested."""
-    latents: Tensor | Callable[[], Tensor]
-    """The clean latents, or a function that computes them: steps of the text do not need to wait for the device."""
-
-    @property
-    def clean_latents(self) -> Tensor:
-        """(N, S, C) float32 on the host."""
-        return self.latents if isinstance(self.latents, Tensor) else self.latents()
+    logits: LogitsOf
+    latents: Callable[[], Tensor]
+    """(N, S, C) float32, clean."""
 
 
 class Predictor(Protocol):
-    """Anything that predicts clean from noisy: a trained network, or an oracle. Inputs are on the host."""
+    """Anything that predicts clean from noisy: a trained network, or an oracle."""
 
     def predict(
         self,
@@ -47,9 +44,8 @@ class Predictor(Protocol):
         text_time: Tensor,
         latent_time: Tensor,
         layout: Layout,
-        rows: Tensor | None = None,
     ) -> Prediction:
-        """Logits are computed for the given rows of tokens only; None: for all."""
+        """One pass."""
         ...
 
 
@@ -64,8 +60,6 @@ class ModelPredictor:
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.denoiser, self.corruption, self.device, self.autocast = denoiser, corruption, device, autocast
-        self._placed: tuple[Layout, Layout] | None = None
-        """The last layout and its copy on the device: the steps of a chain share one."""
 
     @classmethod
     def of(cls, model: LoadedModel) -> ModelPredictor:
@@ -81,34 +75,48 @@ class ModelPredictor:
         text_time: Tensor,
         latent_time: Tensor,
         layout: Layout,
-        rows: Tensor | None = None,
     ) -> Prediction:
-        """One pass of the network."""
-        inputs = [x.to(self.device) for x in (noisy_tokens, noisy_latents, text_time, latent_time)]
+        """One pass of the network; what is not on its device is copied there."""
+        inputs = (noisy_tokens, noisy_latents, text_time, latent_time)
+        tokens, noisy, time, at = (value.to(self.device) for value in inputs)
+        if layout.document.device.type != self.device.type:
+            layout = to_device(layout, self.device)
         with self.autocast():
-            output = self.denoiser(*inputs, self._on_device(layout))
-            hidden = output.token_hidden if rows is None else output.token_hidden[rows.to(self.device)]
-            token_logits = self.denoiser.token_logits(hidden)
+            output = self.denoiser(tokens, noisy, time, at, layout)
 
-        def clean_latents() -> Tensor:
-            process, raw = self.corruption.latent, output.latent_prediction.float().cpu()
-            prediction = process.prediction(raw, noisy_latents, latent_time)
-            return process.to_clean(prediction, noisy_latents, latent_time)
+        @torch.no_grad()
+        def logits(rows: Tensor) -> Tensor:
+            with self.autocast():
+                return self.denoiser.token_logits(output.token_hidden[rows.to(self.device)])
 
-        return Prediction(token_logits.float(), clean_latents)
+        def latents() -> Tensor:
+            process, raw = self.corruption.latent, output.latent_prediction.float()
+            return process.to_clean(process.prediction(raw, noisy, at), noisy, at)
 
-    def _on_device(self, layout: Layout) -> Layout:
-        if self.device.type == "cpu":
-            return layout
-        if self._placed is None or self._placed[0] is not layout:
-            self._placed = (layout, to_device(layout, self.device))
-        return self._placed[1]
+        return Prediction(logits, latents)
+
+
+@dataclass
+class Watch:
+    """Whether the predictions of a chain were numbers; asked when it is done, since an answer waits for the device."""
+
+    bad: list[Tensor] = field(default_factory=list)
+
+    def see(self, values: Tensor) -> None:
+        """Remember whether all of these are finite."""
+        self.bad.append(values.isfinite().all().logical_not())
+
+    def check(self) -> None:
+        """Reject a model that predicted anything else."""
+        if self.bad and bool(torch.stack(self.bad).any()):
+            raise UserError(
+                "the model predicts NaN or infinity, so nothing can be sampled from it; "
+                "use an earlier checkpoint, and look at the losses of the run"
+            )
 
 
 def require_finite(values: Tensor) -> None:
-    """Reject a model whose predictions are not numbers."""
-    if not values.isfinite().all():
-        raise UserError(
-            "the model predicts NaN or infinity, so nothing can be sampled from it; "
-            "use an earlier checkpoint, and look at the losses of the run"
-        )
+    """Reject a model whose predictions are not numbers, at once."""
+    watch = Watch()
+    watch.see(values)
+    watch.check()

@@ -11,7 +11,7 @@ Shapes: N texts, P places that are tried, K replacements of each, M replacements
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from mmldlm.sampling.judge import (
     probed_places,
     slices,
 )
-from mmldlm.sampling.orders import masked_tokens, time_of_share
+from mmldlm.sampling.moves import time_of_share
 from mmldlm.sampling.pack import Pack, Tally, group_documents
 from mmldlm.sampling.predictor import ModelPredictor, require_finite
 
@@ -145,8 +145,8 @@ class Proposals:
         Where there are fewer that may be written, the token that is there stands in for the rest.
         """
         result = np.empty((len(owner), self.num), np.int64)
-        num_slots, batch_tokens = self.latents.shape[1], self.judge.drawn.batch_tokens
-        for rows in group_documents(texts.lengths[owner], num_slots, batch_tokens):
+        num_slots, places = self.latents.shape[1], self.judge.drawn.places(self.judge.model.device)
+        for rows in group_documents(texts.lengths[owner], num_slots, places):
             result[rows] = self._propose(texts.take(owner[rows]), documents[owner[rows]], place[rows], passes)
         return result
 
@@ -159,16 +159,14 @@ class Proposals:
         pack = Pack(
             noisy_tokens=torch.from_numpy(texts.put(np.arange(len(place)), place, process.mask_id).tokens),
             noisy_latents=self.latents[chosen],
-            text_time=torch.ones(len(documents)),
+            text_time=time_of_share(1 / texts.lengths, process),
             latent_time=torch.zeros(len(documents)),
             lengths=texts.lengths,
             keys=self.judge.keys[documents],
             against=None if self.against is None else self.against[chosen],
             tally=Tally(passes, documents),
         )
-        masked = masked_tokens(pack, process)
-        pack = replace(pack, fixed=~masked, text_time=time_of_share(pack, masked, process))
-        logits = guided_logits(self.predictor, pack, torch.from_numpy(at), self.judge.drawn.guidance)
+        logits = guided_logits(self.predictor, pack, self.judge.drawn.guidance)(torch.from_numpy(at))
         require_finite(logits)
         present = torch.from_numpy(texts.tokens[at])[:, None].to(logits.device)
         others = logits.scatter(1, present, -torch.inf)

@@ -25,8 +25,10 @@ from mmldlm.sampling.pack import content_ids
 
 KINDS = (".txt", ".jsonl", ".npy")
 FIELDS = ("text", "latent", "infill")
-PART = 512
-"""Documents that are in memory at a time."""
+PART, LARGE_PART = 512, 8192
+"""Documents that are in memory at a time; an accelerator needs more of them to be busy."""
+_LATENTS_AT_ONCE = 2**24
+"""Numbers; parts of larger latents are smaller."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,16 @@ class InputFile:
         status = self.path.stat()
         return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 
-    def parts(self, skip: int = 0) -> Iterator[Inputs]:
-        """The documents after the first ones, some at a time."""
+    def large_part(self) -> int:
+        """Documents of a part that fills an accelerator."""
+        return min(LARGE_PART, max(PART, _LATENTS_AT_ONCE // (self.shape[0] * self.shape[1])))
+
+    def parts(self, skip: int = 0, size: int | None = None) -> Iterator[Inputs]:
+        """The documents after the first ones, `size` at a time."""
+        size = size or PART
         if self._array is not None:
-            for start in range(skip, len(self._array), PART):
-                rows = np.array(self._array[start : start + PART], np.float32)
+            for start in range(skip, len(self._array), size):
+                rows = np.array(self._array[start : start + size], np.float32)
                 bad = np.flatnonzero(~np.isfinite(rows).all(axis=(1, 2)))
                 if len(bad):
                     raise UserError(
@@ -116,7 +123,7 @@ class InputFile:
             if place < skip:
                 continue
             waiting.append(numbered)
-            if len(waiting) == PART:
+            if len(waiting) == size:
                 yield self._inputs(waiting)
                 waiting = []
         if waiting:
