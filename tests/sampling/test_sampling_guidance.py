@@ -9,10 +9,9 @@ import torch
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, encode_tokens, generate, infill_tokens, vary
-from mmldlm.sampling.guidance import guided_latents, guided_logits
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, document_keys, latent_noise
-from mmldlm.sampling.predictor import ModelPredictor, Prediction
+from mmldlm.sampling.predictor import ModelPredictor, Prediction, guided_latents, guided_logits
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])

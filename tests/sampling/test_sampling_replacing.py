@@ -24,11 +24,10 @@ from mmldlm.model.denoiser import DataShape
 from mmldlm.sampling import judge as judge_module
 from mmldlm.sampling import replacing
 from mmldlm.sampling.decode import decode_latents, encode_tokens
-from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.judge import Checked, Judge, Ragged, slices
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, document_keys
-from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.predictor import ModelPredictor, guided_logits
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import checked_stages, decode_checked
 from mmldlm.types import DenoiserOutput

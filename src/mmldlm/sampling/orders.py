@@ -25,7 +25,6 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.corruption.joint import TextProcess
 from mmldlm.runtime import kernels_run_on
-from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.moves import (
     PlanMoves,
     chosen_places,
@@ -37,7 +36,7 @@ from mmldlm.sampling.moves import (
 )
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Part, Step, send
-from mmldlm.sampling.predictor import LogitsOf, Predictor, require_finite
+from mmldlm.sampling.predictor import LogitsOf, Predictor, guided_logits, require_finite
 
 See = Callable[[Tensor], None]
 CHUNK_ROWS = 512

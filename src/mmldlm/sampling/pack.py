@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mmldlm import randomness
+from mmldlm.errors import UserError
 from mmldlm.layout import Layout, packed_layout
-from mmldlm.sampling.predictor import Watch
 from mmldlm.types import Parcel
 
 Modality = Literal["text", "latent"]
@@ -98,6 +98,25 @@ class Tally:
     def add(self) -> None:
         """One more pass for each of these documents."""
         np.add.at(self.passes, self.index, 1)
+
+
+@dataclass
+class Watch:
+    """Whether the predictions of a chain were numbers; asked when it is done, since an answer waits for the device."""
+
+    bad: list[Tensor] = field(default_factory=list)
+
+    def see(self, values: Tensor) -> None:
+        """Remember whether all of these are finite."""
+        self.bad.append(values.isfinite().all().logical_not())
+
+    def check(self) -> None:
+        """Reject a model that predicted anything else."""
+        if self.bad and bool(torch.stack(self.bad).any()):
+            raise UserError(
+                "the model predicts NaN or infinity, so nothing can be sampled from it; "
+                "use an earlier checkpoint, and look at the losses of the run"
+            )
 
 
 @dataclass(frozen=True)

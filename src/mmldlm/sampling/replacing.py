@@ -18,7 +18,6 @@ import torch
 
 from mmldlm import randomness
 from mmldlm.data.format import ranges
-from mmldlm.sampling.guidance import guided_logits
 from mmldlm.sampling.judge import (
     CHUNK_TOKENS,
     MAX_PROBED,
@@ -31,7 +30,7 @@ from mmldlm.sampling.judge import (
 )
 from mmldlm.sampling.moves import time_of_share
 from mmldlm.sampling.pack import Pack, Tally, group_documents
-from mmldlm.sampling.predictor import ModelPredictor, require_finite
+from mmldlm.sampling.predictor import ModelPredictor, guided_logits, require_finite
 
 NUM_REPLACEMENTS = 8
 """Most probable other tokens that are tried in each place."""

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from mmldlm.corruption.joint import LatentProcess
-from mmldlm.sampling.guidance import guided_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import LatentMemory, Pack, Step
-from mmldlm.sampling.predictor import Predictor
+from mmldlm.sampling.predictor import Predictor, guided_latents
 
 LatentStep = Callable[[Predictor, Pack, LatentProcess, int, Step, SamplingOptions], Pack]
 
