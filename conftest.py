@@ -41,6 +41,6 @@ def example_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     root: Path = tmp_path_factory.mktemp("examples")
     store = write_store(root / "store", num_train=120)
-    settings = {"train.steps": 2, "train.tensorboard": False, "batch.tokens_per_step": 256, "model.depth": 1}
+    settings = {"train.steps": 2, "train.trackers": [], "batch.tokens_per_step": 256, "model.depth": 1}
     mmldlm.train("laptop", store=store, run=root / "runs" / "demo", overrides=settings)
     return {"mmldlm": mmldlm, "store": store, "folder": root / "runs"}

@@ -68,7 +68,7 @@ def main(folder: Path, steps: int = STEPS) -> float:
         "batch.tokens_per_step": 512,
         "train.steps": steps,
         "train.valid_every": steps,
-        "train.tensorboard": False,
+        "train.trackers": [],
     }
     run = mmldlm.train("laptop", store=store, run=folder / "run", overrides=settings)
     model = mmldlm.load(run, encoder=encoder)

@@ -24,7 +24,7 @@ data: {{store: {store}}}
 batch: {{tokens_per_step: 256}}
 model: {{preset: tiny, depth: 2, width: 32, latent_width: 16, num_heads: 2, head_width: 8, time_width: 16}}
 optim: {{lr: 3.0e-3, warmup_steps: 5, ema_decay: 0.9}}
-train: {{steps: 12, log_every: 3, valid_every: 6, checkpoint_every: 4, tensorboard: false}}
+train: {{steps: 12, log_every: 3, valid_every: 6, checkpoint_every: 4, trackers: []}}
 """
 TIMED = {"time", "documents_per_second", "tokens_per_second", "flops_per_second", "mfu", "data_wait"}
 """Fields of the log that no two runs share."""

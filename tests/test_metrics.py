@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mmldlm.metrics import FIELDS, TrainingLog, read_log, rich_console, text_log
+from mmldlm.trackers import TrackedRun, Tracker, open_trackers
 
 
 def write_steps(path: Path, first: int, last: int, resume_step: int | None) -> None:
@@ -195,14 +196,17 @@ def test_standard_fields_are_named_once() -> None:
 def test_tensorboard_mirrors_numbers_and_hides_what_was_rolled_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = TrainingLog(tmp_path / "log.jsonl", resume_step=None, tensorboard=tmp_path / "tb")
+    def opened(resume_step: int | None) -> list[Tracker]:
+        return open_trackers(["tensorboard"], TrackedRun(tmp_path, "mine", {}, resume_step))
+
+    log = TrainingLog(tmp_path / "log.jsonl", resume_step=None, trackers=opened(None))
     for step in (1, 2, 3):
         log.write(step, loss=torch.tensor(float(step)), valid_loss=0.5, note="words", fill=None)
     log.close()
-    resumed = TrainingLog(tmp_path / "log.jsonl", resume_step=1, tensorboard=tmp_path / "tb")
+    resumed = TrainingLog(tmp_path / "log.jsonl", resume_step=1, trackers=opened(1))
     resumed.write(2, loss=20.0)
     resumed.close()
-    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 20.0)]
     assert "valid/loss" in events.Tags()["scalars"]
     assert "train/note" not in events.Tags()["scalars"]

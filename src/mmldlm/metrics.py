@@ -1,4 +1,4 @@
-"""The curve of a run in `training_log.jsonl`, its mirror in TensorBoard, and its story in `train.log`.
+"""The curve of a run in `training_log.jsonl`, its mirrors in trackers, and its story in `train.log`.
 
 A resumed run cuts off the lines past its checkpoint, so the curve is that of a run that was never
 interrupted. For that, write and `sync` the lines of a step before its checkpoint is saved.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmldlm.json_lines import LineWriter, cut_lines, read_lines
+from mmldlm.trackers import Tracker, named_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -58,25 +59,26 @@ class TrainingLog:
     """Append-only log of a run.
 
     `resume_step=k` cuts off all lines past step k and whatever a crash tore. `resume_step=None` starts a
-    new curve; an older log of the same name is put aside as `training_log.1.jsonl`, never overwritten. With
-    `tensorboard`, a folder, all numbers are mirrored there.
+    new curve; an older log of the same name is put aside as `training_log.1.jsonl`, never overwritten. All single
+    numbers are mirrored in `trackers`.
     """
 
-    def __init__(self, path: Path, *, resume_step: int | None, tensorboard: Path | None = None) -> None:
+    def __init__(self, path: Path, *, resume_step: int | None, trackers: Sequence[Tracker] = ()) -> None:
         self.path = path
         if resume_step is None:
             _put_aside(path)
         else:
             cut_log(path, resume_step)
         self._lines = LineWriter(path)
-        self._mirror = TensorBoardMirror(tensorboard, resume_step=resume_step) if tensorboard else None
+        self._trackers = trackers
 
     def write(self, step: int, **fields: Any) -> None:
         """Append one line. Tensors and arrays of one number are allowed; non-finite numbers become null."""
         fields = {key: value.item() if hasattr(value, "item") else value for key, value in fields.items()}
         self._lines.write({"step": step, "time": round(time.time(), 3), **fields})
-        if self._mirror is not None:
-            self._mirror.write(step, fields)
+        numbers = named_numbers(fields)
+        for tracker in self._trackers:
+            tracker.write(step, numbers)
 
     def rewind(self, step: int) -> None:
         """Forget all lines past a step, when the run itself rolls back to it."""
@@ -87,8 +89,8 @@ class TrainingLog:
             return
         self._lines.close()
         self._lines = LineWriter(self.path)
-        if self._mirror is not None:
-            self._mirror.rewind(step)
+        for tracker in self._trackers:
+            tracker.rewind(step)
 
     def sync(self) -> None:
         """Make what was written durable."""
@@ -96,8 +98,8 @@ class TrainingLog:
 
     def close(self) -> None:
         self._lines.close()
-        if self._mirror is not None:
-            self._mirror.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def cut_log(path: Path, step: int) -> None:
@@ -120,46 +122,6 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
     A value that was not finite is nan and named in the line's `nonfinite`, whichever way the log says so.
     """
     return read_lines(path)
-
-
-class TensorBoardMirror:
-    """The numbers of the log as scalars; TensorBoard itself hides the events past the resumed step."""
-
-    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
-        self._folder, self._writer = folder, _summary_writer(folder, resume_step)
-
-    def write(self, step: int, fields: Mapping[str, Any]) -> None:
-        """Add all single numbers; trouble switches the mirror off with a warning, the log has everything."""
-        if self._writer is None:
-            return
-        try:
-            for key, value in fields.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(_tag(key), value, step)
-        except Exception as error:
-            logger.warning("%s: TensorBoard stopped (%s); the log continues", self._folder, error)
-            self._writer = None
-
-    def rewind(self, step: int) -> None:
-        self.close()
-        self._writer = _summary_writer(self._folder, step)
-
-    def close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with contextlib.suppress(Exception):  # a full disk ends its thread; there is nothing left to save
-                writer.close()
-
-
-def _summary_writer(folder: Path, resume_step: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # slow to import, and only wanted when switched on
-
-    purge_step = None if resume_step is None else resume_step + 1
-    return SummaryWriter(str(folder), purge_step=purge_step)
-
-
-def _tag(key: str) -> str:
-    return f"valid/{key.removeprefix('valid_')}" if key.startswith("valid_") else f"train/{key}"
 
 
 class _QuietFile(logging.FileHandler):

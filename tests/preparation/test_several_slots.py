@@ -51,7 +51,7 @@ def test_prepare_train_decode_evaluate(tmp_path: Path) -> None:
         "corruption.mode_weights": {"l2t": 1, "t2l": 1, "joint": 1},
         "train.steps": 6,
         "train.valid_every": 3,
-        "train.tensorboard": False,
+        "train.trackers": [],
         "train.device": "cpu",
     }
     run = mmldlm.train("laptop", store=store, run=tmp_path / "run", overrides=settings)

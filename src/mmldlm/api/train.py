@@ -70,7 +70,7 @@ def train(
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint after the step at hand and raise `mmldlm.errors.Interrupted`. Outside
     the main thread signals are left alone. Messages go to `logging` and to `train.log` in the folder.
 
-    >>> settings = {"train.steps": 2, "train.tensorboard": False, "batch.tokens_per_step": 256, "model.depth": 1}
+    >>> settings = {"train.steps": 2, "train.trackers": [], "batch.tokens_per_step": 256, "model.depth": 1}
     >>> run = mmldlm.train("laptop", store=store, run=folder / "demo", overrides=settings)
     >>> run.step, run.finished
     (2, True)

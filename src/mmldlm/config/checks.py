@@ -11,6 +11,7 @@ from mmldlm.config.settings import (
     DEVICE_NAME,
     MODES,
     PARTS,
+    TRACKERS,
     BatchConfig,
     Config,
     CorruptionConfig,
@@ -75,6 +76,11 @@ def _joint_problems(config: Config) -> list[str]:
     if not DEVICE_NAME.fullmatch(config.train.device):
         names = ", ".join(ACCELERATORS)
         problems.append(f"train.device={config.train.device}: allowed are auto, cpu, {names}, or cuda:1")
+    problems += [
+        f"train.trackers: {name!r}: allowed are {', '.join(TRACKERS)}"
+        for name in config.train.trackers
+        if name not in TRACKERS
+    ]
     if config.model.head_width is not None and config.model.head_width % 2:
         problems.append(
             f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"

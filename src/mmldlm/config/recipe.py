@@ -36,10 +36,11 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "objective.latent_weighting": ("uniform",),
     "objective.min_snr_gamma": (5.0,),
     "sampling.remask_share": (0.1,),
+    "train.tensorboard": (True,),
 }
 """Settings that no longer exist, with the values under which a file that still has them means what it meant."""
-SPENT = ("model.whiten_init",)
-"""Of these, what only shaped the first weights: a saved run carries its weights, so any value is ignored there."""
+SPENT = ("model.whiten_init", "train.tensorboard")
+"""Of these, what a saved run no longer needs, such as the shape of its first weights; any value is ignored there."""
 FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
 """Defaults that have changed: what saved settings from before these settings existed stand for."""
 SAVED = "the saved settings"
@@ -230,6 +231,8 @@ def _removed(key: str, value: Any, source: str) -> list[str]:
     if value in REMOVED[key] or (source == SAVED and key in SPENT):
         return []
     remedy = "leave it out; docs/log.md holds what was measured with it"
+    if key == "train.tensorboard":
+        remedy = "train.trackers=[] writes none, train.trackers=[tensorboard] is the default"
     return [
         f"{source}: {key}={value}: this setting was removed, and only its old default is accepted; {remedy}"
     ]

@@ -291,6 +291,10 @@ class OptimConfig:
     """Decay of the average of the weights; 0: no average is kept."""
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""Where curves can go, by the names of their packages."""
+
+
 @dataclass
 class TrainConfig:
     """How long, how often, where."""
@@ -332,7 +336,9 @@ class TrainConfig:
     frozen: list[str] = field(default_factory=list)
     """Parts of the denoiser that get no update in the whole run: text, latent, shared, token_head, latent_head,
     length_head."""
-    tensorboard: bool = True
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Where the curves go besides training_log.jsonl: tensorboard, wandb, mlflow, trackio, any number of them; [] for
+    none. Imported only then, and never asks for an account."""
     profile: bool = False
     """Record a stretch of steps with torch.profiler, into the run's profile folder: trace, top kernels, busy share."""
     profile_wait: int = number(10, 0)

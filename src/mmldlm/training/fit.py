@@ -25,6 +25,7 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
+from mmldlm.trackers import TrackedRun, open_trackers
 from mmldlm.training.batches import Batches, Fields, Hooks, Progress
 from mmldlm.training.checkpoints import Checkpoints
 from mmldlm.training.graphs import LaunchWatch
@@ -411,8 +412,9 @@ class Trainer:
         """The curve, the samples and the profile; the settings are written along."""
         self.run.write_config(config_to_yaml(self.config))
         settings, since = self.config.train, self.step if resumed else None
-        tensorboard = self.run.tensorboard if settings.tensorboard else None
-        self.log = TrainingLog(self.run.training_log, resume_step=since, tensorboard=tensorboard)
+        tracked = TrackedRun(self.run.path, self.config.name, config_to_dict(self.config), since)
+        trackers = open_trackers(settings.trackers, tracked)
+        self.log = TrainingLog(self.run.training_log, resume_step=since, trackers=trackers)
         self.samples = TrainingLog(self.run.samples, resume_step=since)
         if settings.profile:
             self.profiler = StepProfiler(self.run.path / "profile", settings, self.setup.runtime.device)

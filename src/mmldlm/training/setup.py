@@ -24,6 +24,7 @@ from mmldlm.model.layers import Kernels
 from mmldlm.objective.balance import build_balance
 from mmldlm.objective.joint import Active, Objective
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
+from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.modes import trained_in
 from mmldlm.training.optim import Ema, build_optimizers
@@ -130,6 +131,7 @@ class Setup:
 
 def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setup:
     """Open the store and build the model with its first weights, on the device."""
+    check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
     train_split = store.split(config.data.train_split)
     valid_split = store.split(config.data.valid_split)
