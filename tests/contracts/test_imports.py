@@ -19,6 +19,7 @@ TIERS = [
         "runtime",
         "durable",
         "json_lines",
+        "trackers",
         "statistics",
         "reports",
         "__init__",
