@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mmldlm import durable
-from mmldlm.evaluation.report import publish
+from mmldlm.reports import publish
 
 
 @pytest.fixture

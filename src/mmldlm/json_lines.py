@@ -37,13 +37,13 @@ _MARKS = ("$float", "$array")
 logger = logging.getLogger(__name__)
 
 
-def encode(record: dict[str, Any]) -> bytes:
-    """One line of strict JSON, newline included."""
+def encode(record: dict[str, Any], indent: int | None = None) -> bytes:
+    """One line of strict JSON, or with `indent` several, newline included."""
     bad: list[str] = []
     plain = _plain(record, "", bad)
     if bad:
         plain[NONFINITE] = bad
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return text.encode("utf-8", "replace") + b"\n"
 
 

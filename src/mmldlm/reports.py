@@ -7,11 +7,16 @@ colours, and as PNG for anywhere else. Templates of pages are in `templates/`; e
 from __future__ import annotations
 
 import io
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mmldlm.durable import flush_folder, naming, volatile, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -253,3 +258,32 @@ def _flat(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_flat(item)}" for key, item in value.items())
     return ", ".join(map(_flat, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = None) -> None:
+    """Put files into a folder all together: written to a staging folder first, so that a full disk changes nothing.
+
+    A new folder appears whole. In one that exists already each file is renamed into its place, in the given order, and
+    those of `stale` that are not among them go; other files are left alone.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    exists = folder.is_dir()
+    staged = volatile(folder if exists else folder.parent, "staging", folder.name)
+    try:
+        with naming(folder):
+            staged.mkdir()
+            for name, content in files.items():
+                write_file(staged / name, [content])
+            flush_folder(staged)
+        if not exists:
+            os.rename(staged, folder)
+        else:
+            for name in files:
+                os.replace(staged / name, folder / name)
+            staged.rmdir()
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    for name in set(stale or []) - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    flush_folder(folder if exists else folder.parent)

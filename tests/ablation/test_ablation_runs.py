@@ -20,7 +20,8 @@ from mmldlm.ablation.plan import is_known
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.cli import main as cli
 from mmldlm.cli.ablate import ablate_run
-from mmldlm.evaluation.compare import compare_results, load_evaluated
+from mmldlm.evaluation.compare import compare_results
+from mmldlm.evaluation.report import load_evaluated
 from tests.kills import die_at, fork
 from tests.runs import write_recipe
 

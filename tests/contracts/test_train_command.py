@@ -176,7 +176,7 @@ def test_a_run_outlives_the_reader_of_its_output_and_is_exported_from_a_store_th
     export(tmp_path / "unheard", tmp_path / "export")  # the run folder is whole in itself
     (tmp_path / "unheard" / "data.json").unlink()  # a run from before that
     shutil.rmtree(tmp_path / "unheard" / "export")
-    with pytest.raises(UserError, match="name it with --data STORE"):
+    with pytest.raises(UserError, match="name it with data=STORE"):
         export(tmp_path / "unheard", tmp_path / "export")
     export(tmp_path / "unheard", tmp_path / "export", tmp_path / "elsewhere")
     assert read_export(tmp_path / "export").config["data"]["store"] == str(tmp_path / "elsewhere")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.generated_texts import (
-    ReferenceLM,
+from mmldlm.evaluation.context import ReferenceLM
+from mmldlm.evaluation.generation import (
     distinct,
     find_verbatim,
     frechet_distance,
@@ -73,7 +73,7 @@ def test_frechet_distance_of_known_normals() -> None:
 
 
 def test_memorised_texts_are_found_whole_and_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmldlm.evaluation.generated_texts._DOCUMENTS_AT_ONCE", 7)
+    monkeypatch.setattr("mmldlm.evaluation.generation._DOCUMENTS_AT_ONCE", 7)
     split = write_store(tmp_path / "store", num_train=30, num_valid=2, vocab_size=300).split("train")
     documents = split.read(np.arange(30))
     pieces = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])

@@ -24,7 +24,8 @@ from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds
-from mmldlm.evaluation.compare import compare_results, load_evaluated
+from mmldlm.evaluation.compare import compare_results
+from mmldlm.evaluation.report import load_evaluated
 from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables

@@ -18,19 +18,22 @@ from mmldlm.evaluation.bounds import (
 )
 from mmldlm.evaluation.context import choose
 from mmldlm.evaluation.inversion import length_groups
-from mmldlm.evaluation.quantities import (
+from mmldlm.evaluation.report import mark_differences
+from mmldlm.evaluation.retrieval import ranks
+from mmldlm.statistics import (
     Quantity,
     bleu_counts,
     bleu_of_sums,
     bleu_signature,
+    bootstrap,
     exact_match,
+    jackknife_estimate,
+    mean_estimate,
+    ratio_estimate,
     spearman,
     token_accuracy,
     token_f1,
 )
-from mmldlm.evaluation.report import mark_differences
-from mmldlm.evaluation.retrieval import ranks
-from mmldlm.statistics import bootstrap, jackknife_estimate, mean_estimate, ratio_estimate
 from tests.stores import write_store
 
 

@@ -13,8 +13,8 @@ from mmldlm.ablation.work import Work
 from mmldlm.benchmark.machine import summary_lines
 from mmldlm.corruption.times import sees_latents
 from mmldlm.durable import replace_file
-from mmldlm.evaluation.report import json_bytes
 from mmldlm.evaluation.tables import INTERVAL
+from mmldlm.json_lines import encode
 from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, Table, make_figure, render_page, signed
 from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean
 
@@ -44,7 +44,7 @@ class Report:
         """Everything that is known now; `whole`: no run is still to come."""
         summary = summarise(self.work.plan, self.work.records())
         result = self._result(summary, whole)
-        replace_file(self.work.folder / RESULT, json_bytes(result))
+        replace_file(self.work.folder / RESULT, encode(result, indent=2))
         replace_file(self.work.folder / TABLE, self._markdown(summary, whole).encode("utf-8", "replace"))
         if picture:
             drawn = [draw(summary)] if summary.columns else []

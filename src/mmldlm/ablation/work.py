@@ -21,10 +21,11 @@ from mmldlm.config.recipe import config_to_dict, setting_names
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
-from mmldlm.evaluation.report import json_bytes, number_files, publish
+from mmldlm.evaluation.report import number_files
 from mmldlm.evaluation.results import Evaluation
-from mmldlm.json_lines import from_plain
+from mmldlm.json_lines import encode, from_plain
 from mmldlm.metrics import read_log
+from mmldlm.reports import publish
 
 PLAN = "plan.json"
 FORMAT = "mmldlm-ablation-1"
@@ -78,7 +79,7 @@ def make_record(
 
 def write_record(folder: Path, record: Record, result: Evaluation) -> None:
     """The record and the numbers of the evaluation, all together."""
-    publish(folder, number_files(result) | {RECORD: json_bytes(record.to_json())})
+    publish(folder, number_files(result) | {RECORD: encode(record.to_json(), indent=2)})
 
 
 def read_record(folder: Path, identity: dict[str, Any]) -> Record | None:

@@ -18,11 +18,9 @@ from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import require_writable
 from mmldlm.errors import UserError
-from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name, load_evaluated
-from mmldlm.evaluation.compare_report import write_comparison
-from mmldlm.evaluation.context import EncodeText, require_same_fingerprint
-from mmldlm.evaluation.generated_texts import ReferenceLM
-from mmldlm.evaluation.report import write_report
+from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
+from mmldlm.evaluation.context import EncodeText, ReferenceLM, require_same_fingerprint
+from mmldlm.evaluation.report import load_evaluated, write_comparison, write_report
 from mmldlm.evaluation.results import Evaluation
 from mmldlm.evaluation.retrieval import read_scored_pairs
 from mmldlm.evaluation.run import Tools, evaluate_model
@@ -202,7 +200,7 @@ def _open_store(model: LoadedModel, data: str | os.PathLike[str] | PairStore | N
     if data is None and not own.exists():
         raise UserError(
             f"{own}: the pair store that this run was trained on is not here; name it, or one prepared in the same "
-            "way, with data=STORE, on the command line --data STORE"
+            "way, with data=STORE"
         )
     return PairStore.open(own if data is None else Path(data))
 

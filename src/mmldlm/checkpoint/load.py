@@ -313,7 +313,7 @@ def _from_checkpoint(run: RunFolder, averaged: bool, store: Path | None) -> Expo
     if snapshot.meta.get("content", "") != described.get("content", snapshot.meta.get("content", "")):
         raise UserError(
             f"{run.path}: its data description does not belong to its checkpoints; "
-            f"name the pair store that the run was trained on with --data STORE"
+            f"name the pair store that the run was trained on with data=STORE"
         )
     weights = snapshot.tensors["ema" if averaged and "ema" in snapshot.tensors else "model"]
     return Export(weights, config, described | {"step": snapshot.step}, tokenizer)
@@ -334,5 +334,5 @@ def _description(
         return earlier.data, earlier.tokenizer_path
     raise UserError(
         f"{run.path}: was started before run folders described their data, and its pair store "
-        f"{config['data']['store']} is not here; name it with --data STORE"
+        f"{config['data']['store']} is not here; name it with data=STORE"
     )

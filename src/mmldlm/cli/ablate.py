@@ -66,12 +66,12 @@ def ablate_run(
 def _finish(finished: Finished, as_json: bool) -> None:
     from mmldlm.ablation.report import PAGE, TABLE, make_tables
     from mmldlm.errors import Interrupted
-    from mmldlm.evaluation.report import json_bytes
+    from mmldlm.json_lines import encode
     from mmldlm.reports import show_tables
 
     folder, summary, plan = finished.folder, finished.summary, finished.report.work.plan
     if as_json:
-        typer.echo(json_bytes(finished.values, indent=None).decode().rstrip("\n"))
+        typer.echo(encode(finished.values).decode().rstrip("\n"))
     else:
         about = f"{len(plan.arms)} arms, {summary.num_seeds} seeds, plan {plan.path}"
         notes = [f"note: {note}" for note in finished.report.notes(summary)]

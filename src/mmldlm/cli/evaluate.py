@@ -117,7 +117,7 @@ def compare(
 
         typer.echo(encode(comparison.to_json()).decode("utf-8").rstrip("\n"))
         return
-    from mmldlm.evaluation.compare_report import comparison_tables, title_of
+    from mmldlm.evaluation.report import comparison_tables, title_of
     from mmldlm.reports import show_tables
 
     notes = [f"note: {note}" for note in comparison.notes]

@@ -44,7 +44,7 @@ try:
         runs,
         train,
     )
-    from mmldlm.cli.terminal import SectionedCommand, SectionedGroup
+    from mmldlm.cli.terminal import Command, SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
 except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
     print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
@@ -64,7 +64,7 @@ app = typer.Typer(
 _DATA, _TRAIN, _USE, _JUDGE, _TOOLS = "Data", "Training", "A trained model", "Figures", "Tools"
 
 
-def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperCommand] | None = None) -> None:
+def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperCommand] = Command) -> None:
     app.command(name, cls=cls, short_help=summary, rich_help_panel=panel)(function)
 
 

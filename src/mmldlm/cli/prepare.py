@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,20 +159,17 @@ def prepare(
     words: dict[str, Any] = dict(locals())  # named as the arguments of mmldlm.prepare
     from mmldlm.api.prepare import SourceName
     from mmldlm.api.prepare import prepare as prepare_store
-    from mmldlm.cli.terminal import ProgressBar
+    from mmldlm.cli.terminal import ProgressBar, in_options
     from mmldlm.errors import UserError
 
     sources = [SourceName(name) for name in (*(words.pop("source") or []), *(words.pop("more") or []))]
     for key in ("validation_source", "test_source"):
         words[key] = words[key] or ()
-    try:
-        if not sources:
-            raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
-        with ProgressBar("encoding", unit="documents") as progress:
-            words |= {"progress": progress, "note": lambda text: progress.note(_in_options(text))}
-            store = prepare_store(sources, **words)
-    except UserError as error:
-        raise UserError(_in_options(str(error))) from error
+    if not sources:
+        raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
+    with ProgressBar("encoding", unit="documents") as progress:
+        words |= {"progress": progress, "note": lambda text: progress.note(in_options(text, OPTIONS))}
+        store = prepare_store(sources, **words)
     _show(store)
 
 
@@ -183,15 +179,6 @@ OPTIONS = {name: f"--{name.replace('_', '-')}" for name in inspect.signature(pre
     "test_source": "--test-input",
 }
 """Arguments of the library, and the options that set them."""
-
-
-def _in_options(text: str) -> str:
-    """A message of the library in the words of the command line: `max_tokens=4` becomes `--max-tokens 4`."""
-    names = "|".join(OPTIONS)
-    text = re.sub(rf"(?<![\w/.-])({names})=", lambda match: f"{OPTIONS[match[1]]} ", text)
-    text = re.sub(rf"(^|; )({names}):", lambda match: f"{match[1]}{OPTIONS[match[2]]}:", text)
-    long = "|".join(name for name in OPTIONS if "_" in name)
-    return re.sub(rf"(?<![\w/.-])({long})(?![\w/.-])", lambda match: OPTIONS[match[1]], text)
 
 
 def _show(store: PairStore) -> None:

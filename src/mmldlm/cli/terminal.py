@@ -1,11 +1,13 @@
-"""What commands show: progress, as a live bar in a terminal and a plain line now and then elsewhere; and plain help.
+"""What commands show: progress, as a live bar in a terminal and a plain line now and then elsewhere; errors; help.
 
-Help stands under headings, for commands with many options and for the list of commands.
+Errors of the library name its arguments; a command names its options instead. Help stands under headings.
 """
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -18,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from typer.core import TyperCommand, TyperGroup
+
+from mmldlm.errors import UserError
 
 LINE_SECONDS = 10.0
 
@@ -80,7 +84,38 @@ class ProgressBar:
         return f"{self.title}: {done} of about {total} {self.unit}, {rate:.0f}/s{left}"
 
 
-class SectionedCommand(TyperCommand):
+def in_options(text: str, options: Mapping[str, str]) -> str:
+    """A message of the library in the words of a command: `max_tokens=4` becomes `--max-tokens 4`.
+
+    `options` maps arguments, or `argument=False`, to options.
+    """
+    for word, option in options.items():
+        if "=" in word:
+            text = re.sub(rf"(?<![\w/.-]){word}\b", option, text)
+    names = "|".join(options)
+    text = re.sub(rf"(?<![\w/.-])({names})=", lambda match: f"{options[match[1]]} ", text)
+    text = re.sub(rf"(^|; )({names}):", lambda match: f"{match[1]}{options[match[2]]}:", text)
+    long = "|".join(name for name in options if "_" in name) or "$."
+    return re.sub(rf"(?<![\w/.-])({long})(?![\w/.-])", lambda match: options[match[1]], text)
+
+
+class Command(TyperCommand):
+    """A command whose errors name its options."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Called with the parsed words."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            options = {}
+            for param in self.params:
+                if param.name and param.param_type_name == "option":
+                    options[param.name] = max(param.opts, key=len)
+                    options |= {f"{param.name}=False": name for name in param.secondary_opts}
+            raise UserError(in_options(str(error), options)) from error
+
+
+class SectionedCommand(Command):
     """Lists arguments first, then options under their `rich_help_panel`, those without one before the others."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

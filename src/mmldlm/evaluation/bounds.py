@@ -12,8 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from mmldlm.evaluation.quantities import Quantity
-from mmldlm.statistics import LESS, Estimate
+from mmldlm.statistics import LESS, Estimate, Quantity
 
 LATENT_NAMES = {"right": "right latent", "shuffled": "shuffled latent", "none": "no latent"}
 TEXT_NAMES = {"right": "right text", "shuffled": "shuffled text", "none": "no text"}

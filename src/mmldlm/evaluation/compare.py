@@ -15,11 +15,18 @@ from typing import Any
 import numpy as np
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.quantities import RESOLUTION, Quantity
-from mmldlm.evaluation.report import RESULT, read_result
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet, Evaluation
 from mmldlm.json_lines import from_plain
-from mmldlm.statistics import MORE, SAME, Estimate, bootstrap, bootstrap_p_value, summarize
+from mmldlm.statistics import (
+    MORE,
+    RESOLUTION,
+    SAME,
+    Estimate,
+    Quantity,
+    bootstrap,
+    bootstrap_p_value,
+    summarize,
+)
 
 COMPARISON_FORMAT = "mmldlm-comparison-2"
 NUM_RESAMPLES = 4000
@@ -124,28 +131,6 @@ class Comparison:
             )
         comparison: Comparison = from_plain(cls, values)
         return comparison
-
-
-def load_evaluated(path: Path, split: str | None = None) -> Evaluated:
-    """From a run, from the folder of a report, or from its result.json."""
-    folder = _report_folder(path, split)
-    return Evaluated(str(path), read_result(folder), folder)
-
-
-def _report_folder(path: Path, split: str | None) -> Path:
-    if path.is_file() and path.name == RESULT:
-        return path.parent
-    if (path / RESULT).is_file():
-        return path
-    reports = sorted(result.parent.name for result in path.glob(f"reports/*/{RESULT}"))
-    if split is not None and split in reports:
-        return path / "reports" / split
-    if split is None and len(reports) == 1:
-        return path / "reports" / reports[0]
-    if not reports or split is not None:
-        what = f"no report on the split {split!r}" if split is not None and reports else "no report"
-        raise UserError(f"{path}: there is {what}; evaluate it first: mmldlm eval {path}")
-    raise UserError(f"{path}: has reports on {', '.join(reports)}; choose one with split (--split)")
 
 
 def compare_results(results: Sequence[Evaluated], seed: int = 0) -> Comparison:

@@ -24,12 +24,11 @@ from mmldlm.evaluation.inversion import (
     score_texts,
     text_scores,
 )
-from mmldlm.evaluation.quantities import Quantity, difference
 from mmldlm.evaluation.results import Way, WayScores, WaysToDecode
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.self_check import checked_stages
-from mmldlm.statistics import LESS, Estimate, mean_estimate
+from mmldlm.statistics import LESS, Estimate, Quantity, difference, mean_estimate
 
 COMPARED = ("token_accuracy", "exact_match", "bleu", "reencoded_cosine")
 MODEL, ENCODER = "model", "encoder"

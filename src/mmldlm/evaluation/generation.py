@@ -1,22 +1,21 @@
 """Joint generation: pairs from nothing, compared with as many held-out ones.
 
-Shapes: n generated documents, S latent slots, C latent channels, d = S * C.
+Measures of sets of documents come first: variety of texts, distances, copies of the training data.
+Shapes: n and m documents, S latent slots, C latent channels, d = S * C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from mmldlm import randomness
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import Split
-from mmldlm.evaluation import generated_texts
-from mmldlm.evaluation.context import GENERATE, SPLITS, Context, split_tokens, strangers
-from mmldlm.evaluation.generated_texts import ReferenceLM, find_verbatim, frechet_distance, main_directions
-from mmldlm.evaluation.quantities import Quantity, bleu_signature
+from mmldlm.evaluation.context import GENERATE, SPLITS, Context, ReferenceLM, split_tokens, strangers
 from mmldlm.evaluation.results import (
     GENERATED,
     Agreement,
@@ -33,7 +32,112 @@ from mmldlm.latents import cosine
 from mmldlm.sampling.decode import generate
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
-from mmldlm.statistics import LESS, MORE, Estimate
+from mmldlm.statistics import LESS, MORE, Estimate, Quantity, bleu_signature, jackknife_estimate
+
+MOST_SELF_BLEU = 200
+"""Texts that self-BLEU compares with each other; its cost grows with their square."""
+_DOCUMENTS_AT_ONCE = 4096
+_END = np.array([2**32 - 1], dtype="<u4").tobytes()
+
+
+def ngrams(tokens: Sequence[int] | np.ndarray, order: int) -> list[tuple[int, ...]]:
+    """All sequences of `order` tokens."""
+    row = [int(token) for token in tokens]
+    return list(zip(*(row[start:] for start in range(order)), strict=False))
+
+
+def distinct(texts: Sequence[np.ndarray], order: int) -> Estimate:
+    """Different n-grams over all n-grams of all texts together.
+
+    Its interval is by jackknife: in a bootstrap sample texts occur twice, which alone would make it smaller.
+    """
+    counts = [Counter(ngrams(text, order)) for text in texts]
+    whole: Counter[tuple[int, ...]] = Counter()
+    owners: Counter[tuple[int, ...]] = Counter()
+    for count in counts:
+        whole.update(count)
+        owners.update(count.keys())
+    totals = np.array([count.total() for count in counts], dtype=np.float64)
+    # what leaves with a text are the n-grams that no other text has
+    alone = np.array([sum(owners[gram] == 1 for gram in count) for count in counts], dtype=np.float64)
+    if totals.sum() == 0:
+        return jackknife_estimate(float("nan"), np.empty(0))
+    rest = totals.sum() - totals
+    left_out = (len(whole) - alone)[rest > 0] / rest[rest > 0]
+    share = jackknife_estimate(float(len(whole) / totals.sum()), left_out)
+    return replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0))  # nan stays nan
+
+
+def repeats(texts: Sequence[np.ndarray], order: int) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) n-grams that occurred in the same text before, and (n,) all n-grams of the text."""
+    grams = [ngrams(text, order) for text in texts]
+    totals = np.array([len(one) for one in grams], dtype=np.float64)
+    return totals - np.array([len(set(one)) for one in grams]), totals
+
+
+def self_bleu(texts: Sequence[str]) -> np.ndarray:
+    """(n,) BLEU of each text against all others as references; 100: it is made of pieces of them."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    bleu, chosen = BLEU(effective_order=True), list(texts[:MOST_SELF_BLEU])
+    return np.array(
+        [bleu.sentence_score(text, chosen[:idx] + chosen[idx + 1 :]).score for idx, text in enumerate(chosen)]
+    )
+
+
+def frechet_distance(left: np.ndarray, right: np.ndarray) -> float:
+    """|mean - mean|^2 + tr(A + B - 2 (AB)^(1/2)) of the covariances A, B of (n, d) and (m, d).
+
+    With A = aa' and B = bb', the trace of the root of AB is the sum of the singular values of a'b; so nothing is
+    squared, and few documents cost little in many dimensions.
+    """
+    first, second = _root(left), _root(right)
+    shared = np.linalg.svd(first.T @ second, compute_uv=False).sum()
+    apart = ((left.mean(0, dtype=np.float64) - right.mean(0, dtype=np.float64)) ** 2).sum()
+    return float(apart + (first**2).sum() + (second**2).sum() - 2.0 * shared)
+
+
+def _root(values: np.ndarray) -> np.ndarray:
+    """(d, min(n, d)) a factor of the covariance."""
+    centred = (values - values.mean(0, dtype=np.float64)).T / np.sqrt(len(values) - 1)
+    if centred.shape[1] <= centred.shape[0]:
+        return centred
+    triangle: np.ndarray = np.linalg.qr(centred.T)[1]
+    return triangle.T
+
+
+def main_directions(values: np.ndarray, count: int) -> np.ndarray:
+    """(d, count) the directions in which (n, d) varies most; all, where there are no more."""
+    _, _, axes = np.linalg.svd(values - values.mean(0, dtype=np.float64), full_matrices=False)
+    return axes[:count].T
+
+
+def find_verbatim(
+    texts: Sequence[np.ndarray], split: Split, progress: Callable[[int, int], None] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) whether each text (token ids) is a whole document of the split, and whether it is part of one."""
+    needles = [text.astype("<u4").tobytes() for text in texts]
+    whole, inside = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
+    for start in range(0, len(split), _DOCUMENTS_AT_ONCE):
+        stop = min(start + _DOCUMENTS_AT_ONCE, len(split))
+        documents = split.read(np.arange(start, stop))
+        pieces = np.split(documents.tokens.astype("<u4"), np.cumsum(documents.lengths)[:-1])
+        hay = _END + _END.join(piece.tobytes() for piece in pieces) + _END
+        for idx, needle in enumerate(needles):
+            whole[idx] |= _contains(hay, _END + needle + _END)
+            inside[idx] |= whole[idx] or _contains(hay, needle)
+        if progress is not None:
+            progress(stop, len(split))
+    return whole, inside
+
+
+def _contains(hay: bytes, needle: bytes) -> bool:
+    """Whether the tokens of the needle are in the hay; a match across the bytes of two tokens does not count."""
+    place = hay.find(needle)
+    while place % 4 and place >= 0:
+        place = hay.find(needle, place + 1)
+    return place >= 0
+
 
 NUM_EXAMPLES = 8
 NUM_SPLITS = 20
@@ -133,26 +237,28 @@ def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
     size = min(len(generated.tokens), len(real.tokens))
     few, few_real = generated.first(size), real.first(size)
 
-    def distinct(order: int) -> Beside:
-        return Beside(*(generated_texts.distinct(pairs.tokens, order) for pairs in (few, few_real)))
+    def different(order: int) -> Beside:
+        return Beside(distinct(few.tokens, order), distinct(few_real.tokens, order))
 
     def repeated(order: int) -> Beside:
         measure = _Measure(
             f"repeated_{order}",
             f"share of {order}-grams that repeat one of the same text",
-            lambda pairs: generated_texts.repeats(pairs.tokens, order),
+            lambda pairs: repeats(pairs.tokens, order),
         )
         return measure(context, generated, real)
 
-    self_bleu = None
+    likeness = None
     if few.texts is not None and few_real.texts is not None:
         measure = _Measure(
             "self_bleu",
             "self-BLEU of generated texts",
-            lambda pairs: (generated_texts.self_bleu(pairs.texts or []), None),
+            lambda pairs: (self_bleu(pairs.texts or []), None),
         )
-        self_bleu = measure(context, few, few_real)
-    return Diversity(distinct(1), distinct(2), distinct(3), repeated(1), repeated(2), repeated(4), self_bleu)
+        likeness = measure(context, few, few_real)
+    return Diversity(
+        different(1), different(2), different(3), repeated(1), repeated(2), repeated(4), likeness
+    )
 
 
 def _reference(

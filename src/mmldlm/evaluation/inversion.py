@@ -14,14 +14,6 @@ import numpy as np
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.store import Documents
 from mmldlm.evaluation.context import DECODE, Context, DecodeText, EncodeText, split_tokens, strangers
-from mmldlm.evaluation.quantities import (
-    Quantity,
-    bleu_counts,
-    bleu_signature,
-    exact_match,
-    token_accuracy,
-    token_f1,
-)
 from mmldlm.evaluation.results import (
     CosineReference,
     DecodedExample,
@@ -38,7 +30,16 @@ from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
-from mmldlm.statistics import MORE, Estimate
+from mmldlm.statistics import (
+    MORE,
+    Estimate,
+    Quantity,
+    bleu_counts,
+    bleu_signature,
+    exact_match,
+    token_accuracy,
+    token_f1,
+)
 
 NUM_EXAMPLES = 12
 _DECODE_SETTINGS = ("text_sampler", "temperature", "top_p", "guidance")
@@ -104,9 +105,9 @@ class AllDecoded:
     """Everything decoded, for each number of sampling steps from few to many."""
 
     truth: Truth
-    given: list[Decoded]
+    length_given: list[Decoded]
     """With the true length."""
-    modelled: list[Decoded]
+    length_modelled: list[Decoded]
     """With the model's own length; empty where it has none."""
 
 
@@ -177,16 +178,18 @@ def score_texts(
 def measure_inversion(context: Context, truth: Truth) -> tuple[Inversion, AllDecoded]:
     """Decode at every number of steps, with the length given and modelled; overall and by length of the text."""
     _note_what_is_missing(context)
-    given = _decode_all(context, truth, length_given=True)
-    modelled = _decode_all(context, truth, length_given=False) if context.active.length else []
-    decoded = AllDecoded(truth, given, modelled)
+    decoded = AllDecoded(
+        truth,
+        _decode_all(context, truth, length_given=True),
+        _decode_all(context, truth, length_given=False) if context.active.length else [],
+    )
     options = inversion_options(context.model, max(context.config.step_counts), context.config.batch_tokens)
     groups = length_groups(context.config.length_groups, int(truth.lengths.max()))
     result = Inversion(
         num_documents=len(truth.tokens),
         num_tokens=int(truth.lengths.sum()),
-        length_given=_scores(context, truth, given, "given"),
-        length_modelled=_scores(context, truth, modelled, "modelled"),
+        length_given=_scores(context, truth, decoded.length_given, "given"),
+        length_modelled=_scores(context, truth, decoded.length_modelled, "modelled"),
         by_length=[_length_group(context, decoded, low, high) for low, high in groups],
         cosine_reference=_cosine_reference(context, truth),
         sampling={key: value for key, value in asdict(options).items() if key in _DECODE_SETTINGS},
@@ -255,10 +258,8 @@ def _length_group(context: Context, decoded: AllDecoded, low: int, high: int) ->
         estimates = {name: quantity.take(rows).estimate(context.seed) for name, quantity in quantities}
         return text_scores(one.num_sampling_steps, estimates)
 
-    given, modelled = (
-        [scores(one) for one in both] if len(rows) else [] for both in (decoded.given, decoded.modelled)
-    )
-    return LengthGroup(low, high, len(rows), given, modelled)
+    both = (decoded.length_given, decoded.length_modelled) if len(rows) else ([], [])
+    return LengthGroup(low, high, len(rows), *([scores(one) for one in some] for some in both))
 
 
 def _cosine_reference(context: Context, truth: Truth) -> CosineReference | None:
@@ -271,7 +272,7 @@ def _cosine_reference(context: Context, truth: Truth) -> CosineReference | None:
 
 def measure_round_trip(context: Context, decoded: AllDecoded) -> RoundTrip:
     """Both ways, at the largest number of steps, with the true length; the documents are those decoded."""
-    truth, there = decoded.truth, decoded.given[-1]
+    truth, there = decoded.truth, decoded.length_given[-1]
     own_of_decoded = context.own_latents(there.tokens, truth.ids, context.watch("round trip, to latents"))
     own_of_true = context.own_latents(truth.tokens, truth.ids)
     back = invert(
@@ -299,9 +300,9 @@ def measure_round_trip(context: Context, decoded: AllDecoded) -> RoundTrip:
 
 def collect_examples(decoded: AllDecoded) -> list[Example]:
     """The first documents, not the best: decoded in fewest and most steps, and with the model's length."""
-    given, modelled, truth = decoded.given, decoded.modelled, decoded.truth
-    chosen = {_example_name(one, "given"): one for one in (given[0], given[-1])}
-    chosen |= {_example_name(one, "modelled"): one for one in modelled[-1:]}
+    truth, true_length = decoded.truth, decoded.length_given
+    chosen = {_example_name(one, "given"): one for one in (true_length[0], true_length[-1])}
+    chosen |= {_example_name(one, "modelled"): one for one in decoded.length_modelled[-1:]}
     return [
         Example(
             _text(truth.texts, truth.tokens, idx), {name: _example(one, idx) for name, one in chosen.items()}

@@ -38,9 +38,8 @@ from mmldlm.evaluation.context import (
     strangers,
     take_first,
 )
-from mmldlm.evaluation.quantities import Quantity
 from mmldlm.sampling.predictor import ModelPredictor
-from mmldlm.statistics import LESS, MORE
+from mmldlm.statistics import LESS, MORE, Quantity
 from mmldlm.types import Times
 
 NUM_PARTS = 16

@@ -16,7 +16,7 @@ from mmldlm.evaluation.results import (
     Way,
     WaysToDecode,
 )
-from mmldlm.evaluation.tables import made
+from mmldlm.evaluation.tables import measured
 from mmldlm.reports import BLUE, GREEN, GREY, INK, ORANGE, Picture, make_picture
 from mmldlm.statistics import Estimate
 
@@ -48,16 +48,16 @@ def draw_pictures(result: Evaluation, log: Sequence[dict[str, Any]]) -> list[Pic
     """Every picture that the result and the training log have something for."""
     text, latent, inversion = result.bounds.text, result.bounds.latent, result.inversion
     pictures = [
-        made(text, _latent_gain),
-        made(text, _time_curve),
-        made(result.calibration, _confidence),
-        made(latent, _latent_bound),
-        made(inversion, _accuracy),
-        made(inversion, _by_length),
-        made(inversion, _reencoded),
-        made(result.decoding, _ways),
-        made(result.retrieval, _similarity),
-        made(result.generation, _generation),
+        measured(text, _latent_gain),
+        measured(text, _time_curve),
+        measured(result.calibration, _confidence),
+        measured(latent, _latent_bound),
+        measured(inversion, _accuracy),
+        measured(inversion, _by_length),
+        measured(inversion, _reencoded),
+        measured(result.decoding, _ways),
+        measured(result.retrieval, _similarity),
+        measured(result.generation, _generation),
         _losses(log),
         _accuracy_log(log),
     ]

@@ -1,24 +1,45 @@
-"""The report of an evaluation: one HTML file that needs nothing else; its numbers and pictures lie beside it."""
+"""Reports of evaluations and of comparisons: one HTML file each; numbers and pictures lie beside it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmldlm.durable import flush_folder, naming, volatile, write_file
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import TextBounds
+from mmldlm.evaluation.compare import ComparedPair, ComparedQuantity, Comparison, Evaluated
 from mmldlm.evaluation.plots import NAMES, draw_pictures
-from mmldlm.evaluation.results import DecodedExample, Evaluation, Generation, Inversion, Retrieval
-from mmldlm.evaluation.tables import make_tables
+from mmldlm.evaluation.results import (
+    GENERATED,
+    HELD_OUT,
+    SIMILARITY,
+    DecodedExample,
+    Evaluation,
+    Generation,
+    Inversion,
+    Retrieval,
+)
+from mmldlm.evaluation.tables import INTERVAL, make_tables
 from mmldlm.json_lines import encode
 from mmldlm.metrics import read_log
-from mmldlm.reports import Card, Picture, number, percent, render_page, signed
+from mmldlm.reports import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Card,
+    Picture,
+    Table,
+    make_picture,
+    number,
+    percent,
+    publish,
+    render_page,
+    signed,
+)
+from mmldlm.statistics import MORE, SAME
 
 REPORT, MARKDOWN, RESULT, DOCUMENTS = "report.html", "report.md", "result.json", "documents.json"
 
@@ -38,10 +59,10 @@ def write_report(folder: Path, result: Evaluation, *, training_log: Path | None 
 
 def number_files(result: Evaluation) -> dict[str, bytes]:
     """The files of a result without page and pictures: what comparisons read."""
-    documents = json_bytes(json.loads(encode(result.documents_json())), indent=None)
+    documents = encode(result.documents_json())
     numbers = result.to_json() | {"documents_sha256": hashlib.sha256(documents).hexdigest()}
     text = markdown(result).encode("utf-8", "replace")
-    return {DOCUMENTS: documents, RESULT: json_bytes(json.loads(encode(numbers))), MARKDOWN: text}
+    return {DOCUMENTS: documents, RESULT: encode(numbers, indent=2), MARKDOWN: text}
 
 
 def read_result(folder: Path) -> Evaluation:
@@ -57,6 +78,28 @@ def read_result(folder: Path) -> Evaluation:
     return result
 
 
+def load_evaluated(path: Path, split: str | None = None) -> Evaluated:
+    """From a run, from the folder of a report, or from its result.json."""
+    folder = _report_folder(path, split)
+    return Evaluated(str(path), read_result(folder), folder)
+
+
+def _report_folder(path: Path, split: str | None) -> Path:
+    if path.is_file() and path.name == RESULT:
+        return path.parent
+    if (path / RESULT).is_file():
+        return path
+    reports = sorted(result.parent.name for result in path.glob(f"reports/*/{RESULT}"))
+    if split is not None and split in reports:
+        return path / "reports" / split
+    if split is None and len(reports) == 1:
+        return path / "reports" / reports[0]
+    if not reports or split is not None:
+        what = f"no report on the split {split!r}" if split is not None and reports else "no report"
+        raise UserError(f"{path}: there is {what}; evaluate it first: mmldlm eval {path}")
+    raise UserError(f"{path}: has reports on {', '.join(reports)}; choose one with split=NAME")
+
+
 def _read_json(path: Path) -> tuple[bytes, Any]:
     """The bytes of a file, and its value."""
     try:
@@ -65,41 +108,6 @@ def _read_json(path: Path) -> tuple[bytes, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no JSON"
         raise UserError(f"{path}: cannot be read ({reason}); evaluate the run again") from error
-
-
-def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = None) -> None:
-    """Put files into a folder all together: written to a staging folder first, so that a full disk changes nothing.
-
-    A new folder appears whole. In one that exists already each file is renamed into its place, in the given order, and
-    those of `stale` that are not among them go; other files are left alone.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    exists = folder.is_dir()
-    staged = volatile(folder if exists else folder.parent, "staging", folder.name)
-    try:
-        with naming(folder):
-            staged.mkdir()
-            for name, content in files.items():
-                write_file(staged / name, [content])
-            flush_folder(staged)
-        if not exists:
-            os.rename(staged, folder)
-        else:
-            for name in files:
-                os.replace(staged / name, folder / name)
-            staged.rmdir()
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    for name in set(stale or []) - files.keys():
-        (folder / name).unlink(missing_ok=True)
-    flush_folder(folder if exists else folder.parent)
-
-
-def json_bytes(value: Any, indent: int | None = 2) -> bytes:
-    """Strict JSON for people (indented) or machines."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "replace")
 
 
 def page(result: Evaluation, pictures: list[Picture]) -> bytes:
@@ -163,17 +171,12 @@ def cards(result: Evaluation) -> list[Card]:
 
 def _bound_cards(bounds: TextBounds) -> list[Card]:
     gain = bounds.gain.shuffled
+    nats = f"{bounds.right.nats_per_token.value:.3f} nats per token"
+    saved = "nats per token saved by the right latent, against a shuffled one"
+    interval = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
     return [
-        Card(
-            number(bounds.right.perplexity),
-            "perplexity of held-out text",
-            f"{bounds.right.nats_per_token.value:.3f} nats per token",
-        ),
-        Card(
-            signed(gain.value),
-            "nats per token saved by the right latent, against a shuffled one",
-            f"95 % interval {signed(gain.low)} to {signed(gain.high)}",
-        ),
+        Card(number(bounds.right.perplexity), "perplexity of held-out text", nats),
+        Card(signed(gain.value), saved, interval),
     ]
 
 
@@ -192,17 +195,13 @@ def _inversion_cards(inversion: Inversion) -> list[Card]:
 
 
 def _retrieval_cards(retrieval: Retrieval) -> list[Card]:
+    first, chance = percent(retrieval.retrieval_at_1.value), percent(retrieval.chance_at_1, 2)
+    strangers = f"to unrelated ones {retrieval.stranger_cosine.value:.3f}"
     return [
         Card(
-            percent(retrieval.retrieval_at_1.value),
-            "of texts find their own latent first",
-            f"chance {percent(retrieval.chance_at_1, 2)} of {retrieval.num_candidates:,}",
+            first, "of texts find their own latent first", f"chance {chance} of {retrieval.num_candidates:,}"
         ),
-        Card(
-            f"{retrieval.cosine.value:.3f}",
-            "cosine of text to latent, against the encoder",
-            f"to unrelated ones {retrieval.stranger_cosine.value:.3f}",
-        ),
+        Card(f"{retrieval.cosine.value:.3f}", "cosine of text to latent, against the encoder", strangers),
     ]
 
 
@@ -231,3 +230,155 @@ def mark_differences(true: str, decoded: str) -> list[tuple[str, bool]]:
         if start < stop:
             pieces.append((" ".join(words[start:stop]), kind == "equal"))
     return pieces
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COMPARISON = "comparison"
+MAIN = (
+    "text_bound/right",
+    "text_gain/shuffled",
+    "bits_per_byte/right",
+    "calibration/right/equal_mass",
+    "latent_bound/right",
+    "t2l/cosine",
+    "t2l/retrieval_at_1",
+    "t2l/retrieval_at_10",
+    "spearman/own",
+    "round_trip/latent/own",
+    "round_trip/text/token_accuracy",
+    "generated/agreement/encoder",
+    "generated/agreement/own",
+    "generated/reference_nats",
+)
+"""What the picture shows, besides decoding at the largest number of steps."""
+_SETS = {HELD_OUT: "Held-out documents", GENERATED: "Generated pairs", SIMILARITY: "Similarity of texts"}
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> Path:
+    """Write comparison.html, comparison.md, comparison.json and a picture for each result but the first."""
+    drawn = [_picture(number, pair) for number, pair in enumerate(comparison.pairs, 1)]
+    pictures = [picture for picture in drawn if picture is not None]
+    files = {f"{picture.name}.png": picture.png for picture in pictures}
+    files[f"{COMPARISON}.json"] = encode(comparison.to_json(), indent=2)
+    files[f"{COMPARISON}.md"] = _comparison_markdown(comparison).encode("utf-8", "replace")
+    files[f"{COMPARISON}.html"] = _comparison_page(comparison, pictures)
+    publish(folder, files)
+    return folder / f"{COMPARISON}.html"
+
+
+def title_of(comparison: Comparison) -> str:
+    """The results by name, the first one last."""
+    return " against ".join(reversed([one.label for one in comparison.results]))
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """One table for each result but the first and each set of documents."""
+    tables = []
+    for pair in comparison.pairs:
+        for about, title in _SETS.items():
+            rows = [row for row in pair.rows if row.about == about]
+            if not rows:
+                continue
+            few, many = (pick(row.num_documents for row in rows) for pick in (min, max))
+            counts = f"{few:,} to {many:,}" if few < many else f"{many:,}"
+            text = f"Difference: {pair.other} minus {pair.first}; on {counts} shared documents, paired."
+            head = ["", "verdict", pair.first, pair.other, "difference", INTERVAL, "p"]
+            tables.append(
+                Table(f"{title}: {pair.other} against {pair.first}", text, head, [*map(_cells, rows)])
+            )
+    return tables
+
+
+def _cells(row: ComparedQuantity) -> list[str]:
+    difference, digits = row.difference, 2 if "BLEU" in row.title else 4
+    if difference.low != difference.low:
+        return [row.title, row.verdict, *(["-"] * 5)]
+    return [
+        row.title,
+        row.verdict,
+        f"{row.first:.{digits}f}",
+        f"{row.other:.{digits}f}",
+        signed(difference.value, digits),
+        f"{signed(difference.low, digits)} to {signed(difference.high, digits)}",
+        f"{row.p_value:.4f}",
+    ]
+
+
+def _intro(comparison: Comparison) -> str:
+    return (
+        f"Each result against the first, by {comparison.num_resamples:,} paired bootstrap resamples of shared "
+        f"documents. '{SAME}': the 95 % interval of the difference contains 0. Of twenty quantities without any "
+        "difference about one shows one by chance. Other training seeds are not covered."
+    )
+
+
+def _results_table(comparison: Comparison) -> Table:
+    rows = [
+        [
+            one.label,
+            "" if one.step is None else f"{one.step:,}",
+            f"{one.num_parameters / 1e6:.1f} M",
+            one.split,
+            f"{one.num_documents:,}",
+            one.folder or "",
+        ]
+        for one in comparison.results
+    ]
+    return Table("Results", "", ["", "step", "parameters", "split", "documents", "folder"], rows)
+
+
+def _comparison_markdown(comparison: Comparison) -> str:
+    tables = [_results_table(comparison), *comparison_tables(comparison)]
+    notes = "".join(f"- {note}\n" for note in comparison.notes)
+    parts = ["# Comparison\n", _intro(comparison) + "\n", notes, *(table.to_markdown() for table in tables)]
+    if comparison.command:
+        parts.append(f"```bash\n{comparison.command}\n```\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _comparison_page(comparison: Comparison, pictures: list[Picture]) -> bytes:
+    return render_page(
+        title_of(comparison),
+        intro=[_intro(comparison)],
+        notes=comparison.notes,
+        pictures=pictures,
+        tables=[_results_table(comparison), *comparison_tables(comparison)],
+        command=comparison.command,
+    )
+
+
+def _picture(number: int, pair: ComparedPair) -> Picture | None:
+    """Differences in standard errors, better to the right, so that quantities of any unit share one picture."""
+    shown = {*MAIN, *_most_steps(pair)}
+    rows = [row for row in pair.rows if row.name in shown and row.difference.standard_error > 0]
+    if not rows:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for place, row in enumerate(rows):
+            apart, sign = row.difference, 1 if row.better == MORE else -1
+            low, value, high = (
+                sign * end / apart.standard_error for end in (apart.low, apart.value, apart.high)
+            )
+            color = GREY if row.verdict == SAME else BLUE if value > 0 else ORANGE
+            axes.plot([low, high], [place, place], color=color, linewidth=2)
+            axes.plot([value], [place], marker="o", markersize=5, color=color)
+        axes.axvline(0.0, color=GREY, linewidth=1)
+        axes.set_yticks(range(len(rows)), [row.title for row in rows], fontsize=6.5)
+        axes.invert_yaxis()
+        axes.set_xlabel("difference in standard errors (right: better)", fontsize=6.5, loc="right")
+        axes.tick_params(axis="x", labelsize=6.5)
+
+    caption = (
+        f"{pair.other} minus {pair.first}, turned so that right is better, with 95 % intervals. Grey: {SAME}."
+    )
+    return make_picture(f"difference_{number}", f"{pair.other} against {pair.first}", caption, draw)
+
+
+def _most_steps(pair: ComparedPair) -> set[str]:
+    names = [row.name.split("/") for row in pair.rows if row.name.startswith("decode/")]
+    most = max((int(name[2]) for name in names), default=0)
+    scores = ("token_accuracy", "exact_match", "bleu", "reencoded_cosine")
+    return {f"decode/{length}/{most}/{score}" for length in ("given", "modelled") for score in scores}

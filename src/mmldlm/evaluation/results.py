@@ -11,10 +11,8 @@ from typing import Any
 
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds, Calibration
-from mmldlm.evaluation.old_results import OLD_FORMAT, from_format_2
-from mmldlm.evaluation.quantities import Quantity
 from mmldlm.json_lines import from_plain
-from mmldlm.statistics import Estimate
+from mmldlm.statistics import Estimate, Quantity
 
 FORMAT = "mmldlm-evaluation-3"
 HELD_OUT, GENERATED, SIMILARITY = "held_out", "generated", "similarity"
@@ -401,23 +399,21 @@ class Evaluation:
     def from_json(cls, values: Any, documents: dict[str, Any] | None = None) -> Evaluation:
         """The inverse of `to_json` and `documents_json`."""
         kind = values.get("format") if isinstance(values, dict) else None
-        if kind not in (FORMAT, OLD_FORMAT):
+        if kind != FORMAT:
             raise UserError(f"its format is {kind}; {FORMAT} is needed: evaluate the run again")
         try:
-            result: Evaluation = from_plain(cls, values if kind == FORMAT else from_format_2(values))
-            return dataclasses.replace(result, documents=_documents(documents or {}, old=kind == OLD_FORMAT))
+            result: Evaluation = from_plain(cls, values)
+            return dataclasses.replace(result, documents=_documents(documents or {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"it is damaged ({type(error).__name__}: {error}); evaluate the run again"
             ) from error
 
 
-def _documents(values: dict[str, Any], *, old: bool) -> dict[str, DocumentSet]:
-    """Ways to decode of older results had rounds of another kind under the same name: they are left out."""
-    sets = {}
-    for about, one in values.items():
-        names = [name for name in one["quantities"] if not (old and name.startswith("checked/"))]
-        sets[about] = DocumentSet(
-            one["id"], {name: Quantity.from_json(one["quantities"][name]) for name in names}
+def _documents(values: dict[str, Any]) -> dict[str, DocumentSet]:
+    return {
+        about: DocumentSet(
+            one["id"], {name: Quantity.from_json(saved) for name, saved in one["quantities"].items()}
         )
-    return sets
+        for about, one in values.items()
+    }

@@ -20,10 +20,9 @@ import numpy as np
 from mmldlm.data.store import Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context, Tokenize, split_tokens, strangers
-from mmldlm.evaluation.quantities import Quantity, difference
 from mmldlm.evaluation.results import SIMILARITY, Histogram, Retrieval, Similarity
 from mmldlm.latents import cosine, directions
-from mmldlm.statistics import LESS, MORE
+from mmldlm.statistics import LESS, MORE, Quantity, difference
 
 _CANDIDATES_AT_ONCE = 8192
 _NUM_BINS = 40

@@ -18,13 +18,13 @@ from mmldlm.evaluation.context import (
     Context,
     DecodeText,
     EncodeText,
+    ReferenceLM,
     Selection,
     Tokenize,
     select_documents,
     take_first,
 )
 from mmldlm.evaluation.decoding import choose_judge, has_ways, measure_ways, require_possible
-from mmldlm.evaluation.generated_texts import ReferenceLM
 from mmldlm.evaluation.generation import measure_generation
 from mmldlm.evaluation.inversion import Truth, collect_examples, measure_inversion, measure_round_trip
 from mmldlm.evaluation.latent_bound import measure_latent_bounds
@@ -84,7 +84,7 @@ def evaluate_model(
     if context.decodes:
         truth = Truth.of(take_first(selection.documents, config.num_decoded), context.decode_text)
         inversion, decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
-        decoding = clock.timed("decoding", lambda: measure_ways(context, truth, decoded.given[-1]))
+        decoding = clock.timed("decoding", lambda: measure_ways(context, truth, decoded.length_given[-1]))
         examples = collect_examples(decoded)
         if context.active.latent:
             round_trip = clock.timed("round_trip", lambda: measure_round_trip(context, decoded))

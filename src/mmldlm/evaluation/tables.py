@@ -32,22 +32,22 @@ def make_tables(result: Evaluation) -> list[Table]:
     text, latent = result.bounds.text, result.bounds.latent
     tokenizer = (result.data.tokenizer or {}).get("name", "an unknown tokenizer")
     tables = [
-        made(text, lambda bounds: _text_bounds(bounds, tokenizer)),
-        made(result.calibration, _calibration),
-        made(latent, _latent_bounds),
-        made(result.inversion, _inversion),
-        made(result.inversion, _inversion_by_length),
-        made(result.decoding, _ways),
-        made(result.decoding, _way_gains),
-        made(result.retrieval, _retrieval),
-        made(result.similarity, _similarity),
-        made(result.round_trip, _round_trip),
-        made(result.generation, _generation),
+        measured(text, lambda bounds: _text_bounds(bounds, tokenizer)),
+        measured(result.calibration, _calibration),
+        measured(latent, _latent_bounds),
+        measured(result.inversion, _inversion),
+        measured(result.inversion, _inversion_by_length),
+        measured(result.decoding, _ways),
+        measured(result.decoding, _way_gains),
+        measured(result.retrieval, _retrieval),
+        measured(result.similarity, _similarity),
+        measured(result.round_trip, _round_trip),
+        measured(result.generation, _generation),
     ]
     return [table for table in tables if table is not None and table.rows]
 
 
-def made(part: Part | None, make: Callable[[Part], Shown | None]) -> Shown | None:
+def measured(part: Part | None, make: Callable[[Part], Shown | None]) -> Shown | None:
     """A table or picture of a part of the result; None where that was not measured."""
     return None if part is None else make(part)
 

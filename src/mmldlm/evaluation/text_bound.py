@@ -39,9 +39,8 @@ from mmldlm.evaluation.bounds import (
     reliability,
 )
 from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
-from mmldlm.evaluation.quantities import Quantity
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.statistics import LESS, MORE, Estimate
+from mmldlm.statistics import LESS, MORE, Estimate, Quantity
 from mmldlm.types import NoisyBatch, Times, to_device
 
 _TEXT_AXIS = 1
