@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from mmldlm.corruption.joint import LatentProcess
-from mmldlm.corruption.schedule import LATENT_SCHEDULES, TEXT_SCHEDULES
+from mmldlm.corruption.joint import LATENT_SCHEDULES, TEXT_SCHEDULES, LatentProcess
 
 TIMES = torch.linspace(0, 1, 101)
 

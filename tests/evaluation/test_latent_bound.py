@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmldlm.config import EvaluationConfig
-from mmldlm.corruption.schedule import LATENT_SCHEDULES
+from mmldlm.corruption.joint import LATENT_SCHEDULES
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context, Selection
 from mmldlm.evaluation.latent_bound import (

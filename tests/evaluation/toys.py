@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import Config, CorruptionConfig
-from mmldlm.corruption.joint import Corruption
-from mmldlm.corruption.schedule import FlowLatent
+from mmldlm.corruption.joint import Corruption, FlowLatent
 from mmldlm.data.store import Documents
 from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout

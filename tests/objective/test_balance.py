@@ -9,8 +9,7 @@ import torch
 
 from mmldlm.config import ObjectiveConfig
 from mmldlm.layout import Caps
-from mmldlm.objective.balance import GradientNorm, build_balance, norms_of_shared
-from mmldlm.objective.joint import Active, Objective, add_terms
+from mmldlm.objective.joint import Active, GradientNorm, Objective, add_terms, build_balance, norms_of_shared
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 
 DOCUMENTS = small_documents(lengths=(3, 12, 1, 7, 5, 9, 2, 11, 4, 8, 6, 10))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from mmldlm.config import CorruptionConfig, ModeWeights, ObjectiveConfig
 from mmldlm.layout import Caps
 from mmldlm.objective.joint import Active, Objective, add_terms
-from mmldlm.objective.text import text_loss
+from mmldlm.objective.losses import text_loss
 from tests.batches import SHAPE, batch_of, small_corruption, small_denoiser, small_documents
 
 DOCUMENTS = small_documents(lengths=(3, 12, 1, 7, 5, 9, 2, 11, 4, 8, 6, 10))

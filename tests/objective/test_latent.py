@@ -5,7 +5,7 @@ import torch
 
 from mmldlm.config import ObjectiveConfig
 from mmldlm.objective.joint import Objective
-from mmldlm.objective.latent import latent_loss, slot_errors
+from mmldlm.objective.losses import latent_loss, slot_errors
 from mmldlm.types import Counts
 from tests.batches import batch_of, small_corruption, small_denoiser, small_documents
 

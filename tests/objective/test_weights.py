@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.metrics import read_log
-from mmldlm.objective.weights import NUM_BUCKETS, means, sums_by_time, text_weights
+from mmldlm.objective.losses import NUM_BUCKETS, means, sums_by_time, text_weights
 from tests.runs import make_trainer
 from tests.stores import write_store
 

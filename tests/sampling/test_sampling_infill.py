@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmldlm.config import ModeWeights
-from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, encode_tokens, infill_tokens, vary
 from mmldlm.sampling.options import SamplingOptions

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.orders import draw

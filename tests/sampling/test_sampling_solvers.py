@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmldlm.corruption.joint import LatentProcess
-from mmldlm.corruption.schedule import CosineLatent, LatentSchedule, LinearLatent
+from mmldlm.corruption.joint import CosineLatent, LatentProcess, LatentSchedule, LinearLatent
 from mmldlm.layout import Layout
 from mmldlm.sampling.decode import encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions

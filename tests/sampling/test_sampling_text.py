@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmldlm.corruption.schedule import TEXT_SCHEDULES
+from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions

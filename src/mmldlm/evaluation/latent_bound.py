@@ -25,7 +25,7 @@ import torch
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.corruption.schedule import LatentSchedule
+from mmldlm.corruption.joint import LatentSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import TEXT_NAMES, Gain, LatentBound, LatentBounds, NoiseBucket

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import leaves_condition_out
-from mmldlm.corruption.schedule import TextSchedule
+from mmldlm.corruption.joint import TextSchedule
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import (

@@ -1,27 +1,104 @@
 """From a noisy micro-batch to the named parts of the loss.
 
 Every part is a local sum divided by a count over the whole step, so the sum over micro-batches and ranks is the loss
-of the step, however it was cut up.
+of the step, however it was cut up. Text and latent may be balanced against each other by a pair of factors, in memory
+that never moves: recorded graphs read it. Row weights are multiplied with them, so a step is still such a sum.
+Shapes: M = 2 modalities (text, latent), R rows, B buckets of time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmldlm.config import MODES, CorruptionConfig, ObjectiveConfig
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.model.denoiser import Denoiser
-from mmldlm.objective.balance import GradientNorm
-from mmldlm.objective.latent import latent_loss, slot_errors
-from mmldlm.objective.text import TextLoss, text_loss, text_loss_of_all
-from mmldlm.objective.weights import NUM_BUCKETS, sum_by_bucket, sums_by_time, text_weights
+from mmldlm.objective.losses import (
+    NUM_BUCKETS,
+    TextLoss,
+    latent_loss,
+    slot_errors,
+    sum_by_bucket,
+    sums_by_time,
+    text_loss,
+    text_loss_of_all,
+    text_weights,
+)
 from mmldlm.types import Counts, DenoiserOutput, NoisyBatch
+
+_SMOOTHING = 0.1
+"""Share of a new measurement of gradient norms; the first ones are averaged."""
+_LARGEST_LOG_RATIO = math.log(1000.0)
+
+
+class GradientNorm(nn.Module):
+    """Factors under which the gradients of text and latent have norms in the ratio of their weights.
+
+    With norms g and g' of text and latent and weights w and w', the factors m / g and m / g' do this, and with the mean
+    norm m = (w g + w' g') / (w + w') the norms add up to what they add up to without factors. Both are functions of
+    g / g' alone.
+    """
+
+    weights: Tensor
+    log_ratio: Tensor
+    measured: Tensor
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__()
+        weights = torch.tensor([config.text_weight, config.latent_weight])
+        self.register_buffer("weights", weights, persistent=False)
+        self.every = config.balance_every
+        self.last = 0
+        """The step at which the norms were measured last; a checkpoint keeps it."""
+        self.register_buffer("log_ratio", torch.zeros(()))  # of text to latent, smoothed
+        self.register_buffer("measured", torch.zeros(()))
+
+    def factors(self) -> Tensor:
+        """(M,), each above 0; one if nothing was measured yet."""
+        ratio = self.log_ratio.exp()
+        text, latent = self.weights / self.weights.sum()
+        return torch.stack([text + latent / ratio, text * ratio + latent])
+
+    def due(self, step: int) -> bool:
+        """Whether the norms are to be measured from a step on, counted from 0: at the first one with both losses after
+        `every` more steps. At first some heads pass no gradient on, so not at the very first."""
+        return step // self.every > self.last // self.every
+
+    @torch.no_grad()
+    def settle(self, norms: Tensor, step: int) -> None:
+        """Take in a measurement (M,) of a step, on the device; one that is not finite, or 0, changes nothing."""
+        self.last = step
+        log_ratio = norms[0].log() - norms[1].log()
+        good = torch.isfinite(log_ratio).float()
+        bounded = torch.nan_to_num(log_ratio).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+        share = torch.clamp(1.0 / (self.measured + 1.0), min=_SMOOTHING) * good
+        self.log_ratio.lerp_(bounded, share)
+        self.measured.add_(good)
+
+    @torch.no_grad()
+    def fields(self) -> dict[str, Any]:
+        """The factors for the log. Waits for the device."""
+        text, latent = self.factors().tolist()
+        return {"text_factor": text, "latent_factor": latent}
+
+
+def norms_of_shared(text: Sequence[Tensor | None], latent: Sequence[Tensor | None]) -> Tensor:
+    """(M,): norms of two lists of gradients, or of their norms, over the parameters that both losses reach."""
+    both = [(a, b) for a, b in zip(text, latent, strict=True) if a is not None and b is not None]
+    return torch.stack([torch.nn.utils.get_total_norm(list(part)) for part in zip(*both, strict=True)])
+
+
+def build_balance(config: ObjectiveConfig, *, text: bool, latent: bool) -> GradientNorm | None:
+    """The balance of a run that has these losses; None where the weights stay as they are."""
+    return GradientNorm(config) if config.balance == "gradient_norm" and text and latent else None
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmldlm.data.loader import StepBatch, StepRange
 from mmldlm.distributed.ranks import Ranks
-from mmldlm.objective.weights import NUM_BUCKETS, means
+from mmldlm.objective.losses import NUM_BUCKETS, means
 from mmldlm.training.step import StepResult
 
 _SUMS = (

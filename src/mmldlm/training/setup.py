@@ -21,8 +21,7 @@ from mmldlm.errors import UserError
 from mmldlm.model.attention import candidates, choose_attention_for
 from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks, step_flops
 from mmldlm.model.layers import Kernels
-from mmldlm.objective.balance import build_balance
-from mmldlm.objective.joint import Active, Objective
+from mmldlm.objective.joint import Active, Objective, build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs

@@ -20,8 +20,7 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import other_rows, parameter_groups
-from mmldlm.objective.balance import GradientNorm, norms_of_shared
-from mmldlm.objective.joint import Active, LossTerms, Objective, add_terms
+from mmldlm.objective.joint import Active, GradientNorm, LossTerms, Objective, add_terms, norms_of_shared
 from mmldlm.runtime import Runtime, empty_cache
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.modes import Trained

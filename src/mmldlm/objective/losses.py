@@ -1,8 +1,26 @@
-"""Losses of tokens by their logits: the scored rows only, a chunk of logits at a time, each chunk once.
+"""Losses of tokens and of latents, what each time counts in them, and losses by time.
 
-The gradient of such a loss is known as soon as its logits are, so it is computed with them: nothing of the size of
-the logits is kept for the backward pass or computed again there.
-Shapes: R scored rows, D width, V vocabulary (the head may have more rows; they are no tokens).
+Text: the scored rows only, a chunk of logits at a time, each chunk once. The gradient of such a loss is known as soon
+as its logits are, so it is computed with them: nothing of the size of the logits is kept for the backward pass. With
+p(t) the mask probability, a masked token at text time t weighs
+
+    uniform   1 / (mean of p over times): the same for all, and on average one for every token
+    bound     p'(t) / p(t): the continuous-time bound on the negative log-likelihood
+
+Latent: how far a prediction is from its target, per slot. Latent times all weigh 1; how often each is drawn is
+`corruption.latent_time_power`.
+
+    mse             mean over the channels of (prediction - target)^2
+    cosine          1 - cos(prediction, target), and the length
+    normalized_mse  mean over the channels of (prediction / |prediction| - target / |target|)^2, and the length, where
+                    |x| is the root mean square over the channels; away from zero this is 2 - 2 cos
+
+The last two leave the length of a prediction free, but samplers mix it with noise, so it must be right. Beside them
+the length is fitted by least squares along the predicted direction, (|prediction| - <direction, target>)^2: its
+gradient only stretches, that of the direction only turns. The best prediction of targets of equal length is then their
+mean, which is what samplers assume, just as for mse.
+Shapes: R scored rows or slots, D width, V vocabulary (the head may have more rows; they are no tokens), N documents,
+S slots, C channels, B buckets of equal width over [0, 1].
 """
 
 from __future__ import annotations
@@ -14,6 +32,81 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mmldlm.config import ObjectiveConfig
+from mmldlm.corruption.joint import TextSchedule
+
+NUM_BUCKETS = 8
+
+
+def text_weights(weighting: str, schedule: TextSchedule, time: Tensor, real: Tensor) -> Tensor:
+    """(R,) float32: weight of masked tokens at these text times (R,), 0 where `real` (R,) is false."""
+    if weighting == "bound":
+        return torch.where(real, schedule.bound_weight(time), 0.0)
+    return real * (1.0 / schedule.mean_probability)
+
+
+def bucket_of(time: Tensor) -> Tensor:
+    """The bucket of each time."""
+    return (time * NUM_BUCKETS).long().clamp(0, NUM_BUCKETS - 1)
+
+
+@torch.no_grad()
+def sums_by_time(losses: Tensor, scored: Tensor, time: Tensor) -> Tensor:
+    """(2, B): sum of the losses in each bucket, and how many. losses (R,), scored (R,) bool, time (R,).
+
+    A plain sum per bucket and no scattering: the same bits every time, on a GPU too.
+    """
+    bucket = bucket_of(time)
+    inside = (bucket == torch.arange(NUM_BUCKETS, device=bucket.device)[:, None]) & scored
+    sums = torch.where(inside, losses.detach().float(), 0.0).sum(1)
+    return torch.stack([sums, inside.sum(1).float()])
+
+
+@torch.no_grad()
+def sum_by_bucket(rows: Tensor, time: Tensor) -> Tensor:
+    """(B,): sum of the rows of each bucket; the same bits every time. (R,), (R,)"""
+    inside = bucket_of(time) == torch.arange(NUM_BUCKETS, device=time.device)[:, None]
+    return torch.where(inside, rows.float(), 0.0).sum(1)
+
+
+def means(sums: Tensor) -> list[float | None]:
+    """Mean loss of each bucket of `sums_by_time`; None where nothing fell into it. Waits for the device."""
+    return [total / count if count else None for total, count in zip(*sums.tolist(), strict=True)]
+
+
+SHORTEST = 0.1
+"""Root mean square below which a vector counts as of this length where its direction is needed: a zero vector has none,
+and the gradient by a short one is large. Latents are normalised, so 1 is usual."""
+
+
+def slot_errors(prediction: Tensor, target: Tensor, config: ObjectiveConfig) -> Tensor:
+    """(N, S): loss of each slot. (N, S, C), (N, S, C)."""
+    prediction = prediction.float()
+    if config.latent_loss in ("cosine", "normalized_mse"):
+        return _direction_errors(prediction, target, config.latent_loss)
+    return (prediction - target).square().mean(-1)
+
+
+def _direction_errors(prediction: Tensor, target: Tensor, kind: str) -> Tensor:
+    length = _length(prediction)
+    turned, wanted = prediction / length[..., None], target / _length(target)[..., None]
+    if kind == "cosine":
+        direction = 1.0 - (turned * wanted).mean(-1)
+    else:
+        direction = (turned - wanted).square().mean(-1)
+    best_length = (turned * target).mean(-1).detach()
+    return direction + (length - best_length).square()
+
+
+def _length(vectors: Tensor) -> Tensor:
+    """Root mean square over the channels, at least SHORTEST; its gradient is finite at zero."""
+    return vectors.square().mean(-1).clamp(min=SHORTEST**2).sqrt()
+
+
+def latent_loss(per_slot: Tensor, weight: Tensor) -> Tensor:
+    """Sum over the scored slots. (N, S), (N,) weight of each document, 0 where its latent is not scored."""
+    return (per_slot * weight[:, None]).sum()
 
 
 @dataclass(frozen=True)
