@@ -401,10 +401,10 @@ def test_a_hostile_text_cannot_break_the_page(
 def test_a_full_disk_leaves_the_report_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmldlm.evaluation import report
+    from mmldlm import reports
 
     names = ("plot.png", "result.json", "report.html")
-    report.publish(tmp_path / "old", dict.fromkeys(names, b"old") | {"gone.png": b"old"})
+    reports.publish(tmp_path / "old", dict.fromkeys(names, b"old") | {"gone.png": b"old"})
     (tmp_path / "old" / "mine.txt").write_text("not ours")
 
     def full(path: Path, chunks: list[bytes]) -> None:
@@ -413,13 +413,13 @@ def test_a_full_disk_leaves_the_report_that_was_there(
         path.write_bytes(b"".join(chunks))
 
     with monkeypatch.context() as patch:
-        patch.setattr(report, "write_file", full)
+        patch.setattr(reports, "write_file", full)
         for folder in ("old", "new"):
             with pytest.raises(OSError, match="No space"):
-                report.publish(tmp_path / folder, dict.fromkeys(names, b"new"), stale=["gone.png"])
+                reports.publish(tmp_path / folder, dict.fromkeys(names, b"new"), stale=["gone.png"])
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     found = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     assert found == dict.fromkeys((*names, "gone.png"), b"old") | {"mine.txt": b"not ours"}
-    report.publish(tmp_path / "old", dict.fromkeys(names, b"new"), stale=["gone.png"])
+    reports.publish(tmp_path / "old", dict.fromkeys(names, b"new"), stale=["gone.png"])
     found = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     assert found == dict.fromkeys(names, b"new") | {"mine.txt": b"not ours"}
