@@ -186,6 +186,14 @@ def make_figure(
         return Picture(name, title, caption, _to_svg(figure), _to_png(figure), wide)
 
 
+def explain_colours(figure: Figure, colours: Mapping[str, str]) -> None:
+    """A legend above a whole figure."""
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8)
+
+
 def _to_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -15,7 +15,18 @@ from mmldlm.corruption.times import sees_latents
 from mmldlm.durable import replace_file
 from mmldlm.evaluation.tables import INTERVAL
 from mmldlm.json_lines import encode
-from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, Table, make_figure, render_page, signed
+from mmldlm.reports import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Picture,
+    Table,
+    explain_colours,
+    make_figure,
+    render_page,
+    signed,
+)
 from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean
 
 if TYPE_CHECKING:
@@ -244,7 +255,7 @@ def draw(summary: Summary) -> Picture:
             axes.set_axis_off()
         panels[0].set_yticks(range(len(rows)), [row.arm.name for row in rows])
         panels[0].set_ylim(-0.6, len(rows) - 0.4)
-        _explain_colours(figure)
+        explain_colours(figure, _COLOURS)
 
     size = (2.2 + 2.4 * across, down * (1.3 + 0.24 * len(rows)))
     caption = "Mean difference from the first arm with its 95 % interval; hollow: no interval."
@@ -276,10 +287,3 @@ def _panel(axes: Axes, column: Column, rows: list[Row], first: str) -> None:
     axes.tick_params(axis="x", labelsize=7)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.grid(axis="x")
-
-
-def _explain_colours(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=colour, label=label) for label, colour in _COLOURS.items()]
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8)

@@ -1,5 +1,7 @@
 """What a benchmark leaves in its folder: result.json, table.md, report.html, chart.png, and logs/.
 
+Bars for arms, lines for sweeps and for the search of a batch.
+
 `result.json` is there after the first process has ended, marked partial until the last one has, so that nothing
 measured is lost however the benchmark ends.
 """
@@ -10,15 +12,26 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmldlm.benchmark import chart
-from mmldlm.benchmark.comparison import REFERENCE, Comparison, Outcome, Row
+from mmldlm.benchmark.comparison import FASTER, REFERENCE, SAME, SLOWER, Comparison, Outcome, Row
 from mmldlm.benchmark.machine import summary_lines
 from mmldlm.benchmark.measuring import Bench
-from mmldlm.benchmark.search import Search, Sweep
+from mmldlm.benchmark.search import Search, Sweep, draw_search, draw_sweep
 from mmldlm.durable import replace_file
-from mmldlm.reports import Picture, Table, markdown_rows, render_page
+from mmldlm.reports import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    Picture,
+    Table,
+    explain_colours,
+    make_figure,
+    markdown_rows,
+    render_page,
+)
 
 _LONG = ("change", "set-up s", "documents/s", "data wait", "fill", "warm-up s")
 Cell = Callable[[Row], str]
@@ -32,13 +45,13 @@ def compact(table: Table) -> Table:
 
 
 def _rate(row: Row) -> str:
-    figure = row.tokens_per_second
-    return f"{figure.median:,.0f} ({figure.low:,.0f} to {figure.high:,.0f})" if figure else ""
+    rate = row.tokens_per_second
+    return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})" if rate else ""
 
 
 def _speedup(row: Row) -> str:
-    figure = row.speedup
-    return f"{figure.value:.2f} ({figure.low:.2f} to {figure.high:.2f})" if figure else ""
+    ratio = row.speedup
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
 
 
 def _loss(row: Row) -> str:
@@ -51,33 +64,30 @@ def _valid(row: Row) -> str:
     return f"{row.valid_loss:.4f} ({row.valid_difference:.1e})"
 
 
-def gib(count: int | None) -> str:
-    """Bytes for people."""
-    return "" if count is None else f"{count / 2**30:.2f}"
+def _shown(value: float | None, form: str = "{:.4g}", scale: float = 1.0) -> str:
+    return "" if value is None else form.format(scale * value)
 
 
-def share(value: float | None) -> str:
-    """A share for people."""
-    return "" if value is None else f"{100 * value:.1f} %"
+def _gib(count: int | None) -> str:
+    return _shown(count, "{:.2f}", 2.0**-30)
 
 
-def seconds(value: float | None) -> str:
-    """A duration for people."""
-    return "" if value is None else f"{value:.4g}"
+def _share(value: float | None) -> str:
+    return _shown(value, "{:.1f} %", 100.0)
 
 
 COLUMNS: dict[str, Cell] = {
     "tokens/s (quartiles)": _rate,
-    "documents/s": lambda row: f"{row.documents_per_second:,.1f}" if row.documents_per_second else "",
-    "s/step": lambda row: seconds(row.seconds_per_step),
+    "documents/s": lambda row: _shown(row.documents_per_second, "{:,.1f}"),
+    "s/step": lambda row: _shown(row.seconds_per_step),
     "speed-up (95 %)": _speedup,
-    "peak GiB": lambda row: gib(row.memory),
-    "host GiB": lambda row: gib(row.resident) if row.resident != row.memory else "",
-    "set-up s": lambda row: seconds(row.set_up_seconds),
-    "MFU": lambda row: share(row.mfu),
-    "data wait": lambda row: share(row.data_wait),
-    "fill": lambda row: share(row.fill),
-    "warm-up s": lambda row: f"{row.warmup_seconds:.1f}" if row.warmup_seconds is not None else "",
+    "peak GiB": lambda row: _gib(row.memory),
+    "host GiB": lambda row: _gib(row.resident) if row.resident != row.memory else "",
+    "set-up s": lambda row: _shown(row.set_up_seconds),
+    "MFU": lambda row: _share(row.mfu),
+    "data wait": lambda row: _share(row.data_wait),
+    "fill": lambda row: _share(row.fill),
+    "warm-up s": lambda row: _shown(row.warmup_seconds, "{:.1f}"),
     "valid loss": _valid,
     "loss gate": _loss,
 }
@@ -164,19 +174,23 @@ class Report:
         """The whole report; returns the table for the terminal."""
         table = _table(result)
         self._write_json(_values(result) | {"conditions": [asdict(outcome) for outcome in outcomes]})
+        remarks = [*self.remarks(result), *(outcome.line() for outcome in outcomes)]
+        partial = ["Partial: the benchmark was stopped before its end."] if result.partial else []
         lines = [
-            *self._head(result),
-            *markdown_rows(table.head, table.rows),
+            "# Benchmark",
             "",
-            *self._foot(result, outcomes),
+            *(f"**{line}**\n" for line in partial),
+            *(f"- {line}" for line in self._facts()),
         ]
+        lines += ["", *markdown_rows(table.head, table.rows), "", *(f"- {line}" for line in remarks)]
+        lines += ["", "![Chart of the table above](chart.png)"]
         replace_file(self.folder / "table.md", ("\n".join(lines) + "\n").encode())
         picture = _draw(result)
         replace_file(self.folder / "chart.png", picture.png)
         page = render_page(
             "Benchmark",
-            intro=[*(["Partial: stopped before its end."] if result.partial else []), *self._facts()[-2:]],
-            notes=[*self.remarks(result), *(outcome.line() for outcome in outcomes)],
+            intro=[*partial, *self._facts()[-2:]],
+            notes=remarks,
             pictures=[picture],
             tables=[table],
             details={"Machine": dict(line.split(": ", 1) for line in summary_lines(self.environment))},
@@ -197,10 +211,6 @@ class Report:
         text = json.dumps(whole, indent=1, allow_nan=False)
         replace_file(self.folder / "result.json", text.encode())
 
-    def _head(self, result: Result) -> list[str]:
-        partial = ["**Partial: the benchmark was stopped before its end.**", ""] if result.partial else []
-        return ["# Benchmark", "", *partial, *(f"- {line}" for line in self._facts()), ""]
-
     def _facts(self) -> list[str]:
         return [*summary_lines(self.environment), f"data: {describe_data(self.data)}", self._method()]
 
@@ -212,10 +222,6 @@ class Report:
             f"method: a fresh process for each of {options.repeats} interleaved repeats{where}, "
             f"{options.warmup} steps of warm-up, {options.steps} timed steps in blocks of {options.block}"
         )
-
-    def _foot(self, result: Result, outcomes: list[Outcome]) -> list[str]:
-        lines = [*self.remarks(result), *(outcome.line() for outcome in outcomes)]
-        return [*(f"- {line}" for line in lines), "", "![Chart of the table above](chart.png)"]
 
     def remarks(self, result: Result) -> list[str]:
         """What stands below the table, for people."""
@@ -273,8 +279,8 @@ def _table(result: Result) -> Table:
 
 def _draw(result: Result) -> Picture:
     if isinstance(result, Sweep):
-        return chart.draw_sweep(result)
-    return chart.draw_search(result) if isinstance(result, Search) else chart.draw_comparison(result)
+        return draw_sweep(result)
+    return draw_search(result) if isinstance(result, Search) else draw_comparison(result)
 
 
 def describe_data(data: dict[str, Any]) -> str:
@@ -285,3 +291,65 @@ def describe_data(data: dict[str, Any]) -> str:
         f"{source}, {data['documents']:,} documents, {data['mean_length']:.1f} tokens on average, at most "
         f"{data['max_length']:,}, vocabulary {data['vocabulary']:,}, latents {data['slots']} x {data['channels']}"
     )
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {"baseline": BLUE, FASTER: GREEN, SLOWER: ORANGE, SAME: GREY}
+
+
+def draw_comparison(comparison: Comparison) -> Picture:
+    """Tokens per second and peak memory of each arm, side by side."""
+    rows = comparison.rows[::-1]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+        _rate_bars(left, rows)
+        _memory_bars(right, rows)
+        explain_colours(figure, _COLOURS)
+
+    caption = "Median and quartiles over timed blocks; the ratio is to the baseline."
+    return make_figure("chart", "Speed and memory", caption, (9.0, 1.2 + 0.32 * len(rows)), draw)
+
+
+def _rate_bars(axes: Axes, rows: list[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for place, row in enumerate(rows):
+        rate = row.tokens_per_second
+        if rate is None:
+            axes.text(0.0, place, f" {(row.failure or '')[:58]}", va="center", color=ORANGE, fontsize=7.5)
+            continue
+        axes.barh(place, rate.median, color=_COLOURS.get(row.verdict, GREY))
+        errors = [[rate.median - rate.low], [rate.high - rate.median]]
+        axes.errorbar(rate.median, place, xerr=errors, color=INK, linewidth=1, capsize=2)
+        if row.speedup is not None:
+            axes.annotate(
+                f"{row.speedup.value:.2f}x", (rate.high, place), (5, 0), textcoords="offset points", va="center",
+                fontsize=8,
+            )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("tokens/s: median, quartiles, and ratio to the baseline")
+    axes.set_xlim(
+        0, 1.15 * max((row.tokens_per_second.high for row in rows if row.tokens_per_second), default=1)
+    )
+    axes.grid(axis="x")
+
+
+def _memory_bars(axes: Axes, rows: list[Row]) -> None:
+    for place, row in enumerate(rows):
+        if row.memory is not None:
+            axes.barh(place, row.memory / 2**30, color=_COLOURS.get(row.verdict, GREY), alpha=0.6)
+            axes.annotate(
+                f"{row.memory / 2**30:.2f}", (row.memory / 2**30, place), (4, 0), textcoords="offset points",
+                va="center", fontsize=8,
+            )  # fmt: skip
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("peak memory, GiB")
+    axes.margins(x=0.18)
+    axes.grid(axis="x")

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmldlm.benchmark.arms import Arm
 from mmldlm.benchmark.comparison import Row, row_of, run_rounds
 from mmldlm.benchmark.measuring import Bench, Trial
 from mmldlm.errors import UserError
+from mmldlm.reports import BLUE, GREY, Picture, make_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STORE_KEYS = ("length", "documents")
 """Not settings, but properties of the synthetic store."""
@@ -193,3 +198,67 @@ def largest_multiple(fits: Callable[[int], bool], most: int) -> int:
         else:
             high = middle
     return low
+
+
+def draw_sweep(sweep: Sweep) -> Picture:
+    """Time and memory against the key, with the work as a thin line; time on logarithmic axes."""
+    points = [point for point in sweep.points if point.row.tokens_per_second is not None]
+    numbers = [point.number for point in points]
+    numeric = all(number is not None and number > 0 for number in numbers)
+    xs: list[Any] = numbers if numeric else [point.value for point in points]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        times = [point.row.seconds_per_step for point in points]
+        _curve(left, xs, times, "seconds per step")
+        flops = [point.row.flops_per_step for point in points]
+        if times and times[0] and flops[0]:
+            work = [times[0] * value / flops[0] for value in flops if value]
+            left.plot(xs, work, color=GREY, linewidth=1, linestyle="--", label="as the work grows")
+            left.legend()
+        _curve(right, xs, [(point.row.memory or 0) / 2**30 for point in points], "peak memory, GiB")
+        right.set_ylim(bottom=0)
+        for axes in (left, right):
+            axes.set_xlabel(sweep.key)
+        if numeric and points:
+            _logarithmic(left, xs)
+            right.xaxis.set_major_formatter("{x:,g}")
+            right.locator_params(axis="x", nbins=5)
+
+    caption = "Medians; dashed: time if it grew as the work does."
+    return make_figure("chart", f"Time and memory against {sweep.key}", caption, (8.0, 3.4), draw)
+
+
+def draw_search(search: Search) -> Picture:
+    """Tokens per second and memory against the batch."""
+    tries = [one for one in search.fitting if one.row.tokens_per_second is not None]
+    xs = [one.tokens for one in tries]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        rates = [one.row.tokens_per_second.median for one in tries if one.row.tokens_per_second]
+        _curve(left, xs, rates, "tokens/s")
+        _curve(right, xs, [(one.row.memory or 0) / 2**30 for one in tries], "peak memory, GiB")
+        for axes in (left, right):
+            axes.set_xlabel(KEY)
+            axes.set_ylim(bottom=0)
+
+    return make_figure("chart", "Speed and memory against the batch", "Medians.", (8.0, 3.4), draw)
+
+
+def _curve(axes: Axes, xs: list[Any], ys: list[Any], label: str) -> None:
+    axes.plot(xs, ys, color=BLUE, marker="o", markersize=4)
+    axes.set_ylabel(label)
+    axes.grid()
+
+
+def _logarithmic(axes: Axes, xs: list[float]) -> None:
+    """In both directions, so that a power of the key is a straight line."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(xs, [f"{x:,g}" for x in xs])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    ticks = [base * 10.0**power for power in range(-6, 7) for base in (1, 2, 5)]
+    axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
