@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Any
 from mmldlm.durable import flush_folder, naming, volatile, write_file
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table as RichTable
+
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal."""
@@ -108,10 +113,6 @@ def signed(value: float, digits: int = 3) -> str:
 def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Ink and grid lines are replaced by the page's own colours in the SVG; the others suit light and dark pages.
 INK, GRID = "#1c2733", "#d5dbe1"
@@ -206,11 +207,6 @@ def _to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
-
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ RUN_JOB = "ablate-run"
 PATIENCE = 300.0
 """Seconds that processes have for their last checkpoint."""
 _POLL = 0.1
+_LOOK_EVERY = 0.5
+"""Seconds between two checks whether the ablation still runs."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -253,12 +257,6 @@ def _folder_held(work: Work) -> Iterator[None]:
             ) from error
         write_plan(work)
         yield
-
-
-_LOOK_EVERY = 0.5
-"""Seconds between two checks whether the ablation still runs."""
-
-logger = logging.getLogger(__name__)
 
 
 def run_job(path: Path, parent: int) -> None:

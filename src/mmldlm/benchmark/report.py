@@ -33,6 +33,10 @@ from mmldlm.reports import (
     render_page,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _LONG = ("change", "set-up s", "documents/s", "data wait", "fill", "warm-up s")
 Cell = Callable[[Row], str]
 
@@ -292,10 +296,6 @@ def describe_data(data: dict[str, Any]) -> str:
         f"{data['max_length']:,}, vocabulary {data['vocabulary']:,}, latents {data['slots']} x {data['channels']}"
     )
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COLOURS = {"baseline": BLUE, FASTER: GREEN, SLOWER: ORANGE, SAME: GREY}
 

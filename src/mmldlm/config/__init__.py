@@ -1,5 +1,6 @@
 """Typed settings of a run, each with its meaning and its allowed values: `settings`, `checks`, `recipe`."""
 
+# ruff: noqa: F401 (names for other rooms)
 from mmldlm.config.checks import find_problems
 from mmldlm.config.settings import (
     ACCELERATORS,
@@ -28,32 +29,3 @@ from mmldlm.config.settings import (
     resolve_model,
     weights_in_force,
 )
-
-__all__ = [
-    "ACCELERATORS",
-    "DEVICE_NAME",
-    "MODES",
-    "PARTS",
-    "PRESETS",
-    "BatchConfig",
-    "BatchStage",
-    "Config",
-    "CorruptionConfig",
-    "DataConfig",
-    "DistributedConfig",
-    "EvaluationConfig",
-    "ModeStage",
-    "ModeWeights",
-    "ModelConfig",
-    "ModelShape",
-    "ObjectiveConfig",
-    "OptimConfig",
-    "SamplingConfig",
-    "SpeedConfig",
-    "StageWeights",
-    "TrainConfig",
-    "find_problems",
-    "leaves_condition_out",
-    "resolve_model",
-    "weights_in_force",
-]

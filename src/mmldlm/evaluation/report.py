@@ -41,6 +41,9 @@ from mmldlm.reports import (
 )
 from mmldlm.statistics import MORE, SAME
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 REPORT, MARKDOWN, RESULT, DOCUMENTS = "report.html", "report.md", "result.json", "documents.json"
 
 
@@ -231,9 +234,6 @@ def mark_differences(true: str, decoded: str) -> list[tuple[str, bool]]:
             pieces.append((" ".join(words[start:stop]), kind == "equal"))
     return pieces
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COMPARISON = "comparison"
 MAIN = (

@@ -114,21 +114,6 @@ class Inversion:
         """Share of tokens right, with the most sampling steps and the true length."""
         return self.best.token_accuracy
 
-    @property
-    def exact(self) -> Estimate:
-        """Share of texts with every token right, likewise."""
-        return self.best.exact_match
-
-    @property
-    def bleu(self) -> Estimate | None:
-        """BLEU, likewise."""
-        return self.best.bleu
-
-    @property
-    def reencoded_cosine(self) -> Estimate | None:
-        """Cosine between the latent and that of the decoded text, likewise."""
-        return self.best.reencoded_cosine
-
 
 @dataclass(frozen=True)
 class Way:
@@ -383,8 +368,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite are nan."""
-        shallow = dataclasses.replace(self, documents={})
-        values = dataclasses.asdict(shallow)
+        values = dataclasses.asdict(dataclasses.replace(self, documents={}))
         del values["documents"]
         return {"format": FORMAT, **values}
 
@@ -405,15 +389,13 @@ class Evaluation:
             result: Evaluation = from_plain(cls, values)
             return dataclasses.replace(result, documents=_documents(documents or {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"it is damaged ({type(error).__name__}: {error}); evaluate the run again"
-            ) from error
+            problem = f"it is damaged ({type(error).__name__}: {error}); evaluate the run again"
+            raise UserError(problem) from error
 
 
 def _documents(values: dict[str, Any]) -> dict[str, DocumentSet]:
-    return {
-        about: DocumentSet(
-            one["id"], {name: Quantity.from_json(saved) for name, saved in one["quantities"].items()}
-        )
-        for about, one in values.items()
-    }
+    sets = {}
+    for about, one in values.items():
+        saved = one["quantities"].items()
+        sets[about] = DocumentSet(one["id"], {name: Quantity.from_json(quantity) for name, quantity in saved})
+    return sets
