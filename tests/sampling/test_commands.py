@@ -226,7 +226,7 @@ def test_a_model_without_t2l_is_checked_by_the_encoder(
     words = (run, "--text", "w1 w2", "--length", 3, "--candidates", 2)
     with monkeypatch.context() as patch:
         patch.setattr("mmldlm.sampling.self_check.decode_latents", None)  # rejected before any work
-        assert mistake("decode", *words).startswith("check='model': this model was not trained to produce")
+        assert mistake("decode", *words).startswith("--check 'model': this model was not trained to produce")
     assert samples("decode", *words, "--check", "encoder")[0]["num_encoded"] == 2
 
 
@@ -255,8 +255,8 @@ WRONG = [
     ("decode RUN --text w1 -n 3", "-n: has an effect only with --from-split"),
     ("decode RUN --text w1 --data x", "--data: has an effect only with --from-split or --neighbours"),
     ("decode RUN --text w1 --check encoder", "--check: has an effect only with --candidates or --refine"),
-    ("decode RUN --text w1 --candidates 0 --encode-with model", "candidates=0: a whole number"),
-    ("decode RUN --text w1 --against w1 --encode-with model", "against: has an effect only with a guidance"),
+    ("decode RUN --text w1 --candidates 0 --encode-with model", "--candidates 0: a whole number"),
+    ("decode RUN --text w1 --against w1 --encode-with model", "--against: has an effect only with a guidance"),
     ("decode RUN --text w1 --encode-with me", "--encode-with me: allowed are encoder, model"),
     ("decode RUN --latents missing.npy", "missing.npy: there is no such file"),
     ("decode RUN --from-split test", "no split 'test'"),
@@ -269,28 +269,28 @@ WRONG = [
     ("decode RUN --in missing.txt --out a.jsonl", "missing.txt: cannot be read"),
     ("decode RUN --in a.txt --out a.jsonl --json", "--in: needs --out FILE"),
     ("encode RUN", "one of TEXT, --from-split, --in is needed"),
-    ("encode RUN w1 --steps 0", "steps=0: allowed"),
-    ("encode RUN w1 --solver euler", "solver=euler: allowed are ddim"),
+    ("encode RUN w1 --steps 0", "--steps 0: allowed"),
+    ("encode RUN w1 --solver euler", "--solver euler: allowed are ddim"),
     ("generate RUN -n 0", "-n 0: at least 1"),
     ("generate RUN --length x", "--length x: allowed"),
     ("generate RUN --length original", "--length original: there is no original"),
-    ("generate RUN --temperature -1", "temperature=-1.0: allowed is at least 0"),
-    ("generate RUN --order best", "order=best: allowed are"),
-    ("generate RUN --steps 0", "steps=0: allowed"),
-    ("generate RUN --seed -3", "seed=-3: allowed"),
-    ("generate RUN --guidance 1000", "guidance=1000.0: allowed"),
-    ("generate RUN --device tpu", "device=tpu"),
+    ("generate RUN --temperature -1", "--temperature -1.0: allowed is at least 0"),
+    ("generate RUN --order best", "--order best: allowed are"),
+    ("generate RUN --steps 0", "--steps 0: allowed"),
+    ("generate RUN --seed -3", "--seed -3: allowed"),
+    ("generate RUN --guidance 1000", "--guidance 1000.0: allowed"),
+    ("generate RUN --device tpu", "--device tpu"),
     ("generate RUN --data x", "--data: has an effect only with --neighbours"),
     ("generate RUN --out made.txt", "--out made.txt: the name of the file must end in .npy or .jsonl"),
     ("generate RUN --out nowhere/made.npy", "--out nowhere/made.npy: the folder nowhere does not exist"),
     ("generate nothing", "no such run or export"),
     ("infill RUN w1", "holds no blank"),
     ("infill RUN ____{99999999999}", "a blank of 99999999999 tokens; allowed are 1 to 10000"),
-    ("infill RUN ____ --guidance 2", "guidance: has no effect without latents"),
+    ("infill RUN ____ --guidance 2", "--guidance: has no effect without latents"),
     ("infill RUN ____ --against w1", "--against: has an effect only with --about"),
     ("paraphrase RUN", "one of TEXT, --in is needed"),
-    ("paraphrase RUN w1 --strength 0", "strength=0.0: more than 0"),
-    ("paraphrase RUN w1 --vary all", "vary='all': allowed are both, latent, text"),
+    ("paraphrase RUN w1 --strength 0", "--strength 0.0: more than 0"),
+    ("paraphrase RUN w1 --vary all", "--vary 'all': allowed are both, latent, text"),
     ("paraphrase RUN w1 --length 3", "lengths: a text of which tokens stay"),
     ("interpolate RUN w1 w2 --points 1", "--points 1: at least 2"),
 ]  # fmt: skip

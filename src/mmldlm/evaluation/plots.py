@@ -27,20 +27,11 @@ _KIND_COLORS = (BLUE, ORANGE, GREY)
 """Right, shuffled, none."""
 _COLORS = (BLUE, ORANGE, GREEN, GREY)
 _DASHES = (0, (4, 3))
+_ACCURACY = "tokens right at their position, %"
 NAMES = (
-    "latent_gain",
-    "time_curve",
-    "confidence",
-    "latent_bound",
-    "accuracy_steps",
-    "accuracy_length",
-    "reencoded_cosine",
-    "self_check",
-    "latent_similarity",
-    "generation",
-    "losses",
-    "training_accuracy",
-)
+    "latent_gain", "time_curve", "confidence", "latent_bound", "accuracy_steps", "accuracy_length",
+    "reencoded_cosine", "self_check", "latent_similarity", "generation", "losses", "training_accuracy",
+)  # fmt: skip
 """Every picture there can be."""
 
 
@@ -104,10 +95,8 @@ def _time_curve(bounds: TextBounds) -> Picture:
             rows = [row for row in kind.time_curve if row.num_tokens]
             x, y = [0.5 * (row.low + row.high) for row in rows], [row.nats for row in rows]
             axes.plot(x, y, marker="o", markersize=3.5, color=color, label=name)  # type: ignore[arg-type]
-        axes.set_xlabel("text_time (0 nothing masked, 1 everything masked)")
-        axes.set_ylabel("nats per masked token")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="text_time (0 nothing masked, 1 everything masked)", ylabel="nats per masked token")
+        axes.set(xlim=(0, 1), ylim=(0, None))
         axes.legend()
 
     caption = "How hard a masked token is, by how much of the text around it is masked too."
@@ -129,10 +118,8 @@ def _confidence(calibration: Calibration) -> Picture:
             x, y = [row.confidence for row in rows], [row.accuracy for row in rows]
             axes.plot(x, y, color=color, linewidth=1.2)  # type: ignore[arg-type]
             axes.scatter(x, y, s=sizes, color=color, label=name, zorder=3, alpha=0.85)  # type: ignore[arg-type]
-        axes.set_xlabel("probability of the most probable token")
-        axes.set_ylabel("share that is right")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
+        axes.set(xlabel="probability of the most probable token", ylabel="share that is right")
+        axes.set(xlim=(0, 1), ylim=(0, 1))
         axes.legend(loc="upper left")
 
     caption = (
@@ -155,10 +142,8 @@ def _latent_bound(bounds: LatentBounds) -> Picture:
             x, y = [middle - 1 for middle, _ in points], [error * middle for middle, error in points]
             axes.plot(x, y, marker="o", markersize=3.5, color=color, label=name)
         axes.axhline(1.0, color=GREY, linewidth=1, linestyle=_DASHES, label="standard normal")
-        axes.set_xscale("log")
+        axes.set(xscale="log", ylabel="squared error x (1 + ratio)", ylim=(0, None))
         axes.set_xlabel("signal-to-noise ratio of the latent (left: nothing is left of it)")
-        axes.set_ylabel("squared error x (1 + ratio)")
-        axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
 
     named = zip(TEXT_NAMES.values(), kinds, strict=True)
@@ -195,8 +180,7 @@ def _accuracy(inversion: Inversion) -> Picture:
         _step_curve(axes, inversion.length_given, "token_accuracy", BLUE, "true length given", 100)
         _step_curve(axes, inversion.length_modelled, "token_accuracy", ORANGE, "length modelled", 100)
         _step_axis(axes, inversion.length_given)
-        axes.set_ylabel("tokens right at their position, %")
-        axes.set_ylim(bottom=0)
+        axes.set(ylabel=_ACCURACY, ylim=(0, None))
         axes.legend(loc="best")
 
     caption = "Held-out latents decoded from fully masked text. Bars: 95 % interval over documents."
@@ -213,8 +197,7 @@ def _by_length(inversion: Inversion) -> Picture | None:
             name = f"{group.shortest} to {group.longest} tokens ({group.num_documents})"
             _step_curve(axes, group.length_given, "token_accuracy", _COLORS[idx % len(_COLORS)], name, 100)
         _step_axis(axes, groups[0].length_given)
-        axes.set_ylabel("tokens right at their position, %")
-        axes.set_ylim(bottom=0)
+        axes.set(ylabel=_ACCURACY, ylim=(0, None))
         axes.legend(loc="best", fontsize=8)
 
     caption = "The same documents by the number of their tokens, true length given. In brackets: documents."
@@ -258,9 +241,7 @@ def _ways(ways: WaysToDecode) -> Picture:
                 yerr=_error_bars(estimates, 100), color=_COLORS[idx % len(_COLORS)], marker="o", markersize=4,
                 capsize=2, linestyle=("-", "--", ":")[idx // len(_COLORS) % 3], label=kind.title(),
             )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlabel("passes of the network per document")
-        axes.set_ylabel("tokens right at their position, %")
+        axes.set(xscale="log", xlabel="passes of the network per document", ylabel=_ACCURACY)
         axes.legend(loc="best", fontsize=8)
 
     caption = (
@@ -280,8 +261,7 @@ def _similarity(retrieval: Retrieval) -> Picture:
             heights = [100 * count / retrieval.num_queries for count in counts]
             axes.stairs(heights, histogram.edges, fill=True, alpha=0.55, color=color, label=name)
             axes.stairs(heights, histogram.edges, color=color, linewidth=1.2)
-        axes.set_xlabel("cosine of the model's latent to the encoder's latent")
-        axes.set_ylabel("documents, %")
+        axes.set(xlabel="cosine of the model's latent to the encoder's latent", ylabel="documents, %")
         axes.legend(loc="upper left")
 
     caption = (
@@ -315,8 +295,7 @@ def _generation(generation: Generation) -> Picture:
             axes.bar(x, y, 0.38, yerr=bars, color=color, ecolor=INK, capsize=2, label=name)
         axes.set_xticks(range(len(named)), list(named), fontsize=8)
         axes.grid(axis="x", visible=False)
-        axes.set_ylabel("%")
-        axes.set_ylim(bottom=0)
+        axes.set(ylabel="%", ylim=(0, None))
         axes.legend(fontsize=8)
 
     caption = (
@@ -335,9 +314,7 @@ def _losses(log: Sequence[dict[str, Any]]) -> Picture | None:
         for key, color, name in series:
             _log_curve(axes, log, key, color, f"{name}, training", faint=True)
             _log_curve(axes, log, f"valid_{key}", color, f"{name}, held-out")
-        axes.set_xlabel("step")
-        axes.set_ylabel("nats per token; mean squared error")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="step", ylabel="nats per token; mean squared error", ylim=(0, None))
         axes.legend(fontsize=8)
 
     caption = (
@@ -354,9 +331,7 @@ def _accuracy_log(log: Sequence[dict[str, Any]]) -> Picture | None:
     def draw(axes: Axes) -> None:
         _log_curve(axes, log, "text_accuracy", BLUE, "training", faint=True, scale=100)
         _log_curve(axes, log, "valid_text_accuracy", BLUE, "held-out", scale=100)
-        axes.set_xlabel("step")
-        axes.set_ylabel("masked tokens right, %")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="step", ylabel="masked tokens right, %", ylim=(0, None))
         axes.legend(fontsize=8)
 
     caption = (
