@@ -4,7 +4,7 @@ import pytest
 
 from mmldlm.config import MODES
 from mmldlm.metrics import read_log
-from mmldlm.training.lr import lr_at
+from mmldlm.training.optim import lr_at
 from mmldlm.training.plan import course_of
 from tests.runs import make_trainer
 from tests.stores import write_store

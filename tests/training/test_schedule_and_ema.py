@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from mmldlm.config import OptimConfig
-from mmldlm.training.lr import Plateau, lr_at
-from mmldlm.training.optim import Ema
+from mmldlm.training.optim import Ema, Plateau, lr_at
 
 
 def test_learning_rate_warms_up_and_falls_on_a_cosine():

@@ -30,8 +30,7 @@ from mmldlm.training.batches import Batches, Fields, Hooks, Progress
 from mmldlm.training.checkpoints import Checkpoints
 from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import LogWindow, gpu_memory
-from mmldlm.training.lr import Plateau, judged_loss, lr_at
-from mmldlm.training.modes import ModeStages
+from mmldlm.training.optim import Plateau, judged_loss, lr_at
 from mmldlm.training.profile import StepProfiler
 from mmldlm.training.recovery import (
     Attempts,
@@ -44,7 +43,7 @@ from mmldlm.training.recovery import (
 from mmldlm.training.resume import check_resume, report_ignored_init, start_from
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
-from mmldlm.training.step import BalanceState
+from mmldlm.training.step import BalanceState, ModeStages
 from mmldlm.training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)

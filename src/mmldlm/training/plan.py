@@ -20,7 +20,7 @@ from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import DTYPES
 from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
-from mmldlm.training.lr import lr_at
+from mmldlm.training.optim import lr_at
 from mmldlm.training.setup import Setup
 
 _MOST_POINTS = 2000

@@ -25,9 +25,8 @@ from mmldlm.objective.joint import Active, Objective, build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs
-from mmldlm.training.modes import trained_in
 from mmldlm.training.optim import Ema, build_optimizers
-from mmldlm.training.step import Stepper
+from mmldlm.training.step import Stepper, trained_in
 from mmldlm.types import Counts, When, to_device
 
 log = logging.getLogger(__name__)
