@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from mmldlm.cli.doctor import app
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
-from mmldlm.migrate.report import report_text, write_migration
-from mmldlm.migrate.repository import examine_repository
+from mmldlm.migrate.repository import examine_repository, report_text, write_migration
 from mmldlm.migrate.translation import check_recipe, is_old, translate
 
 OLD = """

@@ -27,7 +27,7 @@ def config(
 ) -> None:
     """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""
     from mmldlm.errors import UserError
-    from mmldlm.migrate.settings_file import examine_settings
+    from mmldlm.migrate.repository import examine_settings
 
     report = examine_settings(file)
     if report.kind == "ours":

@@ -16,8 +16,7 @@ def migrate(
 ) -> None:
     """Translate settings, data layout, command lines and environment; report what changes in behaviour and why."""
     from mmldlm.errors import UserError
-    from mmldlm.migrate.report import report_text, write_migration
-    from mmldlm.migrate.repository import examine_repository
+    from mmldlm.migrate.repository import examine_repository, report_text, write_migration
 
     migration = examine_repository(old_repo)
     if out is None:

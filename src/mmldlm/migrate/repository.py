@@ -1,9 +1,13 @@
-"""A whole checkout of the research code: what is in it and what becomes of each part. Nothing in it is changed."""
+"""A whole checkout of the research code: what is in it and what becomes of each part, as a document and as recipes.
+
+Nothing in it is changed. `doctor config` looks at one settings file, of ours or of the research code, on its own.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,8 @@ from traindoctor.source import UnreadableError, read_source
 from traindoctor.types import Finding, Kind
 
 from mmldlm.errors import UserError
-from mmldlm.migrate.old_settings import DIRECT, DROPPED, IGNORED, flatten
-from mmldlm.migrate.translation import Translation, is_old, read_yaml, translate
+from mmldlm.migrate.old_settings import CHANGES, DIRECT, DROPPED, IGNORED, flatten
+from mmldlm.migrate.translation import Translation, check_recipe, is_old, read_yaml, recipe_text, translate
 
 
 @dataclass
@@ -66,11 +70,13 @@ def examine_repository(root: Path) -> Migration:
 
 
 def _values_by_name(root: Path, translations: list[Translation]) -> dict[str, dict[str, Any]]:
-    return {Path(found.source).stem: read_yaml(root / found.source) for found in translations}
+    return {
+        Path(translation.source).stem: read_yaml(root / translation.source) for translation in translations
+    }
 
 
 def _translations(root: Path, files: list[Found]) -> list[Translation]:
-    found = []
+    translations = []
     for file in files:
         if file.kind is not Kind.YAML:
             continue
@@ -79,12 +85,12 @@ def _translations(root: Path, files: list[Found]) -> list[Translation]:
         except UserError:
             continue
         if is_old(values) and "training" in values and isinstance(values.get("model"), dict):
-            found.append(translate(values, file.relative))
-    return found
+            translations.append(translate(values, file.relative))
+    return translations
 
 
 def _commands(root: Path, files: list[Found], configs: dict[str, dict[str, Any]]) -> list[OldCommand]:
-    found: list[OldCommand] = []
+    commands: list[OldCommand] = []
     for file in files:
         if file.kind is not Kind.SHELL:
             continue
@@ -96,8 +102,8 @@ def _commands(root: Path, files: list[Found], configs: dict[str, dict[str, Any]]
         for command in script.commands:
             if command.is_training() and any(re.search(r"train\w*\.py$", word) for word in command.arguments):
                 line = source.place(command.start)[0]
-                found.append(_command(file.relative, line, command, configs))
-    return found
+                commands.append(_command(file.relative, line, command, configs))
+    return commands
 
 
 def _command(script: str, line: int, command: Command, configs: dict[str, dict[str, Any]]) -> OldCommand:
@@ -159,13 +165,121 @@ def _combined(values: dict[str, Any], changed: dict[str, Any]) -> list[str]:
 
 
 def _data(root: Path) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    folders: list[tuple[str, str]] = []
     for tokens in sorted(root.rglob("tokens")):
         base = tokens.parent
         if tokens.is_dir() and (base / "latents").is_dir():
             relative = base.relative_to(root).as_posix()
-            found.append((relative, f"mmldlm data import {base} --out store --tokenizer bert-base-uncased"))
+            folders.append((relative, f"mmldlm data import {base} --out store --tokenizer bert-base-uncased"))
     for file in sorted(root.rglob("*_data.jsonl")):
         relative = file.relative_to(root).as_posix()
-        found.append((relative, f"mmldlm prepare --input {file} --out store"))
-    return found
+        folders.append((relative, f"mmldlm prepare --input {file} --out store"))
+    return folders
+
+
+def translation_lines(translation: Translation) -> list[str]:
+    """What a person should know about one translated file."""
+    lines: list[str] = []
+    for title, entries in (
+        ("Ignored by the old code", translation.ignored),
+        ("Without a counterpart", translation.dropped),
+        ("Contradictions", translation.contradictions),
+        ("Unknown to both", translation.unknown),
+        ("Notes", translation.notes),
+        ("Our loader says", check_recipe(translation.recipe)),
+    ):
+        if entries:
+            lines += [f"{title}:", *(f"  - {entry}" for entry in entries)]
+    return lines
+
+
+def report_text(migration: Migration) -> str:
+    """The whole report as Markdown."""
+    lines = [
+        f"# Migration of {migration.root.name}",
+        "",
+        f"{len(migration.translations)} settings files, {len(migration.commands)} command lines, "
+        f"{len(migration.data)} data folders, {len(migration.environment)} remarks on environment variables. "
+        "Nothing in the old checkout was changed.",
+        "",
+        "## What behaves differently",
+        "",
+        *(f"- **{what}**: {how}" for what, how in CHANGES),
+        "",
+        "## Data",
+        "",
+    ]
+    if migration.data:
+        lines += [f"- `{folder}`: `{command}`" for folder, command in migration.data]
+    else:
+        lines += [
+            "- No `tokens/` and `latents/` folders and no `*_data.jsonl` lie in this checkout. With the data "
+            "elsewhere: "
+            "`mmldlm data import FOLDER --out store --tokenizer NAME`."
+        ]
+    lines += ["", "## Command lines", ""]
+    for command in migration.commands:
+        lines += [
+            f"- `{command.script}:{command.line}`",
+            f"  - old: `{command.old}`",
+            f"  - new: `{command.new}`",
+        ]
+        lines += [f"  - never had an effect: {entry}" for entry in command.ignored]
+        lines += [f"  - has no counterpart: {entry}" for entry in command.dropped]
+    lines += ["", "## Environment", ""]
+    lines += [f"- `{f.path}:{f.where}` {f.code}: {f.message}" for f in migration.environment] or [
+        "- nothing to say"
+    ]
+    lines += ["", "## Settings", ""]
+    for translation in migration.translations:
+        lines += [f"### {translation.source}", "", *_as_list(translation_lines(translation)), ""]
+    return "\n".join(lines)
+
+
+def _as_list(lines: Sequence[str]) -> list[str]:
+    return [f"- {line}" if not line.startswith("  ") else line for line in lines]
+
+
+def write_migration(migration: Migration, out: Path) -> list[Path]:
+    """Write the report and one recipe per settings file; returns what was written."""
+    recipes = out / "recipes"
+    recipes.mkdir(parents=True, exist_ok=True)
+    written = [out / "migration.md"]
+    written[0].write_text(report_text(migration), "utf-8")
+    taken: set[str] = set()
+    for translation in migration.translations:
+        stem = Path(translation.source).stem
+        if stem in taken:
+            stem = translation.source.removesuffix(".yaml").replace("/", "-")
+        taken.add(stem)
+        target = recipes / f"{stem}.yaml"
+        target.write_text(recipe_text(translation), "utf-8")
+        written.append(target)
+    return written
+
+
+@dataclass
+class SettingsReport:
+    """What is wrong with a settings file, and its translation where it is an old one."""
+
+    kind: str
+    """ours or old"""
+    problems: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    recipe: str | None = None
+
+
+def examine_settings(path: Path) -> SettingsReport:
+    """Read a settings file and say what is unread, contradictory or has changed its name."""
+    values = read_yaml(path)
+    if is_old(values):
+        translation = translate(values, path.name)
+        problems = [*translation.ignored, *translation.contradictions]
+        return SettingsReport("old", problems, translation_lines(translation), recipe_text(translation))
+    from mmldlm.config.recipe import config_from_dict
+
+    try:
+        config_from_dict(values)
+    except UserError as error:
+        return SettingsReport("ours", str(error).removeprefix("the saved settings: ").split("; "))
+    return SettingsReport("ours")

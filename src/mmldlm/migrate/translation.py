@@ -155,9 +155,9 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
         )
         return
     weights = dict(MODES[name])
-    given = flat.get("training.mode_weights")
-    if name == "random" and isinstance(given, list) and len(given) == 3:
-        weights = dict(zip(("joint", "l2t", "t2l"), map(float, given), strict=True))
+    shares = flat.get("training.mode_weights")
+    if name == "random" and isinstance(shares, list) and len(shares) == 3:
+        weights = dict(zip(("joint", "l2t", "t2l"), map(float, shares), strict=True))
     _put(result, "corruption.mode_weights", weights)
     if name == "sequential":
         _translate_turns(result, flat.get("training.sequential_schedule"))
@@ -171,9 +171,11 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
 
 def _translate_turns(result: Translation, order: Any) -> None:
     """Turns of equal length, in the order that was given or that of the old names."""
-    given = [MODES.get(str(mode), {}) for mode in order] if isinstance(order, list) else []
+    listed = [MODES.get(str(mode), {}) for mode in order] if isinstance(order, list) else []
     modes = (
-        given if given and all(len(mode) == 1 for mode in given) else [{mode: 1.0} for mode in MODES["mixed"]]
+        listed
+        if listed and all(len(mode) == 1 for mode in listed)
+        else [{mode: 1.0} for mode in MODES["mixed"]]
     )
     turns = [{"until": (number + 1) * TURN_STEPS, "mode_weights": mode} for number, mode in enumerate(modes)]
     _put(result, "corruption.mode_schedule", turns)
