@@ -280,6 +280,38 @@ def token_accuracy(true: np.ndarray, decoded: np.ndarray) -> float:
     return float((true[:common] == decoded[:common]).sum() / max(len(true), len(decoded)))
 
 
+def aligned_tokens(true: Sequence[np.ndarray], decoded: Sequence[np.ndarray]) -> np.ndarray:
+    """(n,) tokens that are right once both texts are aligned with the fewest insertions, deletions and replacements.
+
+    Of several such alignments the one with the most right tokens counts. So a text that leaves out one word keeps what
+    follows. All pairs are computed together, one row of their tables of costs at a time.
+    """
+    rows, columns = (np.array([len(text) for text in texts], np.int64) for texts in (true, decoded))
+    if not len(rows):
+        return np.empty(0, np.int64)
+    ours, theirs = (_padded(texts, sizes) for texts, sizes in ((true, rows), (decoded, columns)))
+    unit = np.int64(2**32)  # an edit costs a unit, a right token saves one part of it
+    along = unit * np.arange(theirs.shape[1] + 1)
+    costs = np.broadcast_to(along, (len(rows), len(along))).copy()
+    result = np.empty(len(rows), np.int64)
+    for row in range(ours.shape[1] + 1):
+        if row:
+            replaced = costs[:, :-1] + np.where(theirs == ours[:, row - 1, None], -1, unit)
+            costs[:, 0] += unit
+            costs[:, 1:] = np.minimum(replaced, costs[:, 1:] + unit)
+            costs = np.minimum.accumulate(costs - along, 1) + along
+        ended = np.flatnonzero(rows == row)
+        result[ended] = -costs[ended, columns[ended]] % unit
+    return result
+
+
+def _padded(texts: Sequence[np.ndarray], sizes: np.ndarray) -> np.ndarray:
+    """(n, longest) tokens, with -1 past the end."""
+    padded = np.full((len(texts), int(sizes.max())), -1, np.int64)
+    padded[np.arange(padded.shape[1]) < sizes[:, None]] = np.concatenate(texts)
+    return padded
+
+
 def token_f1(true: np.ndarray, decoded: np.ndarray) -> float:
     """Harmonic mean of precision and recall of the tokens, at any position."""
     shared = sum((Counter(true.tolist()) & Counter(decoded.tolist())).values())

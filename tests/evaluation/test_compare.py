@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
 from mmldlm.evaluation.report import load_evaluated, number_files
-from mmldlm.evaluation.results import DocumentSet, Evaluation
+from mmldlm.evaluation.results import Agreement, Beside, Diversity, DocumentSet, Evaluation, Generation
 from mmldlm.json_lines import encode
 from mmldlm.reports import Table, publish, show_tables
-from mmldlm.statistics import SAME, Quantity, bootstrap, bootstrap_p_value
+from mmldlm.statistics import SAME, Estimate, Quantity, bootstrap, bootstrap_p_value
 from tests.evaluation.empty_results import empty_evaluation
 
 COUNT = 200
@@ -211,3 +212,50 @@ def test_a_result_of_another_format_or_a_damaged_one_is_one_clear_line() -> None
     del values["model"]["step"]
     with pytest.raises(UserError, match="it is damaged"):
         Evaluation.from_json(values)
+
+
+def generating(label: str, repeated: float, cosine: float) -> Evaluated:
+    """A result with generated pairs: their share of repeated tokens (8 % in real texts) and their agreement."""
+    rng = np.random.default_rng(0)
+    words = np.full(COUNT, 10.0)
+    share = Quantity("repeated", "less", words * repeated + rng.normal(0, 0.01, COUNT), words)
+    quantities = {
+        "generated/repeated_1": share,
+        "generated/agreement/own": Quantity("agreement", "more", cosine + rng.normal(0, 0.01, COUNT)),
+    }
+    ids = list(range(COUNT))
+    result = empty_evaluation(
+        label, {"held_out": DocumentSet(ids, {}), "generated": DocumentSet(ids, quantities)}
+    )
+
+    def beside(mine: float, real: float) -> Beside:
+        return Beside(Estimate(mine, 0.0, mine, mine), Estimate(real, 0.0, real, real))
+
+    none = beside(0.0, 0.0)
+    diversity = Diversity(
+        none, beside(1.0 - repeated, 0.8), none, beside(repeated, 0.08), none, none, self_bleu=None
+    )
+    agreement = Agreement(Estimate(cosine, 0.0, cosine, cosine), 0.0)
+    generation = Generation(COUNT, COUNT, {}, "modelled", diversity, None, agreement, None, None, None, [])
+    return Evaluated(label, replace(result, generation=generation), Path(label))
+
+
+def test_a_collapsed_model_is_not_better_at_anything() -> None:
+    good, bad = generating("good", 0.09, 0.6), generating("bad", 0.966, 0.9)
+    for pair in ([good, bad], [bad, good]):
+        comparison = compare_results(pair)
+        assert comparison["generated/agreement/own"].verdict == "none: bad has collapsed"
+        assert comparison["generated/repeated_1"].verdict == "good is better"
+        assert comparison.notes == [
+            "bad has collapsed: 96.6 % of its tokens repeat one of the same text (8.0 % in held-out texts)"
+        ]
+
+
+def test_agreement_counts_only_beside_diversity() -> None:
+    good, dull = generating("good", 0.09, 0.6), generating("dull", 0.2, 0.9)
+    comparison = compare_results([good, dull])
+    assert comparison["generated/agreement/own"].verdict == "none: dull is less diverse"
+    assert comparison["generated/repeated_1"].verdict == "good is better"
+    better = compare_results([dull, generating("best", 0.09, 0.95)])
+    assert better["generated/agreement/own"].verdict == "best is better"
+    assert better.notes == []

@@ -22,6 +22,7 @@ from mmldlm.evaluation.report import mark_differences
 from mmldlm.evaluation.retrieval import ranks
 from mmldlm.statistics import (
     Quantity,
+    aligned_tokens,
     bleu_counts,
     bleu_of_sums,
     bleu_signature,
@@ -63,6 +64,34 @@ def test_token_scores(true: np.ndarray, found: np.ndarray, accuracy: float, f1: 
     assert token_accuracy(true, found) == pytest.approx(accuracy)
     assert token_f1(true, found) == pytest.approx(f1)
     assert exact_match(true, found) == exact
+
+
+def slow_alignment(true: np.ndarray, found: np.ndarray) -> tuple[int, int]:
+    """Fewest edits, and the most right tokens with so few; cell by cell."""
+    table = {(0, 0): (0, 0)}
+    for i in range(len(true) + 1):
+        for j in range(len(found) + 1):
+            ways = [table[0, 0]] if i == j == 0 else []
+            if i and j:
+                edits, wrong = table[i - 1, j - 1]
+                same = true[i - 1] == found[j - 1]
+                ways.append((edits + (not same), wrong - same))
+            ways += [(table[i - 1, j][0] + 1, table[i - 1, j][1])] if i else []
+            ways += [(table[i, j - 1][0] + 1, table[i, j - 1][1])] if j else []
+            table[i, j] = min(ways)
+    return table[len(true), len(found)][0], -table[len(true), len(found)][1]
+
+
+def test_tokens_right_after_alignment() -> None:
+    rng = np.random.default_rng(0)
+    true = [rng.integers(0, 4, size) for size in rng.integers(1, 9, 60)]
+    found = [rng.integers(0, 4, size) for size in rng.integers(1, 9, 60)]
+    expected = [slow_alignment(*pair)[1] for pair in zip(true, found, strict=True)]
+    assert aligned_tokens(true, found).tolist() == expected
+    one_word_short = tokens(1, 3, 4, 5, 6)
+    assert aligned_tokens([tokens(1, 2, 3, 4, 5, 6)], [one_word_short]).tolist() == [5]
+    assert token_accuracy(tokens(1, 2, 3, 4, 5, 6), one_word_short) == pytest.approx(1 / 6)
+    assert len(aligned_tokens([], [])) == 0
 
 
 def test_bleu_of_known_cases() -> None:

@@ -328,7 +328,7 @@ def training_settings(config: Config) -> dict[str, Any]:
     return values
 
 
-_SCORES = "(token_accuracy|token_f1|exact_match|bleu|reencoded_cosine|right_length)"
+_SCORES = "(token_accuracy|tokens_aligned|token_f1|exact_match|bleu|reencoded_cosine|right_length)"
 _NAMES = (
     r"(text_bound|bits_per_byte|bits_per_character|latent_bound)/(right|shuffled|none)",
     r"calibration/(right|shuffled|none)/(equal_width|equal_mass)",

@@ -2,6 +2,9 @@
 
 Each result is compared with the first one. A difference is (other - first); its interval and p-value come from
 resamples of documents in which both results keep the same documents, so what is hard for both cancels.
+
+Figures of generated pairs count only beside their diversity: a model that has collapsed is not better at anything, and
+one whose texts repeat more gets no verdict on the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.results import HELD_OUT, DocumentSet, Evaluation
+from mmldlm.evaluation.results import GENERATED, HELD_OUT, DocumentSet, Evaluation
 from mmldlm.json_lines import from_plain
 from mmldlm.statistics import (
     MORE,
@@ -35,6 +38,7 @@ LONGEST_NAME = 50
 """Characters in the name of a comparison's folder that come from names of models or runs."""
 _ANY_TOKENIZER = ("bits_per_", "spearman/")
 """Quantities that mean the same with any tokenizer."""
+_DIVERSITY = ("generated/repeated_", "generated/self_bleu")
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,31 @@ def _compare_two(first: Evaluated, other: Evaluated, seed: int, notes: list[str]
             if name in others and _is_comparable(name, first, other, notes):
                 row = _compare_quantity(first, other, about, name, seed)
                 rows += [] if row is None else [row]
+    rows = _beside_diversity(rows, first, other, notes)
     return ComparedPair(first.label, other.label, len(shared), rows)
+
+
+def _beside_diversity(
+    rows: list[ComparedQuantity], first: Evaluated, other: Evaluated, notes: list[str]
+) -> list[ComparedQuantity]:
+    """The rows with verdicts on generated pairs that a lack of diversity cannot win."""
+    reasons = {one.label: one.result.generation and one.result.generation.collapsed for one in (first, other)}
+    collapsed = [label for label, reason in reasons.items() if reason]
+    notes += [f"{label} has collapsed: {reasons[label]}" for label in collapsed]
+    richer = {row.verdict for row in rows if row.name.startswith(_DIVERSITY)}
+
+    def verdict(row: ComparedQuantity) -> str:
+        winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
+        if row.about != GENERATED or winner is None:
+            return row.verdict
+        if winner in collapsed:
+            return f"none: {winner} has collapsed"
+        loser = next(label for label in reasons if label != winner)
+        if not row.name.startswith(_DIVERSITY) and f"{loser} is better" in richer:
+            return f"none: {winner} is less diverse"
+        return row.verdict
+
+    return [replace(row, verdict=verdict(row)) for row in rows]
 
 
 def _note_documents(first: Evaluated, other: Evaluated, num_shared: int, notes: list[str]) -> None:

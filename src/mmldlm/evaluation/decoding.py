@@ -30,7 +30,7 @@ from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.self_check import checked_stages
 from mmldlm.statistics import LESS, Estimate, Quantity, difference, mean_estimate
 
-COMPARED = ("token_accuracy", "exact_match", "bleu", "reencoded_cosine")
+COMPARED = ("token_accuracy", "tokens_aligned", "exact_match", "bleu", "reencoded_cosine")
 MODEL, ENCODER = "model", "encoder"
 
 

@@ -184,7 +184,7 @@ def measure_generation(
     )
     generated, real = _generate(context, count, options), _real(context, count)
     context.ids[GENERATED] = list(range(count))
-    return Generation(
+    result = Generation(
         num_documents=count,
         num_real=len(real.tokens),
         sampling={key: value for key, value in asdict(options).items() if key in _SETTINGS},
@@ -197,6 +197,9 @@ def measure_generation(
         bleu_signature=bleu_signature() if generated.texts else None,
         examples=_examples(generated),
     )
+    if result.collapsed:
+        context.notes.append(f"joint generation has collapsed: {result.collapsed}")
+    return result
 
 
 def _generate(context: Context, count: int, options: SamplingOptions) -> Pairs:

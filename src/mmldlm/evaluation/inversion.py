@@ -34,6 +34,7 @@ from mmldlm.statistics import (
     MORE,
     Estimate,
     Quantity,
+    aligned_tokens,
     bleu_counts,
     bleu_signature,
     exact_match,
@@ -76,6 +77,8 @@ class Decoded:
     tokens: list[np.ndarray]
     texts: list[str] | None
     accuracy: np.ndarray
+    aligned: np.ndarray
+    """(n,) tokens that are right after alignment."""
     f1: np.ndarray
     exact: np.ndarray
     cosine: np.ndarray | None
@@ -89,6 +92,7 @@ class Decoded:
         sizes = lengths.max(1)
         scores = {
             "token_accuracy": Quantity("tokens right", MORE, self.accuracy * sizes, sizes),
+            "tokens_aligned": Quantity("tokens right after alignment", MORE, self.aligned, sizes),
             "token_f1": Quantity("token F1", MORE, self.f1),
             "exact_match": Quantity("exact", MORE, self.exact),
             "right_length": Quantity("length right", MORE, (lengths[:, 0] == lengths[:, 1]).astype(float)),
@@ -168,6 +172,7 @@ def score_texts(
         tokens=tokens,
         texts=texts,
         accuracy=np.array([token_accuracy(*pair) for pair in pairs]),
+        aligned=aligned_tokens(truth.tokens, tokens),
         f1=np.array([token_f1(*pair) for pair in pairs]),
         exact=np.array([exact_match(*pair) for pair in pairs]),
         cosine=cosine(encode(texts), truth.latents) if encode and texts else None,

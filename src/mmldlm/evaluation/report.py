@@ -380,5 +380,5 @@ def _picture(number: int, pair: ComparedPair) -> Picture | None:
 def _most_steps(pair: ComparedPair) -> set[str]:
     names = [row.name.split("/") for row in pair.rows if row.name.startswith("decode/")]
     most = max((int(name[2]) for name in names), default=0)
-    scores = ("token_accuracy", "exact_match", "bleu", "reencoded_cosine")
+    scores = ("token_accuracy", "tokens_aligned", "exact_match", "bleu", "reencoded_cosine")
     return {f"decode/{length}/{most}/{score}" for length in ("given", "modelled") for score in scores}

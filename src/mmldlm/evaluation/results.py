@@ -67,6 +67,8 @@ class TextScores:
     bleu: Estimate | None
     reencoded_cosine: Estimate | None
     right_length: Estimate
+    tokens_aligned: Estimate | None = None
+    """Tokens right after alignment; None in results of older versions."""
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,28 @@ class Generation:
     memorised: Memorised | None
     bleu_signature: str | None
     examples: list[str]
+
+    @property
+    def collapsed(self) -> str | None:
+        """What shows that the model writes the same words again and again; None where it does not.
+
+        Other figures of such texts mean nothing, however good they look.
+        """
+        words, pairs = self.diversity.repeated_1, self.diversity.distinct_2
+        if words.generated.value >= max(COLLAPSED_REPEATS, 3.0 * words.real.value):
+            shares = (100 * words.generated.value, 100 * words.real.value)
+            return "{:.1f} % of its tokens repeat one of the same text ({:.1f} % in held-out texts)".format(
+                *shares
+            )
+        if pairs.generated.value <= COLLAPSED_DISTINCT * pairs.real.value:
+            shares = (100 * pairs.generated.value, 100 * pairs.real.value)
+            return "only {:.1f} % of its pairs of tokens differ ({:.1f} % in held-out texts)".format(*shares)
+        return None
+
+
+COLLAPSED_REPEATS, COLLAPSED_DISTINCT = 0.4, 0.25
+"""A model has collapsed where at least this share of its tokens repeats one of the same text, and three times that of
+held-out texts; or where its share of different pairs of tokens is at most this part of theirs."""
 
 
 @dataclass(frozen=True)

@@ -123,12 +123,13 @@ def _latent_bounds(bounds: LatentBounds) -> Table:
     return Table("Latent bound: what the text saves", about, ["", *TEXT_NAMES.values()], rows)
 
 
-_SCORE_HEAD = ["tokens right", INTERVAL, "exact", "BLEU", "re-encoded cosine"]
+_SCORE_HEAD = ["tokens right", INTERVAL, "after alignment", "exact", "BLEU", "re-encoded cosine"]
 
 
 def _score_cells(scores: TextScores) -> list[str]:
     return [
         *_cells(scores.token_accuracy, percent),
+        _value(scores.tokens_aligned, percent),
         _value(scores.exact_match, percent),
         _value(scores.bleu, one),
         _value(scores.reencoded_cosine),
@@ -266,6 +267,7 @@ def _round_trip(trip: RoundTrip) -> Table:
             *_cells(trip.latent.own_of_true_text),
         ],
         [f"{back}: tokens right", *_cells(trip.text.token_accuracy, percent)],
+        [f"{back}: tokens right after alignment", *_cells(trip.text.tokens_aligned, percent)],
         [f"{back}: exact", *_cells(trip.text.exact_match, percent)],
         [f"{back}: BLEU", *_cells(trip.text.bleu, one)],
         [f"{back}: re-encoded cosine", *_cells(trip.text.reencoded_cosine)],
