@@ -88,14 +88,14 @@ def plan_ancestral(pack: Pack, process: TextProcess, steps: Sequence[Step]) -> M
         if step.next_time > 0:
             keys = randomness.make_key(pack.keys, step.step_idx)[pack.document]
             chance = randomness.uniform(keys, randomness.UNMASK, pack.position)
-            time, next_time = torch.tensor(step.time), torch.tensor(step.next_time)
-            chosen &= chance < float(process.unmask_probability(time, next_time))
+            ends = torch.tensor(step.time), torch.tensor(step.next_time)
+            chosen &= chance < float(process.unmask_probability(*ends))
         move_of[chosen] = number
         num_masked.append(pack.places.count(left))
         num_chosen.append(pack.places.count(chosen))
         left &= ~chosen
-    ends = np.array([[step.time, step.next_time] for step in steps], np.float32).T[:, :, None]
-    time, after = (_training_time(pack, process, end.repeat(len(pack.lengths), 1)) for end in ends)
+    both = np.array([[step.time, step.next_time] for step in steps], np.float32).T[:, :, None]
+    time, after = (_training_time(pack, process, one.repeat(len(pack.lengths), 1)) for one in both)
     return Moves(np.stack(num_masked), np.stack(num_chosen), time, after, move_of)
 
 
