@@ -155,6 +155,15 @@ def test_files_and_targets_that_readme_and_contributing_name_exist():
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
+def test_modules_that_the_pages_name_exist():
+    gone = []
+    for page in PAGES[: len(PAGES) - len(list((ROOT / "packages").glob("*/docs/*.md")))]:
+        for name in re.findall(r"`([a-z_]+/[\w/]+\.(?:py|sh|yaml))`", page.read_text()):
+            if not any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "mmldlm", page.parent)):
+                gone.append(f"{page.name}: {name}")
+    assert gone == []
+
+
 def test_quick_start_names_every_recipe():
     text = (ROOT / "docs" / "quickstart.md").read_text()
     assert [recipe for recipe in list_recipes() if f"`{recipe}`" not in text] == []
