@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "10 passed" in done.stdout
+    assert "12 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -143,3 +143,22 @@ def test_best_values(rows: int, values: int) -> None:
     if rows > 2:
         logits[1, 7] = torch.nan
         assert best_values(logits)[1].isnan().tolist() == [False, True] + [False] * (rows - 2)
+
+
+@here
+@pytest.mark.parametrize("width", [37, 4096 + 70])
+def test_the_score_of_logits_and_its_gradient(width):
+    from mmldlm.model.kernels.score import score
+    from mmldlm.objective.text import score_logits
+
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(5, width, generator=generator)
+    bias = torch.randn(width, generator=generator)
+    bias[-5:] = -torch.inf
+    target, weight = torch.tensor([0, 11, width - 6, 3, 20]), torch.tensor([1.0, 0.0, 2.5, 0.1, 1.0])
+    target[1] = (logits + bias)[1].argmax()
+    expected = score_logits(logits.clone(), bias, target, weight, torch.float32)
+    ours = score(logits.clone(), bias, target, weight)
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+    assert bool(ours[1][1])

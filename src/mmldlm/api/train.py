@@ -44,6 +44,7 @@ from mmldlm.training.fit import Trainer
 from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
 from mmldlm.training.setup import Setup, set_up
 from mmldlm.training.signals import StopFlag
+from mmldlm.training.start import StartClock
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps of the run."""
@@ -85,19 +86,23 @@ def train(
 
 
 def train_config(
-    config: Config, path: Path, reporter: Reporter | None = None, console: logging.Handler | None = None
-) -> Run:
+    config: Config, path: Path, reporter: Reporter | None = None, console: logging.Handler | None = None,
+    began: float | None = None,
+) -> Run:  # fmt: skip
     """Train, resume, or find finished the run in a folder, which then holds an export.
 
-    `reporter` is called with every logged line; `console` gets the messages that go to `train.log`.
+    `reporter` is called with every logged line; `console` gets the messages that go to `train.log`. `began` is when the
+    command began (`time.perf_counter`); the log says how long it took until the first step.
     """
+    clock = StartClock(began)
+    clock.done("imports")
     run = RunFolder(path)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
     # libraries that are still loading may swallow a Ctrl-C
     with StopFlag() as stop, start_ranks(config) as ranks:
-        setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks)
+        setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks, clock)
         if ranks.main:
-            _train_main(setup, run, stop, reporter or _Steps(None), console)
+            _train_main(setup, run, stop, reporter or _Steps(None), console, clock)
         else:
             _train_beside(setup, run, stop)
     return read_run(path)
@@ -122,8 +127,9 @@ def plan_run(config: Config) -> RunPlan:
 
 
 def _train_main(
-    setup: Setup, run: RunFolder, stop: StopFlag, reporter: Reporter, console: logging.Handler | None
-) -> None:
+    setup: Setup, run: RunFolder, stop: StopFlag, reporter: Reporter, console: logging.Handler | None,
+    clock: StartClock,
+) -> None:  # fmt: skip
     """The rank that writes, or the only one."""
     run.create()
     with lock_run(run), text_log(run.train_log, console=console) as log:
@@ -131,7 +137,7 @@ def _train_main(
         write_description(run, setup.store)
         watched = _Watched(reporter, stop)
         hooks = Hooks(make_validation(setup), sample_decoder(setup), watched)
-        trainer = Trainer(setup, run, hooks, stop=stop)
+        trainer = Trainer(setup, run, hooks, stop=stop, clock=clock)
         watched.health = Health(setup.config, trainer.events.record, lambda: trainer.checkpoints.last_saved)
         trainer.fit()
         weights = trainer.stepper.ema.average if trainer.stepper.ema else setup.denoiser.state_dict()

@@ -13,6 +13,8 @@ from rich.console import Console
 from mmldlm.cli.terminal import LINE_SECONDS, ProgressBar
 from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
 
+from mmldlm.cli import BEGAN
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -59,20 +61,20 @@ def train(
         show_plan(config, plot)
         return
     try:
-        train_shown(config, run or Path("saved") / config.name)
+        train_shown(config, run or Path("saved") / config.name, BEGAN)
     except KeyboardInterrupt:  # the second one: threads that still write a checkpoint are not waited for
         print("mmldlm: left at once; the same command resumes from the last checkpoint", file=sys.stderr)
         sys.stderr.flush()
         os._exit(130)
 
 
-def train_shown(config: Config, path: Path) -> None:
-    """Train with a progress bar; of several ranks the main one has it."""
+def train_shown(config: Config, path: Path, began: float | None = None) -> None:
+    """Train with a progress bar; of several ranks the main one has it. `began`: when the command did."""
     from mmldlm.api.train import train_config
     from mmldlm.metrics import rich_console
 
     with TrainProgress() as progress:
-        run = train_config(config, path, progress, rich_console(progress.console))
+        run = train_config(config, path, progress, rich_console(progress.console), began)
     if os.environ.get("RANK", "0") == "0":
         progress.note(f"run {run.path}: {run.step} steps done; weights for use are in {run.path / 'export'}")
 

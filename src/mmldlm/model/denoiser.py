@@ -27,7 +27,7 @@ from mmldlm.model.layers import (
     TimeEmbedding,
 )
 from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
-from mmldlm.model.weights import init_weights
+from mmldlm.model.weights import allocate, init_weights
 from mmldlm.types import DenoiserOutput
 
 
@@ -70,7 +70,14 @@ class Denoiser(nn.Module):
         self.kernels = Kernels()
         self.recomputed: set[int] = set()
         """Blocks that are computed again in the backward pass instead of keeping what they need."""
-        c = self.config
+        with torch.device("meta"):  # PyTorch's own first weights would be drawn for nothing
+            self._build()
+        allocate(self)
+        if seed is not None:
+            init_weights(self, seed, token_counts)
+
+    def _build(self) -> None:
+        c, shape = self.config, self.shape
 
         def stream(width: int) -> Stream:
             return Stream(width, c.time_width, c.num_heads, c.head_width, c.mlp_ratio, c.qk_norm)
@@ -95,8 +102,6 @@ class Denoiser(nn.Module):
             if c.length == "modelled"
             else None
         )
-        if seed is not None:
-            init_weights(self, seed, token_counts)
 
     def forward(
         self,

@@ -80,7 +80,7 @@ class TimeEmbedding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.rate: Tensor
-        rate = torch.exp(torch.linspace(0.0, 1.0, width // 4) * math.log(1000.0))
+        rate = torch.exp(torch.linspace(0.0, 1.0, width // 4, device="cpu") * math.log(1000.0))
         self.register_buffer("rate", rate, persistent=False)
         self.hidden = nn.Linear(width, width)
         self.output = nn.Linear(width, width)

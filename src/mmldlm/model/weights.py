@@ -25,6 +25,15 @@ class ParameterGroup:
     parameters: dict[str, nn.Parameter]
 
 
+def allocate(module: nn.Module) -> None:
+    """Memory on PyTorch's default device for the parameters that have none yet; their values are whatever was there."""
+    device = torch.get_default_device()
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.is_meta:
+                setattr(part, name, nn.Parameter(torch.empty_like(parameter, device=device)))
+
+
 @torch.no_grad()
 def init_weights(denoiser: nn.Module, seed: int, token_counts: np.ndarray | None = None) -> None:
     """Give every parameter of a `Denoiser` its first value: a function of the seed and of how often tokens occur."""
@@ -38,6 +47,8 @@ def init_weights(denoiser: nn.Module, seed: int, token_counts: np.ndarray | None
             gaussian(module.weight, module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.zero_()
+        if isinstance(module, nn.RMSNorm):
+            module.weight.fill_(1.0)
     parameters = dict(denoiser.named_parameters())
     gaussian(parameters["token_embed.weight"], 0.05)
     gaussian(parameters["slot_embed"], 0.02)

@@ -179,14 +179,14 @@ class Objective:
         length_modelled: bool = True,
         scored_rows: bool = True,
         chunk_rows: int = 2048,
-        compiled: bool = False,
+        fused: bool = False,
     ) -> None:
         """`length_modelled`: the denoiser has a length head. The others are settings of `speed`: the output head sees
-        scored rows only, so many at a time, in a compiled loss."""
+        scored rows only, so many at a time, in a Triton kernel."""
         self.config, self.corruption = config, corruption
         self.active = Active.of(corruption.config, config, length_modelled=length_modelled)
         """The losses of the whole run."""
-        self.scored_rows, self.chunk_rows, self.compiled = scored_rows, chunk_rows, compiled
+        self.scored_rows, self.chunk_rows, self.fused = scored_rows, chunk_rows, fused
 
     def __call__(
         self,
@@ -255,7 +255,7 @@ class Objective:
             return text_loss_of_all(denoiser.token_logits(output.token_hidden), rows.tokens, rows.weight)
         return text_loss(
             denoiser.token_head, output.token_hidden.index_select(0, batch.scored), rows.tokens, rows.weight,
-            vocab_size=denoiser.shape.vocab_size, chunk_rows=self.chunk_rows, compiled=self.compiled,
+            vocab_size=denoiser.shape.vocab_size, chunk_rows=self.chunk_rows, fused=self.fused,
         )  # fmt: skip
 
     def _latent(

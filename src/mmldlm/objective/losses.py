@@ -25,8 +25,9 @@ S slots, C channels, B buckets of equal width over [0, 1].
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,12 +134,15 @@ def text_loss(
     *,
     vocab_size: int,
     chunk_rows: int,
-    compiled: bool = False,
+    fused: bool = False,
 ) -> TextLoss:
-    """Output head and weighted cross-entropy. hidden (R, D), targets (R,), weights (R,); weight 0: not scored."""
+    """Output head and weighted cross-entropy. hidden (R, D), targets (R,), weights (R,); weight 0: not scored.
+
+    `fused`: by our Triton kernel, where the products are in bf16.
+    """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     weighted, hits, nats, costs = _HeadLoss.apply(
-        hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, wanted, compiled
+        hidden, head.weight, head.bias, targets, weights, vocab_size, chunk_rows, wanted, fused
     )
     scored = weights > 0
     return TextLoss(weighted, (hits & scored).sum().float(), scored.sum().float(), nats, costs)
@@ -169,24 +173,19 @@ def score_logits(
     return nats * weight, choice == target, gradient.to(kind), nats
 
 
-@functools.cache
-def _compiled_score() -> Any:
-    return torch.compile(score_logits, dynamic=False, fullgraph=True)
-
-
 class _HeadLoss(torch.autograd.Function):
     """Output head and loss in one; the gradients are ready when the loss is."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, row_weights: Tensor,
-        vocab_size: int, chunk_rows: int, wanted: bool, compiled: bool,
+        vocab_size: int, chunk_rows: int, wanted: bool, fused: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        score = _compiled_score() if compiled else score_logits
         device = hidden.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
         gradient_kind = torch.float32 if kind == torch.float16 else kind
+        score = _fused_score() if fused and kind == torch.bfloat16 else partial(score_logits, kind=gradient_kind)
         loss = hidden.new_zeros((), dtype=torch.float32)
         grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
         hidden_grads, row_hits, row_nats, row_costs = [], [], [], []
@@ -197,7 +196,7 @@ class _HeadLoss(torch.autograd.Function):
             rows, matrix = hidden.to(kind), weight.to(kind)
             chunks = (x.split(chunk_rows) for x in (rows, targets, row_weights))
             for part, target, row_weight in zip(*chunks, strict=True):
-                costs, hits, gradient, nats = score(part @ matrix.T, shift, target, row_weight, gradient_kind)
+                costs, hits, gradient, nats = score(part @ matrix.T, shift, target, row_weight)
                 loss = loss + costs.sum()
                 row_hits.append(hits)
                 row_nats.append(nats)
@@ -217,6 +216,12 @@ class _HeadLoss(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         scale = upstream[0]
         return hidden * scale, weight * scale, bias * scale, None, None, None, None, None, None
+
+
+def _fused_score() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    from mmldlm.model.kernels.score import score
+
+    return score
 
 
 def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:

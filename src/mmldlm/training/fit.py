@@ -43,6 +43,7 @@ from mmldlm.training.recovery import (
 from mmldlm.training.resume import check_resume, report_ignored_init, start_from
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
+from mmldlm.training.start import StartClock
 from mmldlm.training.step import BalanceState, ModeStages
 from mmldlm.training.watchdog import Watchdog
 
@@ -55,7 +56,12 @@ _STOP, _BAD_DATA = 1, 2
 class Trainer:
     """A run in progress: its parts, and the loop over its steps."""
 
-    def __init__(self, setup: Setup, run: RunFolder, hooks: Hooks, *, stop: StopFlag | None = None) -> None:
+    def __init__(
+        self, setup: Setup, run: RunFolder, hooks: Hooks, *, stop: StopFlag | None = None,
+        clock: StartClock | None = None,
+    ) -> None:  # fmt: skip
+        self.clock = clock
+        """Of the start; None once the first step is done."""
         self.setup, self.config, self.ranks = setup, setup.config, setup.ranks
         self.run, self.hooks, self.stop = run, hooks, stop or StopFlag()
         settings, speed, device = self.config.train, self.config.speed, setup.runtime.device
@@ -172,6 +178,8 @@ class Trainer:
         self.setup.denoiser.train()
         if self.stepper.train_only(self.modes.trained_at(batch.where, self._epoch(batch.where.start))):
             self.attempts.expect_compilation()
+        if self.clock is not None:
+            self.clock.done("first documents")
         self.window.clock.begin(waited)
         lr = self.lr_at(self.step)
         while not (attempt := self.attempts(batch, lr, self.step)).result:
@@ -179,11 +187,19 @@ class Trainer:
         self.window.clock.end()
         self.window.add(attempt.result, batch)
         self.progress.advance(batch)
+        if self.clock is not None:
+            self._report_start(self.clock)
         if self.resizing.step_done():
             self._resized("grown", self.resizing.halvings + 1)
             self.continue_at(self.progress.position)
         if self.profiler is not None:
             self.profiler.step()
+
+    def _report_start(self, clock: StartClock) -> None:
+        synchronize(self.setup.runtime.device)
+        clock.done("first step, compilation included" if self.setup.runtime.compile else "first step")
+        self.events.record("first_step", step=self.step, seconds=clock.report())
+        self.clock = None
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -293,9 +293,8 @@ class Muon(torch.optim.Optimizer):
         ahead = torch._foreach_lerp(grads, buffers, momentum)
         updates = orthogonalize(torch.stack(ahead)).to(parameters[0].dtype)
         size = 0.2 * max(parameters[0].shape) ** 0.5
-        for parameter, update in zip(parameters, updates.unbind(0), strict=True):
-            parameter.mul_(1.0 - lr * weight_decay * keep)
-            parameter.sub_(update * (lr * size * keep))
+        torch._foreach_mul_(parameters, 1.0 - lr * weight_decay * keep)
+        torch._foreach_sub_(parameters, list((updates * (lr * size * keep)).unbind(0)))
 
     def _buffer(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

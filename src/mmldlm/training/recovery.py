@@ -60,10 +60,11 @@ class Attempts:
     stepper: Stepper
     watch: LaunchWatch | None = None
     """Measures whether recording micro-batches is worth it; None once that is decided."""
+    _compiled: bool = field(init=False)
     _may_blame_compiler: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._may_blame_compiler = self.stepper.objective.compiled
+        self._compiled = self._may_blame_compiler = self.stepper.runtime.compile
 
     def __call__(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         """One step; nothing of a failed one remains."""
@@ -79,7 +80,7 @@ class Attempts:
 
     def expect_compilation(self) -> None:
         """Other parameters are trained from now on, so that blocks may be compiled once more."""
-        self._may_blame_compiler = self.stepper.objective.compiled
+        self._may_blame_compiler = self._compiled
 
     def _step(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         terms = self._gradients(batch)
@@ -109,7 +110,7 @@ class Attempts:
         else:
             self._may_blame_compiler = False
             return terms
-        self._may_blame_compiler = False
+        self._compiled = self._may_blame_compiler = False
         self.stepper.run_eagerly()
         return self._gradients(batch)
 

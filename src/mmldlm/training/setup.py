@@ -26,6 +26,7 @@ from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.optim import Ema, build_optimizers
+from mmldlm.training.start import StartClock, import_ahead
 from mmldlm.training.step import Stepper, trained_in
 from mmldlm.types import Counts, When, to_device
 
@@ -127,8 +128,12 @@ class Setup:
         return stepper
 
 
-def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setup:
-    """Open the store and build the model with its first weights, on the device."""
+def set_up(
+    config: Config, runtime: Runtime, ranks: Ranks | None = None, clock: StartClock | None = None
+) -> Setup:
+    """Open the store and build the model with its first weights, on the device; `clock` is told of the parts."""
+    clock = clock or StartClock()
+    import_ahead(runtime)
     check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
     train_split = store.split(config.data.train_split)
@@ -148,6 +153,7 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
         },
     )
     data_shape = data_shape_of(store)
+    clock.done("data")
     corruption = Corruption(
         config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,
         row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
@@ -170,14 +176,16 @@ def set_up(config: Config, runtime: Runtime, ranks: Ranks | None = None) -> Setu
             length_modelled=denoiser.length_head is not None,
             scored_rows=config.speed.scored_rows,
             chunk_rows=config.speed.chunk_rows,
-            compiled=runtime.compile,
+            fused=runtime.fused,
         ),
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
         ranks=ranks,
     )
+    clock.done("model")
     setup.plan  # noqa: B018  sizes that do not fit the data are rejected here
     choose_kernels(setup)
+    clock.done("attention")
     if runtime.compile:
         compile_blocks(denoiser)
     return setup

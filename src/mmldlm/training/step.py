@@ -216,7 +216,6 @@ class Stepper:
         for block in self.denoiser.blocks:
             # Module.compile has no public way back; torch.compiler.set_stance would hold for the whole process
             block._compiled_call_impl = None
-        self.objective.compiled = False
         self.forget()
 
     def forget(self) -> None:
