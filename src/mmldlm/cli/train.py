@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from mmldlm.cli import BEGAN
 from mmldlm.cli.terminal import LINE_SECONDS, ProgressBar
 from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
-
-from mmldlm.cli import BEGAN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

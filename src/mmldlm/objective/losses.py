@@ -185,7 +185,9 @@ class _HeadLoss(torch.autograd.Function):
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         # the weight of a token in the loss can exceed what fp16 holds
         gradient_kind = torch.float32 if kind == torch.float16 else kind
-        score = _fused_score() if fused and kind == torch.bfloat16 else partial(score_logits, kind=gradient_kind)
+        score = (
+            _fused_score() if fused and kind == torch.bfloat16 else partial(score_logits, kind=gradient_kind)
+        )
         loss = hidden.new_zeros((), dtype=torch.float32)
         grads = [torch.zeros_like(x, dtype=torch.float32) for x in (weight, bias)] if wanted else []
         hidden_grads, row_hits, row_nats, row_costs = [], [], [], []

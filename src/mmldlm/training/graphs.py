@@ -1,4 +1,4 @@
-"""Micro-batches recorded as CUDA graphs: a launch of one graph instead of thousands of kernels.
+"""Micro-batches and updates recorded as CUDA graphs: a launch of one graph instead of thousands of kernels.
 
 A graph works on fixed memory, so a micro-batch is copied into the buffer of the recording, and gradients are added in
 place. Shapes differ only in the number of chunks of scored rows; each gets a recording of its own, all in one pool.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from mmldlm.objective.joint import LossTerms
 from mmldlm.types import MicroBatch, Parcel
@@ -21,6 +22,8 @@ from mmldlm.types import MicroBatch, Parcel
 log = logging.getLogger(__name__)
 
 Pass = Callable[[MicroBatch], LossTerms]
+Update = Callable[[], tuple[Tensor, Tensor]]
+"""Returns the norm of the gradient, and whether the update was skipped."""
 MOST_RECORDINGS = 32
 """Further shapes run plainly."""
 Result = TypeVar("Result")
@@ -47,6 +50,8 @@ class Graphs:
     broken: str = ""
     """Why nothing can be recorded, if so."""
     _pool: Any = None
+    _updates: int = 0
+    _update: tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, parcel: Parcel[MicroBatch], run: Pass) -> LossTerms:
         """Forward and backward of a micro-batch that is on the device."""
@@ -61,6 +66,24 @@ class Graphs:
         recording.graph.replay()
         return recording.terms.copy()
 
+    def update(self, run: Update) -> tuple[Tensor, Tensor]:
+        """The update of the weights, whose gradients stay where they are; the second of its kind is recorded."""
+        if self.broken or self._updates == 0:
+            self._updates += 1
+            return run()
+        if self._update is None:
+            try:
+                graph, results = self._capture(run)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._give_up(error)
+                return run()
+            self._update = (graph, results)
+        graph, results = self._update
+        graph.replay()
+        return results[0].clone(), results[1].clone()
+
     def _try_recording(self, parcel: Parcel[MicroBatch], run: Pass) -> bool:
         if self.broken or len(self.recordings) >= MOST_RECORDINGS:
             return False
@@ -69,24 +92,33 @@ class Graphs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.broken = str(error).split("\n")[0]
-            log.warning("micro-batches cannot be recorded here, continuing without: %s", self.broken)
-            self.recordings.clear()
+            self._give_up(error)
             return False
         return True
 
+    def _give_up(self, error: Exception) -> None:
+        self.broken = str(error).split("\n")[0]
+        log.warning("steps cannot be recorded here, continuing without: %s", self.broken)
+        self.recordings.clear()
+        self._update = None
+
     def _record(self, parcel: Parcel[MicroBatch], run: Pass) -> Recording:
         own = parcel.with_buffer(parcel.buffer.clone())
+        graph, terms = self._capture(lambda: run(own.open()))
+        return Recording(graph, own, terms)
+
+    def _capture(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Record work that is not done by that; it is done when the graph is replayed."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         # only this thread is watched: the loader's thread may take page-locked memory meanwhile
         mode, stream = "thread_local", torch.cuda.current_stream()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
-            terms = run(own.open())
+            result = work()
         self._pool = graph.pool()
         self.peak = max(self.peak, torch.cuda.max_memory_allocated())
-        return Recording(graph, own, terms)
+        return graph, result
 
 
 @dataclass

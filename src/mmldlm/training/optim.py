@@ -159,9 +159,9 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def set_lr(self, lr: float) -> None:
-        """The same rate for all groups."""
+        """The same rate for all groups; on a GPU it is a tensor, which a recorded update reads anew."""
         for group in self.param_groups:
-            group["lr"] = lr
+            group["lr"] = set_rate(group["lr"], lr)
 
     def gradients(self) -> list[Tensor]:
         """All that exist."""
@@ -217,6 +217,15 @@ class Optimizers:
             rest = {key: value for key, value in rest.items() if key not in chosen}
 
 
+def set_rate(held: float | Tensor, rate: float) -> float | Tensor:
+    """The same tensor with another value, or the value itself where no tensor is held."""
+    return held.fill_(rate) if isinstance(held, Tensor) else rate
+
+
+def _rate_on(device: torch.device, rate: float) -> float | Tensor:
+    return torch.tensor(rate, device=device) if device.type == "cuda" else rate
+
+
 def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | None) -> None:
     if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
         # the kernel looks at these: nothing waits for the device, and clipping takes no pass of its own
@@ -235,16 +244,19 @@ def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | No
 def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) -> Optimizers:
     """Groups with and without decay; the fused kernels are used where the device has them."""
     groups = parameter_groups(denoiser)
-    fused = fused and all(p.device.type in _FUSED_DEVICES for p in denoiser.parameters())
+    device = next(denoiser.parameters()).device
+    fused = fused and device.type in _FUSED_DEVICES
+    rate = _rate_on(device, config.lr) if fused else config.lr
     matrices = [_part(group, config, muon=True) for group in groups] if config.name == "muon" else []
     others = [_part(group, config, muon=False) for group in groups]
     adamw = torch.optim.AdamW(
         [group for group in others if group["params"]],
-        lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused,
+        lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused,
+        capturable=isinstance(rate, Tensor),
     )  # fmt: skip
     matrices = [group for group in matrices if group["params"]]
     names = {parameter: name for name, parameter in denoiser.named_parameters()}
-    muon = [Muon(matrices, lr=config.lr, momentum=config.muon_momentum)] if matrices else []
+    muon = [Muon(matrices, lr=rate, momentum=config.muon_momentum)] if matrices else []
     return Optimizers([adamw, *muon], names)
 
 
@@ -269,7 +281,7 @@ class Muon(torch.optim.Optimizer):
     grad_scale: Tensor | None = None
     """What gradients are divided by first."""
 
-    def __init__(self, params: Iterable[Any], *, lr: float, momentum: float = 0.95) -> None:
+    def __init__(self, params: Iterable[Any], *, lr: float | Tensor, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -279,7 +291,9 @@ class Muon(torch.optim.Optimizer):
             for parameters in _by_shape(group["params"]):
                 self._update(parameters, **{key: group[key] for key in ("lr", "momentum", "weight_decay")})
 
-    def _update(self, parameters: list[Tensor], *, lr: float, momentum: float, weight_decay: float) -> None:
+    def _update(
+        self, parameters: list[Tensor], *, lr: float | Tensor, momentum: float, weight_decay: float
+    ) -> None:
         buffers = [self._buffer(parameter) for parameter in parameters]
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.grad_scale is not None:
@@ -343,21 +357,26 @@ class Ema:
         for average, (name, part) in zip(averages, chosen.items(), strict=True):
             average.grad = self.parameters[name].detach()[part]
         fused = all(average.device.type in _FUSED_DEVICES for average in averages)
-        self._descent = torch.optim.SGD(averages, lr=1.0, weight_decay=1.0, maximize=True, fused=fused)
+        rate = _rate_on(averages[0].device, 1.0) if fused and averages else 1.0
+        self._descent = torch.optim.SGD(averages, lr=rate, weight_decay=1.0, maximize=True, fused=fused)
+
+    def set_step(self, step: int) -> None:
+        """The next update is number `step`, counted from 1."""
+        group, decay = self._descent.param_groups[0], min(self.decay, (1.0 + step) / (10.0 + step))
+        group["lr"] = set_rate(group["lr"], 1.0 - decay)
 
     @torch.no_grad()
-    def update(self, step: int, skipped: Tensor) -> None:
-        """After update number `step`, counted from 1; where `skipped` is 1, no bit moves, and nothing waits to know.
+    def update(self, skipped: Tensor) -> None:
+        """After an update of the weights; where `skipped` is 1, no bit moves, and nothing waits to know.
 
         A step of gradient descent on |average - weight|^2 / 2, average -= (1 - decay) (average - weight), with the
         weight as the gradient and the average as the decay. PyTorch's fused SGD looks at the flag on the device, and
         needs no memory for differences.
         """
-        decay = min(self.decay, (1.0 + step) / (10.0 + step))
-        self._descent.param_groups[0]["lr"] = 1.0 - decay
         if not self._descent.defaults["fused"]:
-            for average in self._descent.param_groups[0]["params"]:
-                average.lerp_(average.grad, (1.0 - decay) * (1.0 - skipped))
+            group = self._descent.param_groups[0]
+            for average in group["params"]:
+                average.lerp_(average.grad, group["lr"] * (1.0 - skipped))
             return
         self._descent.found_inf = skipped  # type: ignore[attr-defined]
         self._descent.step()

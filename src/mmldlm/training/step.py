@@ -188,9 +188,10 @@ class Stepper:
     def update(self, terms: LossTerms, lr: float, step: int) -> StepResult:
         """Use up the gradients, whose loss was `terms`. What fails here cannot be done again."""
         self.optimizers.set_lr(lr)
-        grad_norm, skipped = self._update()
         if self.ema is not None:
-            self.ema.update(step + 1, skipped)
+            self.ema.set_step(step + 1)
+        recorded = self.graphs is not None and not self.scaler.is_enabled()
+        grad_norm, skipped = self.graphs.update(self._update) if recorded and self.graphs else self._update()
         if self.balance is not None and self._norms is not None:
             self.balance.settle(self._norms, step)
         return StepResult(terms, grad_norm, skipped)
@@ -234,6 +235,8 @@ class Stepper:
         moving = self.graphs is None or bool(self.graphs.broken)
         in_buckets = self.replicas is not None  # DDP's gradients are parts of its buckets
         self.optimizers.zero_grad(set_to_none=moving and not in_buckets)
+        if self.ema is not None:
+            self.ema.update(skipped)
         return grad_norm, skipped
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Cross-entropy of a chunk of logits and its gradient, which takes the place of the logits: each is read twice.
 
-    nats = log sum exp(z) - z[target]          gradient = weight * (softmax(z) - one at the target)          z = logits + bias
+    nats = log sum exp(z) - z[target]      gradient = weight * (softmax(z) - one at the target)      z = logits + bias
 
 One program per row. The first pass keeps the largest value and the sum of exponentials so far, the second writes.
 Shapes: R rows, V columns; a column whose bias is -inf is no token, and gets a gradient of 0.
