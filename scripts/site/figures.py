@@ -167,7 +167,38 @@ def streams() -> str:
     return svg(480, 464, "The two streams of the denoiser", parts)
 
 
-FIGURES = {"modes.svg": modes, "packing.svg": packing, "streams.svg": streams}
+def flow() -> str:
+    """From a text to what a checkpoint can do."""
+    parts: list[str] = []
+    rows = (
+        (("text", "files, Hub, built in"), ("pair store", "tokens and latents")),
+        (("packed batch", "no padding"), ("corruption", "masks and noise at two times")),
+        (("denoiser", "two streams, one attention"), ("objective", "text, latent, length")),
+    )
+    for number, row in enumerate(rows):
+        y = 16 + 84 * number
+        for x, (name, note) in zip((16, 252), row, strict=True):
+            parts += [box(x, y, 212, 54, "both" if name == "denoiser" else "box")]
+            parts += [label(x + 106, y + 24, name), label(x + 106, y + 43, note, "s")]
+        parts.append(arrow(f"M228 {y + 27}H250"))
+        parts.append(arrow(f"M358 {y + 54}V{y + 68}H122V{y + 82}"))
+    parts += [
+        box(16, 268, 448, 40),
+        label(240, 293, "checkpoint: published, resumable, loadable at any time"),
+    ]
+    uses = (
+        ("l2t", "latent to text", "text"),
+        ("t2l", "text to latent", "latent"),
+        ("joint", "both from nothing", "both"),
+    )
+    for number, (name, note, kind) in enumerate(uses):
+        x = 16 + 154 * number
+        parts += [arrow(f"M{x + 70} 308V330"), box(x, 332, 140, 54, kind)]
+        parts += [label(x + 70, 356, name), label(x + 70, 375, note, "s")]
+    return svg(480, 402, "From text to a model", parts)
+
+
+FIGURES = {"flow.svg": flow, "modes.svg": modes, "packing.svg": packing, "streams.svg": streams}
 
 
 def draw_all(folder: Path) -> None:
