@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mmldlm.data.files import file_entry
+from mmldlm.data.format import Manifest
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter
 
@@ -45,3 +48,18 @@ def write_store(
             texts = [" ".join(f"w{token}" for token in row) for row in tokens]
             writer.add(split, tokens, latents, texts, rng.integers(0, 2**63 - 1, count))
     return writer.finish()
+
+
+def relist(path: Path, *names: str, **changes: Any) -> None:
+    """Make the manifest agree with changed files, as a stranger would; `changes` are other fields of the manifest."""
+    manifest = Manifest.load(path)
+    for name in names:
+        manifest.files[name] = file_entry(path / name)
+        for split in manifest.splits.values():
+            for shard in split["shards"]:
+                if shard["file"] == name:
+                    shard.update(file_entry(path / name))  # type: ignore[typeddict-item]
+                    del manifest.files[name]
+    for field, value in changes.items():
+        setattr(manifest, field, value)
+    manifest.save(path)

@@ -87,8 +87,9 @@ def _write_all(fd: int, piece: memoryview) -> None:
 
 def read_digest(path: Path) -> Written:
     """Size and checksum of a file, read in pieces."""
-    digest, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
+    digest, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(min(CHUNK, os.fstat(file.fileno()).st_size + 1))
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
             size += count

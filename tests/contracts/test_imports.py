@@ -22,6 +22,7 @@ TIERS = [
         "trackers",
         "statistics",
         "reports",
+        "untrusted",
         "__init__",
     },
     {"corruption", "model", "data"},

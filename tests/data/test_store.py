@@ -20,7 +20,7 @@ from mmldlm.data.format import Manifest
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError
-from tests.stores import write_store
+from tests.stores import relist, write_store
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_missing_foreign_and_unfinished_folders_are_told_apart(
         PairStore.open(tmp_path / "begun")
     with pytest.raises(UserError, match=r"no split 'dev'; this store has train, validation"):
         write_store(tmp_path / "s").split("dev")
-    with pytest.raises(UserError, match=r"no split 'test'.*a larger --test$"):
+    with pytest.raises(UserError, match=r"no split 'test'.*a larger share for test$"):
         PairStore.open(tmp_path / "s").split("test")
 
 
@@ -238,7 +238,7 @@ def test_truncated_and_garbled_shards_are_refused_when_read(tmp_path: Path) -> N
     rng = np.random.default_rng(0)
     for broken in (content[:-100], b"", rng.bytes(len(content))):
         path.write_bytes(broken)
-        with pytest.raises(UserError, match=r"shard-00001\.arrow.*mmldlm prepare"):
+        with pytest.raises(UserError, match=r"shard-00001\.arrow.*prepare the store again"):
             PairStore.open(tmp_path / "s").split("train").read(np.arange(200))
     assert len(PairStore.open(tmp_path / "s").split("train").read(np.arange(64)).ids) == 64
 
@@ -249,7 +249,15 @@ def test_lengths_that_disagree_with_a_shard_are_refused(tmp_path: Path) -> None:
     lengths = np.load(path)
     lengths[70] += 1
     np.save(path, lengths)
-    with pytest.raises(UserError, match="lengths differ"):
+    with pytest.raises(UserError, match=r"lengths\.npy: damaged file \(checksum differs"):
+        PairStore.open(tmp_path / "s").split("train").read(np.array([70]))
+    relist(tmp_path / "s", "train/lengths.npy")
+    with pytest.raises(UserError, match=r"lengths\.npy: differs from what the manifest says"):
+        PairStore.open(tmp_path / "s").split("train").read(np.array([70]))
+    lengths[71] -= 1
+    np.save(path, lengths)
+    relist(tmp_path / "s", "train/lengths.npy")
+    with pytest.raises(UserError, match=r"shard-00001\.arrow.*its lengths differ"):
         PairStore.open(tmp_path / "s").split("train").read(np.array([70]))
 
 
@@ -358,7 +366,8 @@ def _large_store(path: Path, num_shards: int, shard_documents: int) -> int:
     first = writer._done["train"][0]
     for shard_idx in range(1, num_shards):
         name = f"train/shard-{shard_idx:05d}.arrow"
-        os.link(path / first["file"], path / name)
+        for suffix in (".arrow", ".crc32"):
+            os.link((path / first["file"]).with_suffix(suffix), (path / name).with_suffix(suffix))
         writer._done["train"].append({**first, "file": name})
     writer.finish()
     return num_shards * shard_documents

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from mmldlm.data import format as store_format
+from mmldlm.data import shard
 from mmldlm.data.workers import LoaderError, Restarts
 from mmldlm.errors import Interrupted, UserError
 from tests.runs import curve, hit_loader, make_trainer, same, weights
@@ -235,7 +235,7 @@ def cut(path):
 def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
     tmp_path, monkeypatch, damage, told, num_workers
 ):
-    monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, f"data.num_workers={num_workers}", "data.prefetch=1")
     run, (path,) = trainer.train_step, (store / "train").glob("*.arrow")
@@ -252,7 +252,7 @@ def test_a_shard_that_is_damaged_under_a_run_is_named_and_nothing_is_lost(
 
 
 def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_format, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 0.0)
     store = write_store(tmp_path / "store", num_train=120).path
     trainer = make_trainer(tmp_path, store)
     run = trainer.train_step
@@ -273,7 +273,7 @@ def test_a_store_that_vanishes_is_one_line_naming_a_file(tmp_path, monkeypatch):
 
 def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypatch):
     """Cut off between two looks at the file: the process that reads it gets SIGBUS, a new one names the file."""
-    monkeypatch.setattr(store_format, "CHECK_SECONDS", 1e9)
+    monkeypatch.setattr(shard, "CHECK_SECONDS", 1e9)
     store = write_store(tmp_path / "store", num_train=120, shard_documents=1000).path
     trainer = make_trainer(tmp_path, store, "data.num_workers=1", "data.prefetch=1")
     run, (path,) = trainer.train_step, (store / "train").glob("*.arrow")

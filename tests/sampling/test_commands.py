@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import mmldlm
-from mmldlm.cli.samples import printable
 from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from mmldlm.preparation.encoders import SentenceEncoder
+from mmldlm.untrusted import printable
 from tests.sampling.commands import call, make_small_run, mistake, report, samples, use_fake_encoder
 from tests.tiny_models import LONGEST, NUM_CHANNELS, FakeEncoder, make_run, make_store
 

@@ -98,8 +98,8 @@ def import_(
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from mmldlm.cli.samples import printable
     from mmldlm.reports import folding_table
+    from mmldlm.untrusted import printable
 
     console = Console()
     table = folding_table("split", "documents", "tokens", "longest", "shards", title=summary["store"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer
 from mmldlm import durable
 from mmldlm.cli.terminal import ProgressBar
 from mmldlm.errors import UserError
+from mmldlm.untrusted import printable
 
 if TYPE_CHECKING:  # the commands answer --help without torch
     import numpy as np
@@ -36,8 +36,6 @@ TITLES = {
     "neighbours": "nearest training texts",
 }
 DEFAULT_COUNT = 8
-_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Answer:
@@ -139,11 +137,6 @@ def show_table(records: list[dict[str, Any]]) -> None:
     for record in records:
         table.add_row(*[Text(printable(_cell(record[name]))) for name in columns])
     Console().print(table)
-
-
-def printable(text: str) -> str:
-    """The text without terminal control sequences; line breaks and tabs stay."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", text))
 
 
 def _cell(value: Any) -> str:

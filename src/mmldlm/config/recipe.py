@@ -1,13 +1,17 @@
 """Recipes: a YAML file plus `section.key=value` words become a checked `Config`.
 
-Unknown settings are rejected with their nearest match, and all problems are reported together. Values may refer to
-other settings (`${name}`) and to environment variables (`${oc.env:NAME}`, `${oc.env:NAME,default}`).
+Unknown settings are rejected with their nearest match, and all problems are reported together. Values of a recipe and
+of words may refer to other settings (`${name}`) and to environment variables (`${oc.env:NAME}`, with a default
+`${oc.env:NAME,default}`). Saved settings, which come with runs and exports, may not: they could read the environment of
+whoever loads them.
 """
 
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +22,12 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 
 from mmldlm.config import MODES, Config, find_problems
 from mmldlm.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
 
@@ -29,7 +35,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "corruption.text_noise": ("mask",),
     "corruption.uniform_share": (0.2,),
     "evaluation.keep": (["nearest"],),
-    "evaluation.refine_by": (["remask"], ["replace"]),
+    "evaluation.refine_by": (["replace"],),
     "model.self_conditioning": (False,),
     "model.whiten_init": (False,),
     "objective.huber_scale": (1.0,),
@@ -39,11 +45,20 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "train.tensorboard": (True,),
 }
 """Settings that no longer exist, with the values under which a file that still has them means what it meant."""
-SPENT = ("model.whiten_init", "train.tensorboard")
+SPENT = ("model.whiten_init", "train.tensorboard", "evaluation.refine_by")
 """Of these, what a saved run no longer needs, such as the shape of its first weights; any value is ignored there."""
 FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
 """Defaults that have changed: what saved settings from before these settings existed stand for."""
 SAVED = "the saved settings"
+MOST_BYTES, MOST_VALUES, LARGEST = 2**20, 50_000, 2**53
+"""Of a settings file, of the values in it with aliases written out, and of a whole number."""
+_PLAIN_LISTS = {
+    "list[int]": "a list of whole numbers is needed, such as [1, 2]",
+    "list[float]": "a list of numbers is needed, such as [1, 1.5]",
+    "list[str]": "a list of words is needed, such as [one, two]",
+}
+_TROUBLE = (OmegaConfBaseException, ValueError, TypeError, AttributeError, RecursionError)
+"""What OmegaConf raises for values of odd kinds."""
 
 
 def list_recipes() -> dict[str, Path]:
@@ -79,7 +94,8 @@ def make_config(
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """A config from plain nested values, as checkpoints and exports carry them."""
-    former = {section: keys | values.get(section, {}) for section, keys in FORMER.items()}
+    saved = {section: values.get(section, {}) for section in FORMER}
+    former = {name: FORMER[name] | section for name, section in saved.items() if isinstance(section, dict)}
     return _build(values | former, [], source=SAVED)
 
 
@@ -116,12 +132,33 @@ def find_recipe(recipe: str) -> Path:
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
     """A YAML file that holds a mapping; `expected` names its content, for the error message."""
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path}: has more than {MOST_BYTES} bytes, which no settings need; {expected}")
+        if _num_values(compose(content, Loader=SafeLoader), {}) > MOST_VALUES:
+            raise UserError(f"{path}: its aliases stand for more than {MOST_VALUES} values; {expected}")
+        loaded = OmegaConf.to_container(OmegaConf.load(io.BytesIO(content)))  # type: ignore[arg-type]
+    except RecursionError as error:
+        raise UserError(f"{path}: is nested too deeply; {expected}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); {expected}") from error
+    except (YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: {expected}")
     return cast(dict[str, Any], loaded)
+
+
+def _num_values(node: Node | None, known: dict[int, int]) -> int:
+    """How many values a document has with all aliases written out; one that contains itself has no end."""
+    if node is None or isinstance(node, ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1
+        pairs = node.value if isinstance(node, MappingNode) else ((item,) for item in node.value)
+        known[id(node)] = 1 + sum(_num_values(part, known) for pair in pairs for part in pair)
+    return known[id(node)]
 
 
 def _build(
@@ -129,22 +166,29 @@ def _build(
 ) -> Config:
     config = OmegaConf.structured(Config)
     problems: list[str] = []
-    for key, value in _leaves(_complete_modes(values)):
+    try:
+        leaves = _leaves(_complete_modes(values))
+    except RecursionError as error:
+        raise UserError(f"{source}: nested too deeply; {_RECIPE}") from error
+    for key, value in leaves:
         problems += _set(config, key, value, source)
     for word in overrides:
         key, equals, value = word.partition("=")
         if not equals:
-            problems.append(f"{word!r}: settings are written section.key=value")
+            problems.append(f"{word[:80]!r}: settings are written section.key=value")
             continue
         parsed = _parse(value)
         if isinstance(parsed, str) and value.startswith(("{", "[")) and _kind(key) != "str":
-            problems.append(f"{word}: no list or mapping; is a bracket not closed, or a quote missing?")
+            problems.append(f"{word[:80]}: no list or mapping; is a bracket not closed, or a quote missing?")
             continue
         for name, part in _spread(key, parsed):
             problems += _set(config, name, part, said_in)
     unresolved = [problem for key in setting_names() for problem in _unresolved(config, key)]
     if not unresolved:
-        built = cast(Config, OmegaConf.to_object(config))
+        try:
+            built = cast(Config, OmegaConf.to_object(config))
+        except _TROUBLE as error:
+            raise UserError(f"{source}: {_first_line(error)}") from error
         problems += find_problems(built)
         if not problems:
             return built
@@ -159,13 +203,19 @@ def _unresolved(config: DictConfig, key: str) -> list[str]:
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue:
         return [f"{key}=???: a value is needed; set it in the recipe, or add {key}=VALUE"]
-    except OmegaConfBaseException as error:
+    except _TROUBLE as error:
         written = _as_written(config, key)
         unset = [name for name in re.findall(r"oc\.env:\s*([^},\s]+)", written) if name not in os.environ]
-        reason = f"the environment variable {unset[0]} is not set" if unset else str(error).splitlines()[0]
+        reason = f"the environment variable {unset[0]} is not set" if unset else _first_line(error)
         remedy = f"export {unset[0]}, or " if unset else ""
         return [f"{key}={written}: {reason}; {remedy}add {key}=VALUE"]
     return []
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it refers to itself, or is nested too deeply"
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _as_written(config: DictConfig, key: str) -> str:
@@ -205,7 +255,7 @@ def _spread(key: str, value: Any) -> list[tuple[str, Any]]:
 def _parse(value: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))["x"]  # type: ignore[index,call-overload]
-    except (YAMLError, OmegaConfBaseException):
+    except (YAMLError, *_TROUBLE):
         return value
 
 
@@ -214,21 +264,47 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
         return _removed(key, value, source)
     if key not in setting_names():
         return [f"{source}: {_unknown(key)}"]
+    if problem := _unusable(value, source):
+        return [f"{source}: {key}={str(value)[:80]}: {problem}"]
     if isinstance(value, bool) and "off" in _choices(key):
         value = "on" if value else "off"  # YAML takes these words for truth values
     if isinstance(value, float) and value.is_integer() and _kind(key) == "int":
         value = int(value)  # 1e3
     try:
+        if (
+            isinstance(value, list)
+            and _kind(key) in _PLAIN_LISTS
+            and any(isinstance(x, list | dict) for x in value)
+        ):
+            raise TypeError("a list inside a list")
         OmegaConf.update(config, key, value)
-    except OmegaConfBaseException as error:
-        reason = _kind_needed(key) or str(error).splitlines()[0]
-        return [f"{source}: {key}={value}: {reason}"]
+    except _TROUBLE as error:
+        reason = _kind_needed(key) or _first_line(error)
+        return [f"{source}: {key}={str(value)[:80]}: {reason}"]
     return []
+
+
+def _unusable(value: Any, source: str) -> str | None:
+    """What is wrong with a value, whatever the setting: numbers without measure, references in saved settings."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return next((problem for part in parts if (problem := _unusable(part, source))), None)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"whole numbers are at most {LARGEST}"
+    if isinstance(value, float) and value.is_integer() and abs(value) > LARGEST:
+        return f"numbers are at most {LARGEST}"
+    if isinstance(value, str) and "${" in value and source == SAVED:
+        return "saved settings hold plain values and no references; only a recipe of your own may refer to others"
+    return None
 
 
 def _removed(key: str, value: Any, source: str) -> list[str]:
     """Nothing, or the problem with a setting that no longer exists."""
-    if value in REMOVED[key] or (source == SAVED and key in SPENT):
+    if value in REMOVED[key]:
+        return []
+    if key in SPENT and (source == SAVED or key.startswith("evaluation.")):
+        if key.startswith("evaluation."):
+            logger.warning("%s: %s=%s: this setting was removed and is ignored", source, key, value)
         return []
     remedy = "leave it out; docs/log.md holds what was measured with it"
     if key == "train.tensorboard":
@@ -256,9 +332,7 @@ def _kind_needed(key: str) -> str | None:
         "float": "a number is needed",
         "bool": "true or false is needed",
         "str": "a word is needed",
-        "list[int]": "a list of whole numbers is needed, such as [1, 2]",
-        "list[str]": "a list of words is needed, such as [one, two]",
-    }
+    } | _PLAIN_LISTS
     return words[kind] + (", or null" if optional else "") if kind in words else None
 
 

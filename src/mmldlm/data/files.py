@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypedDict
 
+from mmldlm.data.blocks import BlockSums
 from mmldlm.durable import flush_folder, is_full, read_digest
 from mmldlm.errors import UserError
 
@@ -25,12 +26,15 @@ class FileEntry(TypedDict):
 class _HashingFile:
     """A binary file for writing that hashes on the way, so that the checksum is of what was meant."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, blocks: BlockSums | None) -> None:
         self.file, self.hash, self.size, self.closed = file, hashlib.sha256(), 0, False
+        self.blocks = blocks
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
         self.hash.update(view)
+        if self.blocks is not None:
+            self.blocks.update(view)
         self.size += view.nbytes
         return self.file.write(view)
 
@@ -53,12 +57,15 @@ class _HashingFile:
         return False
 
 
-def write_durably(path: Path, fill: Callable[[Any], None]) -> FileEntry:
-    """Let `fill` write the file; after this returns it survives a crash, before that it does not exist."""
+def write_durably(path: Path, fill: Callable[[Any], None], blocks: BlockSums | None = None) -> FileEntry:
+    """Let `fill` write the file; after this returns it survives a crash, before that it does not exist.
+
+    `blocks` gets all that is written.
+    """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as file:
-            sink = _HashingFile(file)
+            sink = _HashingFile(file, blocks)
             fill(sink)
             file.flush()
             os.fsync(file.fileno())
@@ -96,3 +103,14 @@ def file_entry(path: Path) -> FileEntry:
     """Size and checksum of a file as it is on the disk now."""
     digest = read_digest(path)
     return {"bytes": digest.size, "sha256": digest.sha256}
+
+
+def damage_of(path: Path, entry: Any) -> str | None:
+    """How a file differs from its size and checksum, as one clause; None if it does not."""
+    try:
+        actual = file_entry(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    if actual["bytes"] != entry["bytes"]:
+        return f"{actual['bytes']} bytes instead of {entry['bytes']}"
+    return None if actual["sha256"] == entry["sha256"] else "checksum differs"

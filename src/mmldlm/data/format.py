@@ -1,15 +1,15 @@
-"""A pair store on disk: `manifest.json`, written last, so that its presence means "finished"; and its shards.
+"""What a pair store is on disk: `manifest.json`, written last, so that its presence means "finished"; and shards.
 
-A shard is an Arrow file with the columns id, tokens, latents and text in one record batch; a store with derived
-documents has one column more, `made_of`.
+A manifest may come from a stranger: types, sizes and names are checked before anything relies on them. A shard is an
+Arrow file with the columns id, tokens, latents and text in one record batch; a store with derived documents has one
+column more, `made_of`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -18,11 +18,15 @@ import numpy as np
 
 from mmldlm.data.files import FileEntry, read_json, write_json
 from mmldlm.errors import UserError
+from mmldlm.untrusted import misfit
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SETTINGS = "settings.json"
-REMEDY = "make the store again with 'mmldlm prepare', or copy it again from where it came"
+REMEDY = "prepare the store again, or copy it again from where it came"
+LATENT_DTYPES = ("float16", "float32")
+LIMITS = {"vocab_size": 2**24, "num_slots": 2**16, "num_channels": 2**20, "max_length": 2**24}
+"""Larger sizes are mistakes, or meant to exhaust the memory."""
 
 
 class ShardEntry(TypedDict):
@@ -101,13 +105,67 @@ class Manifest:
         version = body.get("format_version")
         if version != FORMAT_VERSION:
             raise UserError(
-                f"{path}: format_version={version}, this version of mmldlm reads {FORMAT_VERSION}; "
-                "make the store again with 'mmldlm prepare'"
+                f"{path}: format_version={version!r:.40}, this version of mmldlm reads {FORMAT_VERSION}; "
+                "prepare the store again"
             )
         stated = body.pop("checksum", None)
         if stated != checksum(body) or set(body) != {item.name for item in fields(cls)}:
             raise UserError(f"{path}: the manifest is damaged or was edited (its checksum differs); {REMEDY}")
+        if problem := misfit(cls, body, "it") or next(_impossible(cls(**body)), None):
+            raise UserError(f"{path}: is not the manifest of a pair store ({problem}); {REMEDY}")
         return cls(**body)
+
+
+def too_large(sizes: dict[str, int]) -> str | None:
+    """What is wrong with the sizes that data gives a network, as one clause."""
+    for name, size in sizes.items():
+        if not 1 <= size <= LIMITS[name]:
+            return f"{name} is {size}, allowed is 1 to {LIMITS[name]}"
+    return None
+
+
+def unfit_normalizer(value: Any, num_slots: int, num_channels: int) -> str | None:
+    """What is wrong with the mean and scale of the channels, as one clause."""
+    for name in ("mean", "scale"):
+        try:
+            array = np.asarray(value[name], np.float64)
+        except (KeyError, TypeError, ValueError):
+            return f"normalizer.{name} is not a list of numbers"
+        if array.shape not in ((num_channels,), (num_slots, num_channels)):
+            return f"normalizer.{name} has shape {array.shape} for {num_channels} channels"
+        if not np.isfinite(array).all() or (name == "scale" and array.min() <= 0):
+            return f"normalizer.{name} holds an impossible value"
+    return None
+
+
+def _impossible(manifest: Manifest) -> Iterator[str]:
+    """Values of the right type that no store has: sizes that disagree, names of files outside the store."""
+    sizes = {name: getattr(manifest, name) for name in ("vocab_size", "num_slots", "num_channels")}
+    if problem := too_large(sizes) or unfit_normalizer(manifest.normalizer, *list(sizes.values())[1:]):
+        yield problem
+    if manifest.latent_dtype not in LATENT_DTYPES:
+        yield f"latent_dtype is {manifest.latent_dtype!r:.40}"
+    if manifest.tokenizer is not None and not isinstance(manifest.tokenizer.get("sha256"), str):
+        yield "tokenizer has no sha256"
+    for name, split in manifest.splits.items():
+        if problem := _impossible_split(manifest, split):
+            yield f"splits.{name:.40} {problem}"
+    shards = [shard["file"] for split in manifest.splits.values() for shard in split["shards"]]
+    for path in map(Path, (*shards, *manifest.files, *(f"{name}/x" for name in manifest.splits))):
+        if path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            yield f"{str(path)[:60]!r} lies outside the store"
+
+
+def _impossible_split(manifest: Manifest, split: SplitEntry) -> str | None:
+    row = manifest.num_slots * manifest.num_channels * np.dtype(manifest.latent_dtype).itemsize
+    for name in ("num_documents", "num_tokens"):
+        counts = [shard[name] for shard in split["shards"]]  # type: ignore[literal-required]
+        if min(counts, default=0) < 0 or sum(counts) != split[name]:  # type: ignore[literal-required]
+            return f"has another {name} than its shards"
+    for shard in split["shards"]:
+        if shard["bytes"] < 2 * shard["num_tokens"] + row * shard["num_documents"]:
+            return f"has the file {shard['file']!r:.60}, which is too small for its documents"
+    return too_large({"max_length": split["max_length"]}) if split["num_documents"] else None
 
 
 def checksum(value: Any) -> str:
@@ -130,79 +188,6 @@ def _check_presence(folder: Path, path: Path) -> None:
         f"{folder}: not a pair store (it has no {MANIFEST}); make one with 'mmldlm prepare', "
         "or import an old layout with 'mmldlm data import'"
     )
-
-
-CHECK_SECONDS = 1.0
-"""Between two looks at whether a mapped file is still whole."""
-
-
-class Shard:
-    """One Arrow file, mapped; the columns are views of the file."""
-
-    def __init__(self, folder: Path, entry: ShardEntry) -> None:
-        self.path, self._bytes = folder / entry["file"], entry["bytes"]
-        try:
-            self._check_size()
-            batch = map_batch(self.path)
-            if batch.num_rows != entry["num_documents"]:
-                raise ValueError(f"{batch.num_rows} documents instead of {entry['num_documents']}")
-            self._bind(batch)
-        except (OSError, ValueError, KeyError) as error:
-            raise self._unusable(error) from error
-
-    def check(self) -> None:
-        """Notice a file that was cut off or deleted since it was opened: its missing pages would end the process."""
-        if time.monotonic() - self._checked_at < CHECK_SECONDS:
-            return
-        try:
-            self._check_size()
-        except (OSError, ValueError) as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: Exception) -> UserError:
-        missing = isinstance(error, FileNotFoundError)
-        what = "this file of the pair store is missing" if missing else f"damaged shard ({error})"
-        return UserError(f"{self.path}: {what}; {REMEDY}")
-
-    def _check_size(self) -> None:
-        size = self.path.stat().st_size
-        if size != self._bytes:
-            raise ValueError(f"{size} bytes instead of {self._bytes}")
-        self._checked_at = time.monotonic()
-
-    def _bind(self, batch: Any) -> None:
-        tokens, latents = batch.column("tokens"), batch.column("latents")
-        self.offsets: np.ndarray = tokens.offsets.to_numpy()
-        self.tokens: np.ndarray = tokens.values.to_numpy()
-        self.latents: np.ndarray = latents.values.to_numpy().reshape(batch.num_rows, -1)
-        self.ids: np.ndarray = batch.column("id").to_numpy()
-        self._texts = batch.column("text")
-
-    def token_positions(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        starts = self.offsets[rows].astype(np.int64)
-        ends = self.offsets[rows + 1].astype(np.int64)
-        if (
-            (ends - starts != lengths).any()
-            or ends.max(initial=0) > len(self.tokens)
-            or starts.min(initial=0) < 0
-        ):
-            raise UserError(f"{self.path}: damaged shard (its lengths differ from lengths.npy); {REMEDY}")
-        return ranges(starts, lengths)
-
-    def texts(self, rows: np.ndarray) -> list[str | None]:
-        try:
-            return self._texts.take(rows).to_pylist()
-        except (ValueError, IndexError) as error:
-            raise self._unusable(error) from error
-
-
-def map_batch(path: Path) -> Any:
-    import pyarrow as pa
-
-    with pa.memory_map(
-        str(path)
-    ) as mapped:  # closing frees the file handle; the views keep the mapping alive
-        return pa.ipc.open_file(mapped).get_batch(0)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -248,15 +233,3 @@ def record_batch(
     if made_of is not None:
         columns["made_of"] = pa.array(made_of, pa.large_string())
     return pa.record_batch(columns)
-
-
-def summarise(folder: Path, shards: list[dict[str, Any]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of all documents and counts of all tokens of a split."""
-    lengths = np.empty(sum(shard["num_documents"] for shard in shards), np.int32)
-    token_counts, start = np.zeros(vocab_size, np.int64), 0
-    for shard in shards:
-        tokens = map_batch(folder / shard["file"]).column("tokens")
-        lengths[start : start + len(tokens)] = np.diff(tokens.offsets.to_numpy())
-        token_counts += np.bincount(tokens.values.to_numpy(), minlength=vocab_size)
-        start += len(tokens)
-    return lengths, token_counts

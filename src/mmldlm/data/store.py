@@ -1,19 +1,23 @@
 """The pair store, reading side: memory-mapped Arrow shards behind one manifest.
 
 Opening reads `manifest.json` and nothing else. A split maps its lengths and, when first touched, its shards.
+Small files are compared with their checksums when they are opened, shards as they are read.
 Shapes: N documents, S latent slots, C latent channels. Layout on disk: docs/data-format.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmldlm.data.files import file_entry
-from mmldlm.data.format import REMEDY, Manifest, Shard, SplitEntry, ranges
+from mmldlm.data.blocks import SUFFIX, num_blocks, shared_flags
+from mmldlm.data.files import damage_of
+from mmldlm.data.format import REMEDY, Manifest, SplitEntry, ranges
+from mmldlm.data.shard import Shard
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
 
@@ -88,7 +92,7 @@ class PairStore:
 
     @classmethod
     def open_of_run(cls, path: str | Path, moved_to: Path | None = None) -> PairStore:
-        """The store that a run was trained on, or the one that the user names in its place with --data."""
+        """The store that a run was trained on, or the one that the user names in its place."""
         if moved_to is None and not Path(path).exists():
             raise UserError(
                 f"{path}: the pair store that this run was trained on is not here; say where with data=STORE"
@@ -101,18 +105,70 @@ class PairStore:
             share = "test" if name == "test" else "validation"
             raise UserError(
                 f"{self.path}: no split {name!r}; this store has {', '.join(sorted(self.manifest.splits))}; "
-                f"choose one of them, or prepare more text with a larger --{share}"
+                f"choose one of them, or prepare more text with a larger share for {share}"
             )
         return Split(self, name, self.manifest.splits[name])
 
     def token_counts(self, split: str = "train") -> np.ndarray:
         """How often each token occurs in a split: int64 (vocab_size,)."""
         self.split(split)
-        return np.asarray(_map_array(self.path / split / "token_counts.npy", self.manifest.vocab_size))
+        return self._map_array(f"{split}/token_counts.npy", np.int64, self.manifest.vocab_size)
+
+    def lengths(self, split: str) -> np.ndarray:
+        """Tokens of each document of a split: int32 (num_documents,), memory-mapped."""
+        name, entry = f"{split}/lengths.npy", self.manifest.splits[split]
+        lengths = self._map_array(name, np.int32, entry["num_documents"])
+        if len(lengths) and not (
+            1 <= lengths.min() <= lengths.max() <= entry["max_length"]
+            and lengths.sum(dtype=np.int64) == entry["num_tokens"]
+        ):
+            raise UserError(f"{self.path / name}: differs from what the manifest says; {REMEDY}")
+        return lengths
 
     def tokenizer_path(self) -> Path | None:
         """The folder of the tokenizer inside the store; None if the store was made without one."""
-        return self.path / "tokenizer" if self.manifest.tokenizer else None
+        if self.manifest.tokenizer is None:
+            return None
+        for name in self.manifest.files:
+            if name.startswith("tokenizer/"):
+                self._require_whole(name)
+        return self.path / "tokenizer"
+
+    def _map_array(self, name: str, dtype: Any, size: int) -> np.ndarray:
+        self._require_whole(name)
+        path = self.path / name
+        try:
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+        if array.shape != (size,) or array.dtype != dtype:
+            raise UserError(
+                f"{path}: {array.dtype} values of shape {array.shape} instead of ({size},); {REMEDY}"
+            )
+        return array
+
+    def _require_whole(self, name: str) -> None:
+        """Compare a small file with its checksum."""
+        entry = self.manifest.files.get(name)
+        problem = "not listed in the manifest" if entry is None else damage_of(self.path / name, entry)
+        if problem:
+            raise UserError(f"{self.path / name}: damaged file ({problem}); {REMEDY}")
+
+    @cached_property
+    def longest_latent(self) -> float:
+        """No slot of a training latent is longer than this, whatever the encoder gave.
+
+        Unit length where latents were brought to it, with room for rounding. Else the normaliser bounds it: of n values
+        none is further from their mean than sqrt(n) standard deviations.
+        """
+        if (self.manifest.encoder or {}).get("normalize") is True:
+            return 1.1
+        num = max(1000, self.manifest.splits.get("train", {"num_documents": 0})["num_documents"])
+        mean, scale = (np.atleast_2d(part) for part in (self.normalizer.mean, self.normalizer.scale))
+        reach = np.linalg.norm(mean, axis=-1) + np.sqrt(num * self.manifest.num_slots) * np.linalg.norm(
+            scale, axis=-1
+        )
+        return 1.1 * float(reach.max())
 
     def summary(self, split: str = "train", num_examples: int = 5) -> dict[str, Any]:
         """What the store holds, for people and for JSON: sizes, lengths and texts of one split, what made it."""
@@ -152,17 +208,8 @@ class PairStore:
         """Compare every file with its checksum; one line for each that differs."""
         shards = [shard for split in self.manifest.splits.values() for shard in split["shards"]]
         expected: dict[str, Any] = {shard["file"]: shard for shard in shards} | dict(self.manifest.files)
-        return [line for name, entry in sorted(expected.items()) if (line := self._damage(name, entry))]
-
-    def _damage(self, name: str, entry: Any) -> str | None:
-        path = self.path / name
-        try:
-            actual = file_entry(path)
-        except OSError as error:
-            return f"{path}: {error.strerror or error}"
-        if actual["bytes"] != entry["bytes"]:
-            return f"{path}: {actual['bytes']} bytes instead of {entry['bytes']}"
-        return None if actual["sha256"] == entry["sha256"] else f"{path}: checksum differs"
+        problems = {name: damage_of(self.path / name, entry) for name, entry in sorted(expected.items())}
+        return [f"{self.path / name}: {problem}" for name, problem in problems.items() if problem]
 
 
 class Split:
@@ -174,6 +221,12 @@ class Split:
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._shards: dict[int, Shard] = {}
         self._lengths: np.ndarray | None = None
+        names = [str(Path(shard["file"]).with_suffix(SUFFIX)) for shard in entry["shards"]]
+        self._sums = [store.manifest.files.get(name) for name in names]
+        sized = zip(entry["shards"], self._sums, strict=True)
+        counts = [num_blocks(shard["bytes"]) if sums else 1 for shard, sums in sized]
+        self._first_flags = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._flags = shared_flags(int(self._first_flags[-1]))
 
     def __len__(self) -> int:
         return self.entry["num_documents"]
@@ -192,13 +245,16 @@ class Split:
         return self.read(np.arange(len(self))).latents
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": {}, "_lengths": None}
+        return {**self.__dict__, "_shards": {}, "_lengths": None, "_flags": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"_flags": shared_flags(int(state["_first_flags"][-1]))}
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each document: int32 (num_documents,), memory-mapped."""
         if self._lengths is None:
-            self._lengths = _map_array(self.store.path / self.name / "lengths.npy", len(self))
+            self._lengths = self.store.lengths(self.name)
         return self._lengths
 
     def read(self, indices: np.ndarray) -> Documents:
@@ -214,11 +270,10 @@ class Split:
             ids=np.empty(len(indices), np.int64),
         )
         for shard, where, rows in self._by_shard(indices):
-            source = shard.token_positions(rows, lengths[where])
-            out.tokens[ranges(starts[where], lengths[where])] = shard.tokens[source]
-            out.latents[where] = shard.latents[rows].reshape(-1, *out.latents.shape[1:])
-            out.ids[where] = shard.ids[rows]
-        self._check_values(out)
+            tokens, latents, out.ids[where] = shard.read(rows, lengths[where])
+            out.tokens[ranges(starts[where], lengths[where])] = tokens
+            out.latents[where] = latents.reshape(-1, *out.latents.shape[1:])
+        self._check_values(out, indices)
         return out
 
     def read_texts(self, indices: np.ndarray) -> list[str | None]:
@@ -250,20 +305,39 @@ class Split:
         ]
 
     def _shard(self, shard_idx: int) -> Shard:
-        if shard_idx not in self._shards:
-            self._shards[shard_idx] = Shard(self.store.path, self.entry["shards"][shard_idx])
-        else:
+        if shard_idx in self._shards:
             self._shards[shard_idx].check()
+            return self._shards[shard_idx]
+        manifest, flags = self.store.manifest, self._first_flags[shard_idx : shard_idx + 2]
+        self._shards[shard_idx] = Shard(
+            self.store.path, self.entry["shards"][shard_idx], (manifest.num_slots, manifest.num_channels),
+            self._sums[shard_idx], self._flags[slice(*flags)],
+        )  # fmt: skip
         return self._shards[shard_idx]
 
-    def _check_values(self, documents: Documents) -> None:
-        """Damage that would surface far away: ids beyond the vocabulary, latents that are not finite."""
-        largest = int(documents.tokens.max(initial=0))
-        if largest >= self.store.manifest.vocab_size or not np.isfinite(documents.latents).all():
-            raise UserError(
-                f"{self.store.path}: split {self.name!r} holds damaged documents; "
-                f"'mmldlm data verify {self.store.path}' names the file, then {REMEDY}"
-            )
+    def _check_values(self, documents: Documents, indices: np.ndarray) -> None:
+        """Values that cannot be, although the files are whole: ids beyond the vocabulary, latents of absurd length."""
+        limit = self.store.longest_latent * (1.0 if self.name == "train" else 10.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("nsc,nsc->ns", documents.latents, documents.latents)
+        if (
+            int(documents.tokens.max(initial=0)) < self.store.manifest.vocab_size
+            and (squares <= limit**2).all()
+        ):
+            return  # a NaN is not
+        bad = ~(squares <= limit**2).all(axis=1)
+        ids = np.maximum.reduceat(documents.tokens, np.cumsum(documents.lengths) - documents.lengths)
+        first = int(np.argmax(bad | (ids >= self.store.manifest.vocab_size)))
+        problem = (
+            f"a latent of length {np.sqrt(squares[first].max()):.3g}, and the encoder gives at most {limit:.3g}"
+            if bad[first]
+            else f"the token id {ids[first]}, and the vocabulary has {self.store.manifest.vocab_size} entries"
+        )
+        shard = int(np.searchsorted(self._starts, indices[first], side="right")) - 1
+        raise UserError(
+            f"{self.store.path / self.entry['shards'][shard]['file']}: document {indices[first]} of the split "
+            f"{self.name!r} (id {documents.ids[first]}) has {problem}; {REMEDY}"
+        )
 
 
 def _length_summary(lengths: np.ndarray) -> dict[str, Any]:
@@ -276,13 +350,3 @@ def _length_summary(lengths: np.ndarray) -> dict[str, Any]:
         "median": float(np.median(lengths)),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
-
-
-def _map_array(path: Path, size: int) -> np.ndarray:
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
-    if array.shape != (size,):
-        raise UserError(f"{path}: shape {array.shape} instead of ({size},); {REMEDY}")
-    return array

@@ -18,8 +18,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from mmldlm.data.files import TEMPORARY, file_entry, read_json, write_durably, write_json
+from mmldlm.data.blocks import SUFFIX, BlockSums
+from mmldlm.data.files import TEMPORARY, damage_of, file_entry, read_json, write_durably, write_json
 from mmldlm.data.format import (
+    LATENT_DTYPES,
     MANIFEST,
     SETTINGS,
     Manifest,
@@ -28,14 +30,12 @@ from mmldlm.data.format import (
     checksum,
     flatten,
     record_batch,
-    summarise,
 )
+from mmldlm.data.shard import map_file, read_batch
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import Moments, fit_normalizer
-
-LATENT_DTYPES = ("float16", "float32")
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,11 @@ class StoreWriter:
                 f"{path}: holds other documents than the text gives now, so the text has changed since; "
                 "choose another folder, or remove this one and start again"
             )
-        if not path.is_file() or file_entry(path) != {key: entry[key] for key in ("bytes", "sha256")}:
+        if (
+            "blocks" not in entry
+            or damage_of(path.with_suffix(SUFFIX), entry["blocks"])
+            or damage_of(path, entry)
+        ):
             return False
         shards.append(entry)
         return True
@@ -220,7 +224,9 @@ class StoreWriter:
             with pa.ipc.new_file(file, batch.schema) as out:
                 out.write_batch(batch)
 
-        entry = write_durably(path, fill)
+        blocks = BlockSums()
+        entry = write_durably(path, fill, blocks)
+        sums = blocks.content()
         moments = Moments.of(stored.reshape(-1, self.num_channels))
         sidecar = {
             "file": f"{split}/{path.name}",
@@ -228,6 +234,7 @@ class StoreWriter:
             "num_tokens": int(lengths.sum()),
             "max_length": int(lengths.max()),
             **entry,
+            "blocks": write_durably(path.with_suffix(SUFFIX), lambda file: file.write(sums)),
             "content": _content(ids),
             "counts": counts or {},
             "moments": moments.to_json(),
@@ -307,7 +314,9 @@ class StoreWriter:
         return self.path / split / f"shard-{shard_idx:05d}.arrow"
 
     def _write_side_files(self) -> dict[str, Any]:
-        files: dict[str, Any] = {}
+        files: dict[str, Any] = {
+            str(Path(shard["file"]).with_suffix(SUFFIX)): shard["blocks"] for shard in self._all_shards()
+        }
         for split, shards in self._done.items():
             lengths, token_counts = summarise(self.path, shards, self.vocab_size)
             for name, array in (("lengths", lengths), ("token_counts", token_counts)):
@@ -376,6 +385,18 @@ def _split_entry(shards: list[dict[str, Any]]) -> SplitEntry:
         "max_length": max(shard["max_length"] for shard in shards),
         "shards": [{key: shard[key] for key in keys} for shard in shards],  # type: ignore[misc]
     }
+
+
+def summarise(folder: Path, shards: list[dict[str, Any]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of all documents and counts of all tokens of a split."""
+    lengths = np.empty(sum(shard["num_documents"] for shard in shards), np.int32)
+    token_counts, start = np.zeros(vocab_size, np.int64), 0
+    for shard in shards:
+        tokens = read_batch(map_file(folder / shard["file"])).column("tokens")
+        lengths[start : start + len(tokens)] = np.diff(tokens.offsets.to_numpy())
+        token_counts += np.bincount(tokens.values.to_numpy(), minlength=vocab_size)
+        start += len(tokens)
+    return lengths, token_counts
 
 
 def _lock(folder: Path) -> int | None:

@@ -58,18 +58,11 @@ class Translation:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The nested values of a settings file; interpolations stay as written."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from mmldlm.config.recipe import read_mapping
 
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a YAML settings file")
-    try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path}: settings are a mapping of sections, such as 'data:' and 'model:'")
+    loaded = read_mapping(path, "settings are a mapping of sections, such as 'data:' and 'model:'")
     return {str(key): value for key, value in loaded.items()}
 
 
