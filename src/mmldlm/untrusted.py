@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -14,6 +18,21 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 def printable(text: str) -> str:
     """The text without terminal control sequences; line breaks and tabs stay."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def map_array(path: Path) -> np.ndarray:
+    """The array of a `.npy` file, mapped, so that a header that lies allocates nothing; ValueError if it is none."""
+    import numpy as np
+
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # numpy reads the header as Python code, with all of its errors
+        raise ValueError(f"its header cannot be read ({type(error).__name__})") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it holds several arrays")
+    return array
 
 
 def misfit(kind: Any, value: Any, place: str) -> str | None:
@@ -46,11 +65,11 @@ def misfit(kind: Any, value: Any, place: str) -> str | None:
 def _misfit_fields(kind: Any, value: Any, place: str) -> str | None:
     if not isinstance(value, dict):
         return f"{place} is {_shown(value)}, a mapping is needed"
-    hints = get_type_hints(kind)
-    for name in getattr(kind, "__required_keys__", hints):
-        if name not in value:
+    hints = get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        if name not in value and get_origin(hint) is not NotRequired:
             return f"{place} has no {name}"
-    present = (name for name in hints if name in value)
+    hints, present = get_type_hints(kind), [name for name in hints if name in value]
     return next(
         (wrong for name in present if (wrong := misfit(hints[name], value[name], f"{place}.{name}"))), None
     )

@@ -33,7 +33,7 @@ class FakeEncoder:
         return cls({"name": name, **{key: options[key] for key in ("prompt", "normalize", "dimension")}})
 
     def describe(self) -> dict[str, Any]:
-        return self.options
+        return self.options | {"normalize": False}
 
     def accepts(self, tokenizer: object) -> bool:
         return False

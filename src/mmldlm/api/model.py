@@ -46,6 +46,7 @@ from mmldlm.api.values import (
 from mmldlm.checkpoint.export import write_export
 from mmldlm.checkpoint.load import LoadedModel, export_of, load_model
 from mmldlm.corruption.times import modes_of_run
+from mmldlm.data.format import MANIFEST
 from mmldlm.data.store import PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.latents import between
@@ -346,17 +347,22 @@ class Model:
         return like(text_costs(self.loaded, tokens, array, content_ids(listed), draws, seed), latents)
 
     def neighbours(
-        self, queries: Texts | Latents, among: PairStore | Split | Texts | Latents, k: int = 5
+        self,
+        queries: Texts | Latents,
+        among: PairStore | Split | Texts | Latents | os.PathLike[str],
+        k: int = 5,
     ) -> list[list[Neighbour]]:
         """The `k` documents nearest to each query by the cosine of their latents, nearest first.
 
-        Texts become latents by the encoder. A pair store is searched in its training split.
+        Texts become latents by the encoder. A pair store, or the folder of one, is searched in its training split.
 
         >>> near = model.neighbours(["w3 w1"], among=["w4", "w3 w1", "w7"], k=2)
         >>> near[0][0].text
         'w3 w1'
         """
         require_at_least("k", k, 1)
+        if isinstance(among, os.PathLike) or (isinstance(among, str) and (Path(among) / MANIFEST).is_file()):
+            among = self.open_store(among)
         if isinstance(among, PairStore):
             among = among.split(self.loaded.config.data.train_split)
         wanted = self.codec.latents_of(queries, "queries")

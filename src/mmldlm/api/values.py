@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmldlm.checkpoint.load import RUNS, LoadedModel
+from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
 from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
@@ -68,6 +68,11 @@ class Pairs:
     texts: list[SampledText]
     latents: Any
     """(n, S, C) in the encoder's own space."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(str(text)[:40]) for text in self.texts[:3])
+        more = ", ..." if len(self.texts) > 3 else ""
+        return f"Pairs({len(self.texts)}: [{shown}{more}], latents {tuple(self.latents.shape)})"
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,9 @@ def local_folder(source: Any) -> Path:
 
 
 def _is_local(path: Path) -> bool:
-    """Whether a name is taken as a folder here, or as a run below `saved`."""
-    return path.exists() or (RUNS / path).exists()
+    """Whether a name is taken as a folder here, or as a run below `saved`; also one that is misspelt beside others."""
+    beside = path.parent if path.parent != Path() else RUNS
+    return path.exists() or (RUNS / path).exists() or any(map(is_model, beside.glob("*")))
 
 
 def is_texts(values: Any) -> bool:
@@ -241,7 +247,13 @@ class Codec:
         """The tokenizer that came with the model."""
         if self.loaded.tokenizer_path is None:
             raise UserError("this model has no tokenizer, so it takes no texts; pass latents")
-        return Tokenizer.load(self.loaded.tokenizer_path)
+        tokenizer, known = Tokenizer.load(self.loaded.tokenizer_path), self.loaded.denoiser.shape.vocab_size
+        if tokenizer.vocab_size > known:
+            raise UserError(
+                f"{self.loaded.tokenizer_path}: has {tokenizer.vocab_size} tokens, and the model knows {known}; "
+                "put back the tokenizer that came with the model"
+            )
+        return tokenizer
 
     @cached_property
     def encoder(self) -> Any:

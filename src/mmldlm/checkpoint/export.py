@@ -14,11 +14,12 @@ be used without the pair store.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from torch import Tensor
 
@@ -40,21 +41,51 @@ from mmldlm.checkpoint.quantize import pack, unpack
 from mmldlm.checkpoint.state import versions
 from mmldlm.config import Config
 from mmldlm.config.recipe import config_to_dict
+from mmldlm.data.format import too_large, unfit_normalizer
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.json_lines import dump_exact, load_exact
 from mmldlm.model.denoiser import DataShape
 from mmldlm.run_folder import RunFolder
+from mmldlm.untrusted import misfit
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
 KIND = "export"
-_MARK, _DATA_FORMAT = "mmldlm", "data-1"
+_MARK, _DATA_FORMAT, _FILES, _CHECKSUM = "mmldlm", "data-1", "files", "checksum"
 _FORMATS = {"fp32": "export-1", "fp16": "export-1", "int8": "export-2"}
 """Stored precision -> format. Versions that do not know 8-bit weights reject export-2."""
+_SIZES = ("vocab_size", "num_slots", "num_channels", "max_length")
 _DESCRIBED = ("config", "data", "versions")
 _TOKENIZER_FILES = frozenset({".json", ".txt", ".model", ".tiktoken", ".jinja", ".vocab"})
+
+
+class DataDescription(TypedDict):
+    """What made the data, as exports and run folders carry it; arrays are kept bit by bit."""
+
+    fingerprint: str
+    content: NotRequired[str]
+    vocab_size: int
+    num_slots: int
+    num_channels: int
+    max_length: int
+    normalizer: Any
+    tokenizer: NotRequired[dict[str, Any] | None]
+    encoder: NotRequired[dict[str, Any] | None]
+    step: NotRequired[int | None]
+
+
+def data_shape(data: Mapping[str, Any]) -> DataShape:
+    """The sizes that a description gives the network."""
+    return DataShape(*(data[name] for name in _SIZES))
+
+
+def _unfit(data: Mapping[str, Any]) -> str | None:
+    """What is impossible in a description whose types are right, as one clause."""
+    return too_large({name: data[name] for name in _SIZES}) or unfit_normalizer(
+        data["normalizer"], data["num_slots"], data["num_channels"]
+    )
 
 
 @dataclass
@@ -135,7 +166,7 @@ def read_export(folder: Path) -> Export:
         stored, notes = read_tensors(path)
         config, data, made_with = (load_exact(notes.get(key, "null")) for key in _DESCRIBED)
         weights = unpack(stored)
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise UserError(f"{path}: is damaged or not an export ({error}); copy it again") from error
     known = sorted(set(_FORMATS.values()))
     if notes.get(_MARK, "").strip('"') not in known or not all(
@@ -143,6 +174,10 @@ def read_export(folder: Path) -> Export:
     ):
         raise UserError(
             f"{path}: is not an export of this version ({', '.join(known)}); make one with 'mmldlm export'"
+        )
+    if problem := misfit(DataDescription, data, "data") or _unfit(data):
+        raise UserError(
+            f"{path}: is not an export of this project ({problem}); make one with 'mmldlm export'"
         )
     _check_twin(folder / CONFIG, notes)
     tokenizer = folder / TOKENIZER
@@ -156,7 +191,7 @@ def _check_twin(path: Path, notes: dict[str, str]) -> None:
         twin = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it, {WEIGHTS} holds the same") from error
-    if twin != {key: json.loads(notes[key]) for key in (_MARK, *_DESCRIBED)}:
+    if twin != {key: json.loads(notes[key]) for key in (_MARK, *_DESCRIBED) if key in notes}:
         raise UserError(
             f"{path}: differs from what {WEIGHTS} says; delete it, or export again with other settings"
         )
@@ -168,7 +203,7 @@ def exported_step(folder: Path) -> int | None:
         step = load_exact(read_notes(folder / WEIGHTS)["data"])["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return step if isinstance(step, int) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def data_shape_of(store: PairStore) -> DataShape:
@@ -206,8 +241,10 @@ def make_export(weights: Mapping[str, Tensor], config: Config, store: PairStore,
 
 def write_description(run: RunFolder, store: PairStore) -> None:
     """Make a run folder independent of its pair store: data description and tokenizer; nothing if they are there."""
-    described, tokenizer = describe_data(store), store.tokenizer_path()
-    content = dump_exact({_MARK: _DATA_FORMAT, **described}, indent=1) + b"\n"
+    tokenizer = store.tokenizer_path()
+    files = {path.name: durable.read_digest(path).sha256 for path in _tokenizer_files(tokenizer)}
+    described = describe_data(store) | {_FILES: files}
+    content = dump_exact({_MARK: _DATA_FORMAT, **described, _CHECKSUM: _digest(described)}, indent=1) + b"\n"
     present = run.data.is_file() and run.data.read_bytes() == content
     if present and (tokenizer is None or run.tokenizer.is_dir()):
         return
@@ -218,14 +255,32 @@ def write_description(run: RunFolder, store: PairStore) -> None:
     durable.replace_file(run.data, content)
 
 
+def _digest(described: dict[str, Any]) -> str:
+    return hashlib.sha256(dump_exact(described)).hexdigest()
+
+
 def read_description(run: RunFolder) -> tuple[dict[str, Any], Path | None] | None:
     """What `write_description` wrote, and the tokenizer's folder; None for a run from before it existed."""
     try:
         described = load_exact(run.data.read_bytes())
         if not isinstance(described, dict) or described.pop(_MARK, None) != _DATA_FORMAT:
             raise ValueError("another format")
-    except FileNotFoundError:
+        stated = described.pop(_CHECKSUM, None)  # descriptions from before they had one are taken as they are
+        if stated is not None and stated != _digest(described):
+            raise ValueError("its checksum differs")
+        if problem := misfit(DataDescription, described, "it") or _unfit(described):
+            raise ValueError(problem)
+        _check_tokenizer(run.tokenizer, described.pop(_FILES, {}))
+    except FileNotFoundError as error:
+        if run.data.exists():
+            raise UserError(f"{error.filename}: is missing; restore it from a backup") from error
         return None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{run.data}: cannot be read ({error}); restore it from a backup") from error
+    except (ValueError, OSError, TypeError) as error:
+        raise UserError(f"{run.data}: cannot be used ({error}); restore it from a backup") from error
     return described, run.tokenizer if run.tokenizer.is_dir() else None
+
+
+def _check_tokenizer(folder: Path, files: Any) -> None:
+    for name, sha256 in files.items() if isinstance(files, dict) else ():
+        if durable.read_digest(folder / Path(name).name).sha256 != sha256:
+            raise ValueError(f"{folder / Path(name).name} differs from its checksum")

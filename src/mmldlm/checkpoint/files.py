@@ -119,7 +119,12 @@ def _parse(path: Path, content: bytes, body: Any) -> Manifest:
         whole = all(isinstance(number, int) for number in (manifest.step, manifest.sequence))
     except (TypeError, ValueError, KeyError, RecursionError):
         raise DamagedError(path, "is not a manifest") from None
-    if not whole or not all(_inside(file.name) for file in files):
+    texts = [text for file in files for text in (file.group, file.sha256)]
+    if (
+        not whole
+        or not all(_inside(file.name) for file in files)
+        or not all(isinstance(t, str) for t in texts)
+    ):
         raise DamagedError(path, "is not a manifest")
     return manifest
 
@@ -220,7 +225,7 @@ def read_notes(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a readable safetensors file: {error}") from error
 
 
@@ -232,7 +237,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         aliases = json.loads(notes.pop("aliases", "{}"))
         return tensors | {name: tensors[owner] for name, owner in aliases.items()}, notes
-    except (SafetensorError, AttributeError, KeyError, TypeError) as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a readable safetensors file: {error}") from error
 
 

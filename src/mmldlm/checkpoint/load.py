@@ -10,11 +10,11 @@ import contextlib
 import difflib
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from mmldlm.checkpoint.export import (
     WEIGHTS,
     Export,
+    data_shape,
     describe_data,
     exported_step,
     read_description,
@@ -39,13 +40,13 @@ from mmldlm.checkpoint.files import (
     read_manifest,
     read_tensors,
 )
-from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, upgraded
-from mmldlm.config import Config, leaves_condition_out
+from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, require_fit, upgraded
+from mmldlm.config import Config, leaves_condition_out, resolve_model
 from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
-from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.data.tokenizer import Tokenizer, first_line
 from mmldlm.durable import in_parallel
 from mmldlm.errors import UserError
 from mmldlm.json_lines import load_exact
@@ -55,6 +56,7 @@ from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on, plain_attention
+from mmldlm.untrusted import misfit
 
 RUNS = Path("saved")
 """Where runs are unless the user names another folder."""
@@ -145,7 +147,10 @@ def _read_meta(path: Path, manifest: Manifest) -> dict:
     for file in manifest.files:
         if file.group == META_GROUP:
             try:
-                return load_exact(check_file(path, file).read_bytes())
+                meta = load_exact(check_file(path, file).read_bytes())
+                if not isinstance(meta, dict):
+                    raise ValueError("it is not a mapping")
+                return meta
             except DamagedError:
                 raise
             except (ValueError, OSError) as error:
@@ -210,11 +215,18 @@ class LoadedModel:
 
 
 def build_model(export: Export, device: torch.device, *, source: str) -> LoadedModel:
-    """A model in evaluation mode from exported weights and settings."""
-    config, data = config_from_dict(export.config), export.data
-    shape = DataShape(data["vocab_size"], data["num_slots"], data["num_channels"], data["max_length"])
-    denoiser = Denoiser(config.model, shape, seed=None)
-    load_weights(denoiser, export.weights, source=source)
+    """A model in evaluation mode from exported weights and settings.
+
+    They may be a stranger's: nothing is allocated before the settings are seen to agree with the tensors that exist.
+    """
+    try:
+        config, data = config_from_dict(export.config), export.data
+        shape = data_shape(data)
+        _require_fit(config, shape, export.weights, source)
+        denoiser = Denoiser(config.model, shape, seed=None)
+        load_weights(denoiser, export.weights, source=source)
+    except UserError as error:
+        raise error if str(error).startswith(source) else UserError(f"{source}: {error}") from error
     precision = best_precision(device) if device.type == "cuda" else "fp32"
     flash = flash_runs(device, precision, denoiser.config.head_width)
     attention = "varlen" if flash else plain_attention(device)
@@ -232,6 +244,23 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
         step=data.get("step"),
         precision=precision,
     )
+
+
+def _require_fit(config: Config, shape: DataShape, weights: Mapping[str, Tensor], source: str) -> None:
+    """Compare names and shapes of a network without memory with the tensors; `UserError` where they differ."""
+    depth = resolve_model(config.model).depth
+    blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    if len(blocks) != depth:  # before so many blocks are made
+        raise UserError(f"{source}: model.depth is {depth}, but there are weights of {len(blocks)} blocks")
+    try:
+        with torch.device("meta"):
+            skeleton = Denoiser(config.model, shape, seed=None)
+    except (RuntimeError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        raise UserError(f"{source}: its settings describe no network ({first_line(error)})") from error
+    require_fit(skeleton, weights, source=source)
+    odd = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
+    if odd:
+        raise UserError(f"{source}: {odd[0]} holds {weights[odd[0]].dtype} values, which are no weights")
 
 
 def export_of(model: LoadedModel) -> Export:
@@ -267,16 +296,25 @@ def find_model(source: str | Path | os.PathLike[str]) -> Path:
     folder = Path(source)
     if not folder.exists() and (RUNS / folder).is_dir() and not folder.is_absolute():
         folder = RUNS / folder
-    if (folder / WEIGHTS).exists() or RunFolder(folder).is_run():
+    if is_model(folder):
         return folder
     if folder.exists():
-        raise UserError(
-            f"{folder}: is neither a run nor an export; name a folder that 'mmldlm train' or 'mmldlm export' wrote"
-        )
-    known = [path.name for path in sorted(RUNS.iterdir())] if RUNS.is_dir() else []
-    nearest = difflib.get_close_matches(folder.name, known, n=1)
-    hint = f"did you mean {RUNS / nearest[0]}?" if nearest else "name a folder that 'mmldlm train' wrote"
-    raise UserError(f"{folder}: there is no such run or export; {hint}")
+        raise UserError(f"{folder}: is neither a run nor an export; name the folder of one")
+    raise UserError(f"{folder}: there is no such run or export; {_nearest(folder)}")
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds an export or a run."""
+    return (folder / WEIGHTS).exists() or RunFolder(folder).is_run()
+
+
+def _nearest(folder: Path) -> str:
+    """What somebody may have meant by a folder that does not exist."""
+    places = [place for place in dict.fromkeys([folder.parent, RUNS]) if place.is_dir()]
+    known = {str(path): path.name for place in places for path in sorted(place.iterdir()) if is_model(path)}
+    nearest = difflib.get_close_matches(folder.name, known.values(), n=1)
+    meant = next((path for path, name in known.items() if name in nearest), None)
+    return f"did you mean {meant}?" if meant else "name the folder of a run or of an export"
 
 
 def read_weights(folder: Path, *, averaged: bool = True, store: Path | None = None) -> Export:
@@ -302,12 +340,28 @@ def read_weights(folder: Path, *, averaged: bool = True, store: Path | None = No
     return _from_checkpoint(run, averaged, store)
 
 
+class _StoreName(TypedDict):
+    store: str
+
+
+class _Settings(TypedDict):
+    data: _StoreName
+
+
+class _Meta(TypedDict):
+    settings: _Settings
+
+
 def _from_checkpoint(run: RunFolder, averaged: bool, store: Path | None) -> Export:
     snapshot = load_latest(run.checkpoints, report=logger.warning, groups=("model", "ema"))
     if snapshot is None:
         raise UserError(
             f"{run.path}: holds no checkpoint yet; the first is saved after train.checkpoint_every steps"
         )
+    if problem := misfit(_Meta, snapshot.meta, "its meta") or (
+        "it holds no weights" if "model" not in snapshot.tensors else None
+    ):
+        raise UserError(f"{run.checkpoints}: the newest checkpoint is not one of a run ({problem})")
     config = dict(snapshot.meta["settings"])
     described, tokenizer = _description(run, config, store)
     if snapshot.meta.get("content", "") != described.get("content", snapshot.meta.get("content", "")):

@@ -22,6 +22,8 @@ WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoin
 """Parts of a dotted name that data parallelism, compilation or activation checkpointing put in."""
 
 META = "meta.json"
+_MOST_NAMED = 8
+"""Tensors that a message names."""
 META_GROUP = "meta"
 
 _ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
@@ -132,6 +134,14 @@ def _plain_names(names: Iterable[str], source: str) -> dict[str, str]:
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Copy the tensors into the module; every key must fit. `source` says in errors where they come from."""
+    wanted, offered = require_fit(module, tensors, source=source)
+    module.load_state_dict({wanted[name]: tensors[offered[name]] for name in wanted}, strict=True)
+
+
+def require_fit(
+    module: nn.Module, tensors: Mapping[str, Tensor], *, source: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Plain name -> name in the module, and in the tensors; `UserError` unless names and shapes are the same."""
     state = module.state_dict()
     wanted, offered = _plain_names(state, type(module).__name__), _plain_names(tensors, source)
     shared = wanted.keys() & offered.keys()
@@ -145,11 +155,16 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
         ],
     }
     _reject(problems, f"{source} does not fit the model", "use the settings that the weights were made with")
-    module.load_state_dict({wanted[name]: tensors[offered[name]] for name in shared}, strict=True)
+    return wanted, offered
+
+
+def _few(names: list[str]) -> list[str]:
+    """A message names some of them."""
+    return names if len(names) <= _MOST_NAMED else [*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED} more"]
 
 
 def _reject(problems: dict[str, list[str]], what: str, remedy: str) -> None:
-    listed = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+    listed = [f"{kind}: {', '.join(_few(names))}" for kind, names in problems.items() if names]
     if listed:
         raise UserError(f"{what}: {'; '.join(listed)}; {remedy}")
 

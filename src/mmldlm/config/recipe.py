@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -364,13 +365,15 @@ def _first_key(section: str) -> str:
     )
 
 
-def setting_names(section: Any = None, prefix: str = "") -> list[str]:
+@cache
+def setting_names() -> tuple[str, ...]:
     """Dotted names of all settings."""
-    section = Config() if section is None else section
+    return tuple(_names_in(Config(), ""))
+
+
+def _names_in(section: Any, prefix: str) -> list[str]:
     names: list[str] = []
     for item in fields(section):
         value = getattr(section, item.name)
-        names += (
-            setting_names(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
-        )
+        names += _names_in(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
     return names

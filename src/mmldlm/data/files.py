@@ -14,6 +14,8 @@ from mmldlm.durable import flush_folder, is_full, read_digest
 from mmldlm.errors import UserError
 
 TEMPORARY = ".tmp"
+MOST_BYTES = 2**28
+"""Of a JSON file; the manifest of a store of a terabyte is smaller."""
 
 
 class FileEntry(TypedDict):
@@ -91,8 +93,12 @@ def write_json(path: Path, value: Any) -> FileEntry:
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object; a damaged file is a `UserError` that ends with the remedy."""
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
+        value = json.loads(content)
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: not a JSON object; {remedy}")

@@ -20,6 +20,7 @@ from mmldlm.data.format import REMEDY, Manifest, SplitEntry, ranges
 from mmldlm.data.shard import Shard
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
+from mmldlm.untrusted import map_array
 
 
 @dataclass
@@ -138,8 +139,8 @@ class PairStore:
         self._require_whole(name)
         path = self.path / name
         try:
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            array = map_array(path)
+        except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({error}); {REMEDY}") from error
         if array.shape != (size,) or array.dtype != dtype:
             raise UserError(

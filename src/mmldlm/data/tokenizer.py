@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import accumulate, chain
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmldlm.data.files import write_durably
+from mmldlm.data.files import MOST_BYTES, write_durably
+from mmldlm.data.format import too_large
 from mmldlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,12 +32,15 @@ class Tokenizer:
     """Ids for text and text for ids, on all cores."""
 
     def __init__(self, backend: Backend, name: str) -> None:
-        backend.no_padding()
-        backend.no_truncation()
         self.backend, self.name = backend, name
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = max(vocabulary.values()) + 1
-        probe = backend.encode(PROBE, add_special_tokens=False).ids
+        with _rust_errors(name):
+            backend.no_padding()
+            backend.no_truncation()
+            vocabulary = backend.get_vocab(with_added_tokens=True)
+            probe = backend.encode(PROBE, add_special_tokens=False).ids
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        if problem := too_large({"vocab_size": self.vocab_size}):
+            raise UserError(f"tokenizer {name}: {problem}; save it again with save_pretrained")
         content = json.dumps([sorted(vocabulary.items()), probe], separators=(",", ":"))
         self.sha256: str = hashlib.sha256(content.encode()).hexdigest()
 
@@ -113,7 +118,7 @@ def quiet_hub() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The reason in an error of another library, short enough for one line of ours."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
@@ -141,11 +146,23 @@ def _load_gpt2(folder: Path) -> Backend:
 def _load_file(path: Path) -> Backend:
     from tokenizers import Tokenizer
 
-    try:
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"tokenizer {path}: has more than {MOST_BYTES} bytes, which no tokenizer needs")
+    with _rust_errors(str(path)):
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises plain Exception
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _rust_errors(name: str) -> Iterator[None]:
+    """The Rust side raises plain Exception; a panic, which a damaged file can cause, is not even one."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
         raise UserError(
-            f"tokenizer {path}: not a tokenizer.json ({error}); save it again with save_pretrained"
+            f"tokenizer {name}: not a tokenizer.json ({first_line(error)}); save it again with save_pretrained"
         ) from error
 
 

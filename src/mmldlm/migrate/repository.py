@@ -276,10 +276,10 @@ def examine_settings(path: Path) -> SettingsReport:
         translation = translate(values, path.name)
         problems = [*translation.ignored, *translation.contradictions]
         return SettingsReport("old", problems, translation_lines(translation), recipe_text(translation))
-    from mmldlm.config.recipe import config_from_dict
+    from mmldlm.config.recipe import make_config
 
     try:
-        config_from_dict(values)
+        make_config(values)
     except UserError as error:
-        return SettingsReport("ours", str(error).removeprefix("the saved settings: ").split("; "))
+        return SettingsReport("ours", str(error).removeprefix("the recipe: ").split("; "))
     return SettingsReport("ours")

@@ -14,13 +14,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
 from mmldlm.data.tokenizer import Tokenizer, first_line
 from mmldlm.errors import UserError
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
+from mmldlm.untrusted import misfit
 
 BATCH_SIZE = 256
 """Texts that an encoder of the user's gets at once, unless it is set."""
@@ -48,6 +49,24 @@ class Encoder(Protocol):
 
 AnyEncoder = str | Encoder | Callable[[list[str]], Any]
 """A name, an object with `encode`, or a function of texts."""
+
+
+class Probe(TypedDict):
+    """The first numbers of the latent of one text, by which an encoder is recognised."""
+
+    text: str
+    latent: list[float]
+
+
+class Description(TypedDict):
+    """What a store or a model says about its encoder."""
+
+    name: str
+    kind: NotRequired[str]
+    prompt: NotRequired[str]
+    normalize: NotRequired[bool]
+    dimension: NotRequired[int | None]
+    sha256: NotRequired[str | None]
 
 
 class EncoderUnavailableError(UserError):
@@ -207,6 +226,10 @@ def open_encoder(
             "no encoder is known: the latents of the training data were given as vectors; "
             "make latents with the encoder that made those, or with the model itself (encode)"
         )
+    if problem := misfit(Description, description, "it"):
+        raise UserError(
+            f"the description of the encoder cannot be used ({problem}); pass the encoder: encoder=..."
+        )
     if description.get("kind") != "python":
         if encoder is not None and encoder != description["name"]:
             description = description | {"name": _other_name(encoder, description)}
@@ -225,10 +248,12 @@ def _other_name(encoder: AnyEncoder, description: dict[str, Any]) -> str:
 
 
 def _reopen_own(description: dict[str, Any], encoder: AnyEncoder | None) -> OwnEncoder:
-    name, probe = description["name"], description["probe"]
+    name, probe = description["name"], description.get("probe") or {}
+    if problem := misfit(Probe, probe, "probe"):
+        raise UserError(f"encoder {name}: its description cannot be used ({problem}); pass it: encoder=...")
     target = _import_local(name) if encoder is None else encoder
     target = import_encoder(target) if isinstance(target, str) else target
-    options = {key: description[key] for key in ("prompt", "normalize", "dimension")}
+    options = {key: description[key] for key in ("prompt", "normalize", "dimension") if key in description}
     opened = OwnEncoder(target, name, probe["text"], **options)
     expected, values = np.array(probe["latent"]), np.array(opened.probe["latent"])
     if expected.shape != values.shape or np.linalg.norm(expected - values) > PROBE_TOLERANCE * np.linalg.norm(

@@ -26,9 +26,11 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
 from mmldlm.preparation.cutting import text_id
+from mmldlm.preparation.readers import MOST_UNPACKED
+from mmldlm.untrusted import map_array
 
 SPLIT_NAMES = {"val": "validation", "valid": "validation", "dev": "validation"}
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class BadFileError(Exception):
@@ -185,6 +187,7 @@ class OldLayout:
 
 def _load_tokens(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
+        _check_unpacked(path)
         with np.load(path, allow_pickle=False) as arrays:
             ids, mask = np.atleast_2d(arrays["input_ids"]), np.atleast_2d(arrays["attention_mask"])
     except UNREADABLE as error:
@@ -196,9 +199,17 @@ def _load_tokens(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return ids.astype(np.int64), mask
 
 
+def _check_unpacked(path: Path) -> None:
+    """A small archive can stand for more numbers than there is memory."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MOST_UNPACKED:
+        raise ValueError(f"{size:,} bytes once unpacked, at most {MOST_UNPACKED:,} are allowed")
+
+
 def _load_latents(path: Path) -> np.ndarray:
     try:
-        latents = np.load(path, allow_pickle=False).astype(np.float32)
+        latents = map_array(path).astype(np.float32)
     except UNREADABLE as error:
         raise BadFileError(f"{path}: {_reason(error, path)}") from error
     if not latents.size or not np.isfinite(latents).all():
@@ -234,7 +245,7 @@ def _read_lists(folder: Path) -> tuple[dict[str, str], set[Path]]:
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: not JSON ({error}); correct or remove it") from error
         for entry in _entries(content):
             for value in entry.values():

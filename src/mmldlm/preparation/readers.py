@@ -1,7 +1,7 @@
 """Files to rows: .txt, .jsonl, .json, .csv, .tsv, .parquet and .arrow, also compressed with gzip.
 
 A row is a text and, where the file has such a field, the latent that belongs to it. What cannot be read is a
-`UserError` with file and line.
+`UserError` with file and line. A small file must not fill the memory: lines, texts and unpacked files have limits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ import numpy as np
 
 from mmldlm.data.tokenizer import first_line
 from mmldlm.errors import UserError
+from mmldlm.untrusted import map_array
 
 USUAL_FIELDS = ("text", "sentence", "content", "document")
 LATENT_FIELD = "latent"
-MAX_FIELD_CHARACTERS = 2**30
+MOST_CHARACTERS = 2**23
+"""Of one text."""
+MOST_LINE = 2**24
+"""Bytes of a line of a table or of JSON lines."""
+MOST_WHOLE, MOST_UNPACKED = 2**30, 2**28
+"""Bytes of a JSON file, and of a compressed file that has to be unpacked as a whole."""
 SAMPLED_ROWS = 64
 """Rows of an array that identify it."""
 
@@ -152,16 +158,13 @@ class Vectors:
 
 def _map_vectors(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return map_array(path)
     except FileNotFoundError as error:
         raise UserError(f"latents={path}: no such file; check the spelling") from error
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"latents={path}: not a .npy file of numbers ({first_line(error)}); save it with numpy.save"
         ) from error
-    if not isinstance(array, np.ndarray):
-        raise UserError(f"latents={path}: holds several arrays; save one with numpy.save as .npy")
-    return array
 
 
 def _whole_characters(text: str, where: str) -> str:
@@ -193,19 +196,50 @@ def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> 
     )
 
 
-def _decoded(stream: BinaryIO) -> io.TextIOWrapper:
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+def bounded(text: str | None, where: str) -> str | None:
+    """The text, unless it is too long for one document."""
+    if text is not None and len(text) > MOST_CHARACTERS:
+        raise UserError(
+            f"{where}: a text of {len(text):,} characters without a break; at most {MOST_CHARACTERS:,} are allowed: "
+            "divide it into lines or documents (text_unit=part divides text files)"
+        )
+    return text
+
+
+def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
+    """Lines of UTF-8, each with its end."""
+    number = 0
+    while line := stream.readline(MOST_LINE + 1):
+        number += 1
+        if len(line) > MOST_LINE:
+            raise UserError(
+                f"{path}:{number}: a line of more than {MOST_LINE:,} bytes; divide it into several, "
+                "or leave the file out"
+            )
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+
+
+def _whole(stream: BinaryIO, path: Path, most: int | None = None) -> bytes:
+    """All of a file."""
+    most = MOST_UNPACKED if isinstance(stream, gzip.GzipFile) else most
+    content = stream.read() if most is None else stream.read(most + 1)
+    if most is not None and len(content) > most:
+        raise UserError(
+            f"{path}: has more than {most:,} bytes once unpacked; unpack it, divide it, or make it .jsonl, which is "
+            "read line by line"
+        )
+    return content
 
 
 def _read_txt(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
-    text = stream.read().decode("utf-8-sig")
+    text = _whole(stream, path).decode("utf-8-sig")
     if "\0" in text:
         raise UserError(f"{path}: holds zero bytes, so it is not plain text; leave the file out")
     yield Row(text, None, str(path))
 
 
 def _read_jsonl(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
-    for number, line in enumerate(_decoded(stream), start=1):
+    for number, line in enumerate(_lines(stream, path), start=1):
         if line.strip():
             where = f"{path}:{number}"
             yield parse_row(_parse(line, where), fields, where)
@@ -213,7 +247,7 @@ def _read_jsonl(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
 
 def _read_json(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
     """One JSON list; a file with one object per line is read as such."""
-    text = stream.read().decode("utf-8-sig")
+    text = _whole(stream, path, MOST_WHOLE).decode("utf-8-sig")
     if not text.lstrip().startswith("["):
         if _is_one_object(text):
             raise UserError(f"{path}: holds one JSON object; a list of rows, or one row per line, is needed")
@@ -243,8 +277,8 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ",") -> Iterator[Row]:
-    csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    rows = csv.DictReader(_decoded(stream), delimiter=delimiter)
+    csv.field_size_limit(MOST_CHARACTERS)
+    rows = csv.DictReader(_lines(stream, path), delimiter=delimiter)
     try:
         for row in rows:
             where = f"{path}:{rows.line_num}"
@@ -266,9 +300,10 @@ def _read_parquet(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, gzip.GzipFile) else stream)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"{path}: not a parquet file ({error}); copy it again") from error
+        packed = isinstance(stream, gzip.GzipFile)
+        table = pq.ParquetFile(io.BytesIO(_whole(stream, path)) if packed else stream)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a parquet file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(table.schema_arrow, fields, path)
     return _rows_of_batches(table.iter_batches(batch_size=4096, columns=columns), columns, path)
 
@@ -277,7 +312,7 @@ def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     """An Arrow IPC file, or a stream as Hugging Face datasets write them."""
     import pyarrow as pa
 
-    content = pa.BufferReader(stream.read())
+    content = pa.BufferReader(_whole(stream, path))
     try:
         try:
             reader = pa.ipc.open_file(content)
@@ -285,8 +320,8 @@ def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
         except pa.ArrowInvalid:
             content.seek(0)
             batches = reader = pa.ipc.open_stream(content)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"{path}: not an Arrow file ({error}); copy it again") from error
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not an Arrow file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(reader.schema, fields, path)
     return _rows_of_batches((batch.select(columns) for batch in batches), columns, path)
 
@@ -304,13 +339,25 @@ def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[str]:
 
 def _rows_of_batches(batches: Any, columns: list[str], path: Path) -> Iterator[Row]:
     number = 0
-    for batch in batches:
+    for batch in _whole_batches(batches, path):
         texts = batch.column(columns[0]).to_pylist()
         latents = batch.column(columns[1]).to_pylist() if len(columns) > 1 else [None] * len(texts)
         for text, latent in zip(texts, latents, strict=True):
             number += 1
             where = f"{path}, row {number}"
             yield Row(text, None if latent is None else parse_latent(latent, where), where)
+
+
+def _whole_batches(batches: Any, path: Path) -> Iterator[Any]:
+    """The batches; what is damaged or made up in one of them would otherwise be read as memory."""
+    import pyarrow as pa
+
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged file ({first_line(error)}); copy it again") from error
 
 
 def _is_text(kind: Any) -> bool:

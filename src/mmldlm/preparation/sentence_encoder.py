@@ -303,7 +303,7 @@ def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
     quiet_hub()
-
+    _reject_own_code(Path(where), name)
     try:
         return SentenceTransformer(
             where, device=device, local_files_only=Path(where).is_dir(), trust_remote_code=False
@@ -314,6 +314,23 @@ def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
             "give builtin:minilm, a folder of a sentence-transformers model, a name on the Hugging Face Hub, "
             "or module:function for an encoder of your own"
         ) from error
+
+
+def _reject_own_code(folder: Path, name: str) -> None:
+    """A folder may name any class that Python can import as one of its modules; only those of the library are used."""
+    try:
+        listed = json.loads((folder / "modules.json").read_bytes())
+        kinds = [str(module["type"]) for module in listed]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"encoder {name!r}: modules.json cannot be read ({first_line(error)})") from error
+    for kind in kinds:
+        if not kind.startswith("sentence_transformers."):
+            raise UserError(
+                f"encoder {name!r}: needs code of its own ({kind[:60]}), which is not run; "
+                "load it yourself and pass the object as encoder"
+            )
 
 
 def _hash_weights(model: SentenceTransformer) -> str:

@@ -27,6 +27,7 @@ from mmldlm.preparation.readers import (
     Fields,
     Row,
     Vectors,
+    bounded,
     extension_of,
     parse_row,
     read_file,
@@ -186,7 +187,8 @@ class Sources:
                     every_line = self.vectors is not None and unit == "line"
                     parts = _lines(row.text) if every_line else _divide(row.text, unit, part_characters)
                     for part in parts:
-                        yield SourceDocument(part, done + position, where=row.where, has_lines=True)
+                        text = bounded(part, row.where)
+                        yield SourceDocument(text, done + position, where=row.where, has_lines=True)
                 else:
                     yield _document(row, done + position)
             done += path.stat().st_size
@@ -199,7 +201,7 @@ class Sources:
 
 def _document(row: Row, read_bytes: int) -> SourceDocument:
     latent = None if row.latent is None else np.atleast_2d(row.latent)
-    return SourceDocument(row.text, read_bytes, latent, row.where)
+    return SourceDocument(bounded(row.text, row.where), read_bytes, latent, row.where)
 
 
 def _mismatch(latent: np.ndarray | None, shape: tuple[int, ...] | None) -> str:

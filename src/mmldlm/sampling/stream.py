@@ -22,6 +22,7 @@ import numpy as np
 from mmldlm import durable
 from mmldlm.errors import UserError
 from mmldlm.sampling.pack import content_ids
+from mmldlm.untrusted import map_array
 
 KINDS = (".txt", ".jsonl", ".npy")
 FIELDS = ("text", "latent", "infill")
@@ -60,15 +61,13 @@ class Inputs:
 def read_latents(path: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
     """(n, S, C) from a `.npy` file, which may hold (n, C) for one slot; left on the disk if mapped."""
     try:
-        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array = map_array(path)
     except FileNotFoundError as error:
         raise UserError(f"{path}: there is no such file") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read as an array; save it with numpy.save") from error
-    if not isinstance(array, np.ndarray):
-        raise UserError(f"{path}: holds several arrays; save one with numpy.save")
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read as an array ({error}); save it with numpy.save") from error
     if array.ndim == 2 and shape[0] == 1:
         array = array[:, None, :]
     if array.ndim != 3 or array.shape[1:] != shape or array.dtype.kind not in "fiu":
