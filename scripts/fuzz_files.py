@@ -2,10 +2,10 @@
 
     python scripts/fuzz_files.py [SECONDS] [SEED] [--kind NAME ...]
 
-Real exports, runs, pair stores, recipes, tokenizers and text files are made once, then changed at random: bits and pieces of
-the bytes, or values inside JSON, headers and tables. Half of the time checksums are computed again, as a stranger
-would. Each file is read in a process of its own that may allocate 1 GiB and compute for 20 seconds, with "y" at its standard
-input. Allowed are a clean error and a file that loads; anything else is printed, and the exit code is 1.
+Real exports, runs, pair stores, recipes, tokenizers, logs and text files are made once, then changed at random: bits
+and pieces of the bytes, or values inside JSON, headers and tables. Half of the time checksums are computed again, as a
+stranger would. Each file is read in a process of its own that may allocate 1 GiB and compute for 20 seconds, with "y"
+at its standard input. Allowed are a clean error and a file that loads; anything else is printed, with exit code 1.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ OUTCOMES = ("clean error", "loaded", "traceback", "allocation", "crash", "hang",
 _CODES = {0: "loaded", 2: "clean error", 3: "traceback", 4: "allocation"}
 _CODE = "import os, pathlib; pathlib.Path(os.environ['CANARY']).write_text('executed')\n"
 ODD: list[Any] = [
-    -1, 0, 1, 2**31, 2**53, 2**63, 10**30, 1e308, -1e308, None, True, "", "x" * 100_000, "\0", "\x1b[2J\x1b]0;x\x07", "../../etc/passwd",
-    "/etc/passwd", "${oc.env:HOME}", "${oc.env:CANARY}", "<script>alert(1)</script>", "\ud800", [], {}, [[[[[[]]]]]], [1] * 1000,
-    {"a": {"b": [{}]}}, "nan", "1e999", "builtin:minilm", "os:system", "!!python/object/apply:os.system ['true']", {"$float": "x"},
-    {"$array": {"dtype": "float64", "shape": [2**40], "base64": ""}}, "float16", "I64", [2**40, 2**20], [0, 2**62], "step_00000002",
+    -1, 0, 1, 2**31, 2**53, 2**63, 10**30, 1e308, -1e308, None, True, "", "x" * 100_000, "\0", "\ud800", "nan", "1e999",
+    "\x1b[2J\x1b]0;x\x07", "<script>alert(1)</script>", "../../etc/passwd", "/etc/passwd", "builtin:minilm",
+    "os:system", "${oc.env:HOME}", "${oc.env:CANARY}", "!!python/object/apply:os.system ['true']", "float16", "I64",
+    [], {}, [[[[[[]]]]]], [1] * 1000, {"a": {"b": [{}]}}, [2**40, 2**20], [0, 2**62], {"$float": "x"},
+    {"$array": {"dtype": "float64", "shape": [2**40], "base64": ""}},
 ]  # fmt: skip
 
 
@@ -51,8 +52,8 @@ class Fuzzer:
         self.canary = folder / "canary"
         os.environ["CANARY"] = str(self.canary)
         self.kinds: dict[str, Callable[[Path], object]] = {
-            "export": read_model, "run": read_model, "store": read_store, "recipe": read_recipe, "tokenizer": read_tokenizer,
-            "text": read_text, "log": read_log,
+            "export": read_model, "run": read_model, "store": read_store, "recipe": read_recipe,
+            "tokenizer": read_tokenizer, "text": read_text, "log": read_log,
         }  # fmt: skip
 
     def make_base(self) -> None:
@@ -74,8 +75,8 @@ class Fuzzer:
         (self.base / "tokenizer").mkdir(parents=True)
         tokenizer.save(str(self.base / "tokenizer" / "tokenizer.json"))
         store = mmldlm.prepare((texts, vectors), self.base / "store", tokenizer=str(self.base / "tokenizer"))
-        shape = {"model.preset": "tiny", "model.depth": 1, "model.width": 32, "model.latent_width": 16, "model.num_heads": 2,
-                 "model.head_width": 8, "model.time_width": 16}  # fmt: skip
+        shape = {"model.preset": "tiny", "model.depth": 1, "model.width": 32, "model.latent_width": 16,
+                 "model.num_heads": 2, "model.head_width": 8, "model.time_width": 16}  # fmt: skip
         steps = {
             "train.steps": 2,
             "train.checkpoint_every": 2,

@@ -81,8 +81,10 @@ def data_shape(data: Mapping[str, Any]) -> DataShape:
     return DataShape(*(data[name] for name in _SIZES))
 
 
-def _unfit(data: Mapping[str, Any]) -> str | None:
-    """What is impossible in a description whose types are right, as one clause."""
+def unfit_data(data: Any) -> str | None:
+    """What is wrong with a description of data, as one clause."""
+    if problem := misfit(DataDescription, data, "the description of its data"):
+        return problem
     return too_large({name: data[name] for name in _SIZES}) or unfit_normalizer(
         data["normalizer"], data["num_slots"], data["num_channels"]
     )
@@ -175,10 +177,6 @@ def read_export(folder: Path) -> Export:
         raise UserError(
             f"{path}: is not an export of this version ({', '.join(known)}); make one with 'mmldlm export'"
         )
-    if problem := misfit(DataDescription, data, "data") or _unfit(data):
-        raise UserError(
-            f"{path}: is not an export of this project ({problem}); make one with 'mmldlm export'"
-        )
     _check_twin(folder / CONFIG, notes)
     tokenizer = folder / TOKENIZER
     return Export(weights, config, data, tokenizer if tokenizer.is_dir() else None, made_with)
@@ -268,7 +266,7 @@ def read_description(run: RunFolder) -> tuple[dict[str, Any], Path | None] | Non
         stated = described.pop(_CHECKSUM, None)  # descriptions from before they had one are taken as they are
         if stated is not None and stated != _digest(described):
             raise ValueError("its checksum differs")
-        if problem := misfit(DataDescription, described, "it") or _unfit(described):
+        if problem := unfit_data(described):
             raise ValueError(problem)
         _check_tokenizer(run.tokenizer, described.pop(_FILES, {}))
     except FileNotFoundError as error:

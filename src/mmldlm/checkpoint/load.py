@@ -27,6 +27,7 @@ from mmldlm.checkpoint.export import (
     exported_step,
     read_description,
     read_export,
+    unfit_data,
 )
 from mmldlm.checkpoint.files import (
     CHECKPOINT,
@@ -324,6 +325,13 @@ def read_weights(folder: Path, *, averaged: bool = True, store: Path | None = No
     the last step instead of their average. `store` says where the pair store has moved to, which only matters for runs
     that were started before run folders described their data.
     """
+    export = _read_weights(folder, averaged=averaged, store=store)
+    if problem := unfit_data(export.data):
+        raise UserError(f"{folder}: cannot be used ({problem}); copy or export it again")
+    return export
+
+
+def _read_weights(folder: Path, *, averaged: bool, store: Path | None) -> Export:
     if (folder / WEIGHTS).exists():
         return read_export(folder)
     run = RunFolder(folder)

@@ -93,11 +93,9 @@ def write_json(path: Path, value: Any) -> FileEntry:
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object; a damaged file is a `UserError` that ends with the remedy."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
+        if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"more than {MOST_BYTES} bytes")
-        value = json.loads(content)
+        value = json.loads(path.read_bytes())
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {remedy}") from error
     if not isinstance(value, dict):

@@ -222,13 +222,16 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
 def _whole(stream: BinaryIO, path: Path, most: int | None = None) -> bytes:
     """All of a file."""
     most = MOST_UNPACKED if isinstance(stream, gzip.GzipFile) else most
-    content = stream.read() if most is None else stream.read(most + 1)
-    if most is not None and len(content) > most:
-        raise UserError(
-            f"{path}: has more than {most:,} bytes once unpacked; unpack it, divide it, or make it .jsonl, which is "
-            "read line by line"
-        )
-    return content
+    pieces, size = [], 0
+    while piece := stream.read(2**20):
+        pieces.append(piece)
+        size += len(piece)
+        if most is not None and size > most:
+            raise UserError(
+                f"{path}: has more than {most:,} bytes once unpacked; unpack it, divide it, or make it .jsonl, "
+                "which is read line by line"
+            )
+    return b"".join(pieces)
 
 
 def _read_txt(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
