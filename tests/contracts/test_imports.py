@@ -29,7 +29,7 @@ TIERS = [
     {"objective", "checkpoint", "metrics", "sampling", "run_folder", "distributed"},
     {"training", "evaluation", "preparation"},
     {"api"},
-    {"benchmark", "launch", "migrate"},
+    {"benchmark", "launch", "migrate", "service"},
     {"ablation"},
     {"cli"},
     {"__main__"},

@@ -1,0 +1,392 @@
+"""The HTTP service of a model: encode, decode, generate, infill, with a schema, health and Prometheus metrics.
+
+    POST /encode     {"texts": [...]}                        -> {"latents": [...]}
+    POST /decode     {"latents": [...]} or {"texts": [...]}  -> {"texts": [...]}
+    POST /generate   {"n": 4}                                -> {"texts": [...], "latents": [...]}
+    POST /infill     {"texts": ["a ____ of rope"]}           -> {"texts": [...]}
+    GET  /           what the model is     /health     /metrics     /openapi.json
+
+Every error is {"error": "one line"} with a status: 401 token, 408 slow request, 413 too large, 422 wrong values,
+503 too many requests, 504 no answer in time. Shapes: n documents, S latent slots, C latent channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from mmldlm import __version__
+from mmldlm.api.model import Model
+from mmldlm.errors import UserError
+from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job
+from mmldlm.service.guard import Guard
+
+logger = logging.getLogger(__name__)
+OPEN_PATHS = ("/health",)
+"""Answered without the token."""
+LOCAL_NAMES = ("127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and what all of them may."""
+
+    documents: int = 64
+    """Texts or latents of a request."""
+    characters: int = 2000
+    """Of a text."""
+    steps: int = 128
+    """Of a sampler."""
+    bytes: int = 4 * 2**20
+    """Of a request's body."""
+    receive_seconds: float = 10.0
+    """From the first byte of a request to its last."""
+    answer_seconds: float = 60.0
+    """From its last byte to the answer."""
+    waiting: int = 1024
+    """Documents in the queue of all clients."""
+    batch: int = 128
+    """Documents that are computed together."""
+
+
+class Settings(BaseModel):
+    """What all requests share; what is absent has the value of the run's settings."""
+
+    model_config = ConfigDict(extra="forbid")
+    seed: int = Field(0, ge=0, lt=2**62, description="Another seed, another sample.")
+    guidance: FiniteFloat | None = Field(
+        None, ge=-20, le=20, description="1: none; larger follows the condition more."
+    )
+
+
+class TextSettings(Settings):
+    """How texts are sampled."""
+
+    temperature: FiniteFloat | None = Field(
+        None, ge=0, le=10, description="0: always the most probable token."
+    )
+    top_p: FiniteFloat | None = Field(None, gt=0, le=1)
+    order: Literal["confidence", "margin", "ancestral", "first_hitting", "block"] | None = None
+
+
+class Texts(BaseModel):
+    """Texts, one for each document."""
+
+    texts: list[str]
+
+
+class Latents(BaseModel):
+    """Latents of n documents, each of S slots with C channels."""
+
+    latents: list[list[list[float]]]
+
+
+class Pairs(Texts, Latents):
+    """Texts and their latents."""
+
+
+class Problem(BaseModel):
+    """What is wrong and what to do, in one line."""
+
+    error: str
+
+
+def request_types(model: Model, limits: Limits) -> dict[str, type[BaseModel]]:
+    """What the bodies of requests look like for this model; the sizes of its latents are part of the schema."""
+    channels, slots = model.num_channels, model.num_slots
+    text = Annotated[str, Field(min_length=1, max_length=limits.characters, pattern=r"\S")]
+    vector = Annotated[list[FiniteFloat], Field(min_length=channels, max_length=channels)]
+    latent = Annotated[list[vector], Field(min_length=slots, max_length=slots)]  # type: ignore[valid-type]
+    one = latent | vector if slots == 1 else latent
+    steps = Annotated[int | None, Field(None, ge=1, le=limits.steps)]
+    length = Annotated[int, Field(ge=1, le=model.max_length)]
+    many = {"min_length": 1, "max_length": limits.documents}
+    texts, latents = Annotated[list[text], Field(**many)], Annotated[list[one], Field(**many)]  # type: ignore
+    lengths = Annotated[list[length] | length | None, Field(None)]  # type: ignore[valid-type]
+    solver = Literal["ddim", "dpmpp_2m", "heun"] | None
+
+    def fields(base: type[BaseModel], **kinds: Any) -> type[BaseModel]:
+        values = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in kinds.items()}
+        return create_model(f"{base.__name__}Of{'And'.join(kinds)}", __base__=base, **values)  # type: ignore
+
+    return {
+        "encode": fields(Settings, texts=texts, steps=(steps, None), solver=(solver, None)),
+        "decode": fields(
+            TextSettings, latents=(latents | None, None), texts=(texts | None, None), steps=(steps, None),
+            lengths=(lengths, None), candidates=(Annotated[int, Field(ge=1, le=16)], 1),
+        ),
+        "generate": fields(
+            TextSettings, n=(Annotated[int, Field(ge=1, le=limits.documents)], 1), steps=(steps, None),
+            latent_steps=(steps, None), lengths=(length | None, None), solver=(solver, None),
+        ),
+        "infill": fields(TextSettings, texts=texts, latents=(latents | None, None), steps=(steps, None)),
+    }  # fmt: skip
+
+
+class Metrics:
+    """What Prometheus reads."""
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("mmldlm_requests", "Answers", ["path", "status"], registry=self.registry)
+        self.seconds = Histogram("mmldlm_request_seconds", "Time to answer", ["path"], registry=self.registry)
+        self.documents = Histogram(
+            "mmldlm_batch_documents",
+            "Documents of a pass",
+            buckets=[2**i for i in range(9)],
+            registry=self.registry,
+        )
+        self.passes = Counter("mmldlm_model_seconds", "Time in the model", registry=self.registry)
+        gauge = Gauge("mmldlm_waiting_documents", "Documents in the queue", registry=self.registry)
+        gauge.set_function(waiting)
+
+    def observe(self, documents: int, seconds: float) -> None:
+        """After each pass of the model."""
+        self.documents.observe(documents)
+        self.passes.inc(seconds)
+
+
+class Service:
+    """The model with its queue; each method answers one kind of request."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.model, self.limits = model, limits
+        self.batcher = Batcher(
+            most_documents=limits.batch, most_waiting=limits.waiting,
+            observe=lambda documents, seconds: self.metrics.observe(documents, seconds),
+        )  # fmt: skip
+        self.metrics = Metrics(lambda: self.batcher.num_waiting)
+
+    async def encode(self, body: Any) -> dict[str, Any]:
+        """Texts to latents by the model itself."""
+        options = body.model_dump(exclude={"texts"})
+        latents = await self._compute(
+            "encode", options, body.texts, lambda texts: self.model.encode(texts, **options)
+        )
+        return {"latents": _plain(latents)}
+
+    async def decode(self, body: Any) -> dict[str, Any]:
+        """Latents to texts; texts are turned into latents by the model first."""
+        if (body.latents is None) == (body.texts is None):
+            raise UserError("latents, texts: exactly one of both is needed")
+        if body.texts is not None:
+            encoded = await self._compute("encode", {}, body.texts, self.model.encode)
+            rows = list(encoded)
+        else:
+            rows = [np.asarray(latent, np.float64).reshape(self._shape) for latent in body.latents]
+        lengths = [body.lengths] * len(rows) if not isinstance(body.lengths, list) else body.lengths
+        if len(lengths) != len(rows):
+            raise UserError(
+                f"lengths: {len(lengths)} numbers for {len(rows)} documents; give one, or one per document"
+            )
+        options = body.model_dump(exclude={"latents", "texts", "lengths"})
+
+        def compute(documents: list[Any]) -> list[str]:
+            latents, wanted = zip(*documents, strict=True)
+            counts = None if wanted[0] is None else list(wanted)
+            return self.model.decode(np.stack(latents), lengths=counts, **options)  # type: ignore[return-value]
+
+        kind = options | {"with lengths": body.lengths is not None}
+        documents = list(zip(rows, lengths, strict=True))
+        return {"texts": await self._compute("decode", kind, documents, compute)}
+
+    async def generate(self, body: Any) -> dict[str, Any]:
+        """Texts and latents from nothing."""
+        options = body.model_dump()
+
+        def compute(documents: list[Any]) -> list[Any]:
+            return [self.model.generate(**options)]
+
+        (pairs,) = await self._compute(None, options, [None], compute)
+        return {"texts": pairs.texts, "latents": _plain(pairs.latents)}
+
+    async def infill(self, body: Any) -> dict[str, Any]:
+        """Texts whose blanks are filled in."""
+        options, latents = body.model_dump(exclude={"texts", "latents"}), body.latents
+        if latents is not None and len(latents) != len(body.texts):
+            raise UserError(f"latents: {len(latents)} for {len(body.texts)} texts; give one per text")
+        rows = latents or [None] * len(body.texts)
+
+        def compute(documents: list[Any]) -> list[str]:
+            texts, given = zip(*documents, strict=True)
+            array = None if given[0] is None else np.stack([np.reshape(row, self._shape) for row in given])
+            return self.model.infill(list(texts), array, **options)
+
+        documents = list(zip(body.texts, rows, strict=True))
+        return {"texts": await self._compute("infill", options | {"l": latents is None}, documents, compute)}
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.model.num_slots, self.model.num_channels
+
+    async def _compute(
+        self, verb: str | None, kind: dict[str, Any], documents: list[Any], compute: Compute
+    ) -> list:
+        """Through the queue, in time or not at all. `verb` None: never together with others."""
+        seconds = self.limits.answer_seconds
+        key = None if verb is None else (verb, *sorted(kind.items()))
+        job = Job(key, documents, compute, time.monotonic() + seconds)
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(self.batcher.submit(job))
+
+
+def _plain(latents: Any) -> list[Any]:
+    return np.asarray(latents, np.float32).astype(float).tolist()
+
+
+_STATUS: dict[type[Exception], tuple[int, str]] = {
+    BusyError: (503, "too many requests are waiting; try again later"),
+    ClosedError: (503, "the service is stopping"),
+    TimeoutError: (504, "no answer in time; ask for fewer documents or steps, or try again later"),
+}
+
+
+def create_app(
+    model: Model, limits: Limits | None = None, *, token: str = "", local: bool = False
+) -> FastAPI:
+    """The service as an ASGI application. `local`: only requests that name this machine as their host are answered,
+    so that no page on the Internet can reach it through a browser."""
+    limits = limits or Limits()
+    service = Service(model, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.batcher.close, limits.answer_seconds)
+
+    app = FastAPI(
+        title="MM-LDLM",
+        version=__version__,
+        description=f"{model!r}",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    _add_paths(app, service)
+    _add_errors(app)
+    _add_checks(app, service, token)
+    app.add_middleware(Guard, most_bytes=limits.bytes, seconds=limits.receive_seconds)
+    if local:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL_NAMES))
+    return app
+
+
+def _add_paths(app: FastAPI, service: Service) -> None:
+    problems: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem} for status in (400, 401, 408, 413, 422, 500, 503, 504)
+    }
+    answers: dict[str, type[BaseModel]] = {
+        "encode": Latents,
+        "decode": Texts,
+        "generate": Pairs,
+        "infill": Texts,
+    }
+    for name, kind in request_types(service.model, service.limits).items():
+        method = getattr(service, name)
+        app.post(
+            f"/{name}", response_model=answers[name], responses=problems, operation_id=name, summary=method.__doc__,
+        )(_endpoint(method, kind))  # fmt: skip
+
+    @app.get("/", operation_id="model", summary="What the model is.")
+    async def about() -> dict[str, Any]:
+        model = service.model
+        return {
+            "source": model.source, "step": model.step, "modes": list(model.modes), "num_slots": model.num_slots,
+            "num_channels": model.num_channels, "max_length": model.max_length, "device": str(model.device),
+        }  # fmt: skip
+
+    @app.get("/health", operation_id="health", summary="Whether the service answers.")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics", operation_id="metrics", response_class=PlainTextResponse, summary="For Prometheus.")
+    async def metrics() -> Response:
+        return PlainTextResponse(generate_latest(service.metrics.registry))
+
+
+def _endpoint(
+    method: Callable[[Any], Awaitable[Any]], kind: type[BaseModel]
+) -> Callable[..., Awaitable[Any]]:
+    async def answer(body: Any) -> Any:
+        return await method(body)
+
+    answer.__annotations__ = {"body": kind}  # the type is known only when the model is
+    return answer
+
+
+def _problem(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": message}, status, headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(UserError)
+    async def wrong(request: Request, error: UserError) -> Response:
+        return _problem(422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        malformed = any(part["type"] == "json_invalid" for part in error.errors())
+        lines = [
+            ".".join(str(word) for word in part["loc"][1:]) + f": {part['msg']}" for part in error.errors()
+        ]
+        more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
+        return _problem(400 if malformed else 422, "; ".join(lines[:3]) + more)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _problem(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    for kind, (status, message) in _STATUS.items():
+
+        def handler(
+            request: Request, error: Exception, status: int = status, message: str = message
+        ) -> Response:
+            return _problem(status, message, {"retry-after": "1"})
+
+        app.add_exception_handler(kind, handler)
+
+
+def _add_checks(app: FastAPI, service: Service, token: str) -> None:
+    """The token, and the count and time of every answer."""
+    known = {getattr(route, "path", "") for route in app.routes}
+
+    @app.middleware("http")
+    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        began = time.monotonic()
+        offered = request.headers.get("authorization", "").encode()
+        if (
+            token
+            and request.url.path not in OPEN_PATHS
+            and not hmac.compare_digest(offered, f"Bearer {token}".encode())
+        ):
+            response: Response = _problem(
+                401,
+                "a token is needed: send the header Authorization: Bearer TOKEN",
+                {"www-authenticate": "Bearer"},
+            )
+        else:
+            try:
+                response = await call_next(request)
+            except Exception:
+                logger.exception("%s failed", request.url.path)
+                response = _problem(500, "the service failed on this request; its log says why")
+        path = request.url.path if request.url.path in known else "other"
+        service.metrics.requests.labels(path, str(response.status_code)).inc()
+        service.metrics.seconds.labels(path).observe(time.monotonic() - began)
+        return response
