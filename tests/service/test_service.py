@@ -135,6 +135,8 @@ LATENT = [0.0] * NUM_CHANNELS
         ("/encode", b'{"texts": ["' + b"x" * 30_000 + b'"]}', 413, "20,000 bytes"),
         ("/generate", {"n": 0}, 422, "greater than or equal to 1"),
         ("/infill", {"texts": ["no blank here"]}, 422, "____"),
+        ("/infill", {"texts": ["____{9999}"]}, 422, "blank of more than"),
+        ("/encode", {"texts": ["w1"], "steps": "3"}, 422, "steps"),
         ("/nothing", {}, 404, "Not Found"),
     ],
 )  # fmt: skip
@@ -147,7 +149,7 @@ def test_bad_input_is_one_clear_line(port: int, path: str, body: Any, status: in
 
 
 def test_one_bad_request_does_not_spoil_its_batch() -> None:
-    def compute(documents: list[Any]) -> list[Any]:
+    def compute(documents: list[Any], progress: Any) -> list[Any]:
         if "bad" in documents:
             raise UserError("bad: is not good")
         return [document * 2 for document in documents]
@@ -157,23 +159,40 @@ def test_one_bad_request_does_not_spoil_its_batch() -> None:
         most_documents=8, most_waiting=6, observe=lambda documents, seconds: sizes.append(documents)
     )
     busy = threading.Event()
-    first = batcher.submit(Job(None, [0], lambda documents: [busy.wait(10)], time.monotonic() + 60))
+    first = batcher.submit(Job(None, [0], lambda documents, progress: [busy.wait(10)], time.monotonic() + 60))
     late = time.monotonic() + 60
     jobs = [batcher.submit(Job("k", [word], compute, late)) for word in ("a", "bad", "c")]
     cancelled = batcher.submit(Job("k", ["d"], compute, late))
-    expired = batcher.submit(Job("k", ["e"], compute, time.monotonic()))
+    expired = batcher.submit(Job("e", ["e"], compute, time.monotonic()))
     assert cancelled.cancel()
     with pytest.raises(BusyError):
         batcher.submit(Job("k", ["f"] * 6, compute, late))
     busy.set()
-    batcher.close(20)
-    assert first.result() == [True]
-    assert (jobs[0].result(), jobs[2].result()) == (["aa"], ["cc"])
+    assert first.result(10) == [True]
+    assert (jobs[0].result(10), jobs[2].result(10)) == (["aa"], ["cc"])
     with pytest.raises(UserError, match="bad"):
-        jobs[1].result()
+        jobs[1].result(10)
     with pytest.raises(TimeoutError):
-        expired.result()
-    assert sizes == [1, 4]
+        expired.result(10)
+    batcher.close()
+    assert sizes == [1, 3, 1]
+
+
+def test_work_that_nobody_waits_for_is_given_up() -> None:
+    def endless(documents: list[Any], progress: Any) -> list[Any]:
+        while True:
+            progress(0, 1)
+            time.sleep(0.01)
+
+    batcher = Batcher(most_documents=8, most_waiting=8)
+    with pytest.raises(TimeoutError):
+        batcher.submit(Job("k", [0], endless, time.monotonic() + 0.1)).result(10)
+    running = batcher.submit(Job("k", [0], endless, time.monotonic() + 600))
+    queued = batcher.submit(Job(None, [0], endless, time.monotonic() + 600))
+    time.sleep(0.05)
+    batcher.close()
+    assert running.done()
+    assert queued.cancelled()
 
 
 def test_slow_and_half_requests_end_and_disturb_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,126 +16,32 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from mmldlm import __version__
 from mmldlm.api.model import Model
 from mmldlm.errors import UserError
-from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job
+from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job, Progress
 from mmldlm.service.guard import Guard
+from mmldlm.service.schema import ANSWERS, Limits, Problem, request_types
 
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
 """Answered without the token."""
+BLANK = re.compile(r"\{(\d+)\}")
 LOCAL_NAMES = ("127.0.0.1", "localhost")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for, and what all of them may."""
-
-    documents: int = 64
-    """Texts or latents of a request."""
-    characters: int = 2000
-    """Of a text."""
-    steps: int = 128
-    """Of a sampler."""
-    bytes: int = 4 * 2**20
-    """Of a request's body."""
-    receive_seconds: float = 10.0
-    """From the first byte of a request to its last."""
-    answer_seconds: float = 60.0
-    """From its last byte to the answer."""
-    waiting: int = 1024
-    """Documents in the queue of all clients."""
-    batch: int = 128
-    """Documents that are computed together."""
-
-
-class Settings(BaseModel):
-    """What all requests share; what is absent has the value of the run's settings."""
-
-    model_config = ConfigDict(extra="forbid")
-    seed: int = Field(0, ge=0, lt=2**62, description="Another seed, another sample.")
-    guidance: FiniteFloat | None = Field(
-        None, ge=-20, le=20, description="1: none; larger follows the condition more."
-    )
-
-
-class TextSettings(Settings):
-    """How texts are sampled."""
-
-    temperature: FiniteFloat | None = Field(
-        None, ge=0, le=10, description="0: always the most probable token."
-    )
-    top_p: FiniteFloat | None = Field(None, gt=0, le=1)
-    order: Literal["confidence", "margin", "ancestral", "first_hitting", "block"] | None = None
-
-
-class Texts(BaseModel):
-    """Texts, one for each document."""
-
-    texts: list[str]
-
-
-class Latents(BaseModel):
-    """Latents of n documents, each of S slots with C channels."""
-
-    latents: list[list[list[float]]]
-
-
-class Pairs(Texts, Latents):
-    """Texts and their latents."""
-
-
-class Problem(BaseModel):
-    """What is wrong and what to do, in one line."""
-
-    error: str
-
-
-def request_types(model: Model, limits: Limits) -> dict[str, type[BaseModel]]:
-    """What the bodies of requests look like for this model; the sizes of its latents are part of the schema."""
-    channels, slots = model.num_channels, model.num_slots
-    text = Annotated[str, Field(min_length=1, max_length=limits.characters, pattern=r"\S")]
-    vector = Annotated[list[FiniteFloat], Field(min_length=channels, max_length=channels)]
-    latent = Annotated[list[vector], Field(min_length=slots, max_length=slots)]  # type: ignore[valid-type]
-    one = latent | vector if slots == 1 else latent
-    steps = Annotated[int | None, Field(None, ge=1, le=limits.steps)]
-    length = Annotated[int, Field(ge=1, le=model.max_length)]
-    many = {"min_length": 1, "max_length": limits.documents}
-    texts, latents = Annotated[list[text], Field(**many)], Annotated[list[one], Field(**many)]  # type: ignore
-    lengths = Annotated[list[length] | length | None, Field(None)]  # type: ignore[valid-type]
-    solver = Literal["ddim", "dpmpp_2m", "heun"] | None
-
-    def fields(base: type[BaseModel], **kinds: Any) -> type[BaseModel]:
-        values = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in kinds.items()}
-        return create_model(f"{base.__name__}Of{'And'.join(kinds)}", __base__=base, **values)  # type: ignore
-
-    return {
-        "encode": fields(Settings, texts=texts, steps=(steps, None), solver=(solver, None)),
-        "decode": fields(
-            TextSettings, latents=(latents | None, None), texts=(texts | None, None), steps=(steps, None),
-            lengths=(lengths, None), candidates=(Annotated[int, Field(ge=1, le=16)], 1),
-        ),
-        "generate": fields(
-            TextSettings, n=(Annotated[int, Field(ge=1, le=limits.documents)], 1), steps=(steps, None),
-            latent_steps=(steps, None), lengths=(length | None, None), solver=(solver, None),
-        ),
-        "infill": fields(TextSettings, texts=texts, latents=(latents | None, None), steps=(steps, None)),
-    }  # fmt: skip
 
 
 class Metrics:
@@ -174,34 +80,32 @@ class Service:
 
     async def encode(self, body: Any) -> dict[str, Any]:
         """Texts to latents by the model itself."""
-        options = body.model_dump(exclude={"texts"})
-        latents = await self._compute(
-            "encode", options, body.texts, lambda texts: self.model.encode(texts, **options)
-        )
-        return {"latents": _plain(latents)}
+        return {"latents": _plain(await self._encode(body.texts, body.model_dump(exclude={"texts"})))}
+
+    async def _encode(self, texts: list[str], options: dict[str, Any]) -> list[Any]:
+        def compute(documents: list[Any], progress: Progress) -> Any:
+            return self.model.encode(documents, progress=progress, **options)
+
+        return await self._compute("encode", options, texts, compute)
 
     async def decode(self, body: Any) -> dict[str, Any]:
         """Latents to texts; texts are turned into latents by the model first."""
         if (body.latents is None) == (body.texts is None):
             raise UserError("latents, texts: exactly one of both is needed")
-        if body.texts is not None:
-            encoded = await self._compute("encode", {}, body.texts, self.model.encode)
-            rows = list(encoded)
-        else:
-            rows = [np.asarray(latent, np.float64).reshape(self._shape) for latent in body.latents]
-        lengths = [body.lengths] * len(rows) if not isinstance(body.lengths, list) else body.lengths
+        rows = await self._encode(body.texts, {}) if body.latents is None else body.latents
+        lengths = body.lengths if isinstance(body.lengths, list) else [body.lengths] * len(rows)
         if len(lengths) != len(rows):
             raise UserError(
                 f"lengths: {len(lengths)} numbers for {len(rows)} documents; give one, or one per document"
             )
         options = body.model_dump(exclude={"latents", "texts", "lengths"})
 
-        def compute(documents: list[Any]) -> list[str]:
+        def compute(documents: list[Any], progress: Progress) -> Any:
             latents, wanted = zip(*documents, strict=True)
             counts = None if wanted[0] is None else list(wanted)
-            return self.model.decode(np.stack(latents), lengths=counts, **options)  # type: ignore[return-value]
+            return self.model.decode(self._array(latents), lengths=counts, progress=progress, **options)
 
-        kind = options | {"with lengths": body.lengths is not None}
+        kind = options | {"lengths": body.lengths is None}
         documents = list(zip(rows, lengths, strict=True))
         return {"texts": await self._compute("decode", kind, documents, compute)}
 
@@ -209,30 +113,38 @@ class Service:
         """Texts and latents from nothing."""
         options = body.model_dump()
 
-        def compute(documents: list[Any]) -> list[Any]:
-            return [self.model.generate(**options)]
+        def compute(documents: list[Any], progress: Progress) -> list[Any]:
+            return [self.model.generate(progress=progress, **options)]
 
-        (pairs,) = await self._compute(None, options, [None], compute)
+        (pairs,) = await self._compute(None, options, [None] * body.n, compute)
         return {"texts": pairs.texts, "latents": _plain(pairs.latents)}
 
     async def infill(self, body: Any) -> dict[str, Any]:
-        """Texts whose blanks are filled in."""
-        options, latents = body.model_dump(exclude={"texts", "latents"}), body.latents
-        if latents is not None and len(latents) != len(body.texts):
-            raise UserError(f"latents: {len(latents)} for {len(body.texts)} texts; give one per text")
-        rows = latents or [None] * len(body.texts)
+        """Texts whose blanks are filled in; ____ is one token, ____{3} three."""
+        options, rows = (
+            body.model_dump(exclude={"texts", "latents"}),
+            body.latents or [None] * len(body.texts),
+        )
+        if len(rows) != len(body.texts):
+            raise UserError(f"latents: {len(rows)} for {len(body.texts)} texts; give one per text")
+        if any(
+            int(count[:9]) > self.model.max_length for text in body.texts for count in BLANK.findall(text)
+        ):
+            raise UserError(f"texts: a blank of more than {self.model.max_length} tokens")
 
-        def compute(documents: list[Any]) -> list[str]:
-            texts, given = zip(*documents, strict=True)
-            array = None if given[0] is None else np.stack([np.reshape(row, self._shape) for row in given])
-            return self.model.infill(list(texts), array, **options)
+        def compute(documents: list[Any], progress: Progress) -> Any:
+            texts, latents = zip(*documents, strict=True)
+            array = None if latents[0] is None else self._array(latents)
+            return self.model.infill(list(texts), array, progress=progress, **options)
 
-        documents = list(zip(body.texts, rows, strict=True))
-        return {"texts": await self._compute("infill", options | {"l": latents is None}, documents, compute)}
+        kind = options | {"latents": body.latents is None}
+        return {
+            "texts": await self._compute("infill", kind, list(zip(body.texts, rows, strict=True)), compute)
+        }
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.model.num_slots, self.model.num_channels
+    def _array(self, latents: Any) -> np.ndarray:
+        shape = (self.model.num_slots, self.model.num_channels)
+        return np.stack([np.asarray(latent, np.float64).reshape(shape) for latent in latents])
 
     async def _compute(
         self, verb: str | None, kind: dict[str, Any], documents: list[Any], compute: Compute
@@ -267,7 +179,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(service.batcher.close, limits.answer_seconds)
+        await asyncio.to_thread(service.batcher.close)
 
     app = FastAPI(
         title="MM-LDLM",
@@ -291,16 +203,10 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     problems: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem} for status in (400, 401, 408, 413, 422, 500, 503, 504)
     }
-    answers: dict[str, type[BaseModel]] = {
-        "encode": Latents,
-        "decode": Texts,
-        "generate": Pairs,
-        "infill": Texts,
-    }
     for name, kind in request_types(service.model, service.limits).items():
         method = getattr(service, name)
         app.post(
-            f"/{name}", response_model=answers[name], responses=problems, operation_id=name, summary=method.__doc__,
+            f"/{name}", response_model=ANSWERS[name], responses=problems, operation_id=name, summary=method.__doc__,
         )(_endpoint(method, kind))  # fmt: skip
 
     @app.get("/", operation_id="model", summary="What the model is.")

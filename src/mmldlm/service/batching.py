@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,10 @@ from typing import Any
 from mmldlm.errors import UserError
 
 logger = logging.getLogger(__name__)
-Compute = Callable[[list[Any]], Sequence[Any]]
-"""Documents in, a result for each of them out, in the same order."""
+Progress = Callable[[int, int], None]
+Compute = Callable[[list[Any], Progress], Iterable[Any]]
+"""Documents in, a result for each of them out, in the same order. The progress must be reported often: it raises
+`TimeoutError` when nobody waits for the results any more."""
 
 
 class BusyError(Exception):
@@ -40,7 +42,7 @@ class Job:
     documents: list[Any]
     compute: Compute
     deadline: float
-    """By `time.monotonic`; a job that has not begun by then is dropped."""
+    """By `time.monotonic`; what is not done by then is given up."""
     result: Future[list[Any]] = field(default_factory=Future)
 
 
@@ -77,17 +79,19 @@ class Batcher:
             self._changed.notify()
         return job.result
 
-    def close(self, timeout: float | None = None) -> None:
-        """Finish what is queued, then end the thread."""
+    def close(self) -> None:
+        """Give up what is left, and end the thread after the step it is in."""
         with self._changed:
             self._closed = True
+            for job in self._queue:
+                job.result.cancel()
             self._changed.notify()
-        self._thread.join(timeout)
+        self._thread.join()
 
     def _work(self) -> None:
         while jobs := self._next_jobs():
             began, count = time.monotonic(), sum(len(job.documents) for job in jobs)
-            _run(jobs)
+            self._run(jobs)
             self._observe(count, time.monotonic() - began)
 
     def _next_jobs(self) -> list[Job]:
@@ -115,27 +119,29 @@ class Batcher:
         self._queue = kept
         return taken
 
+    def _run(self, jobs: list[Job]) -> None:
+        """Give every job its results; an error is that of the job whose documents cause it."""
+        latest = max(job.deadline for job in jobs)
 
-def _run(jobs: list[Job]) -> None:
-    """Give every job its results; an error is that of the job whose documents cause it."""
-    late = [job for job in jobs if job.deadline < time.monotonic()]
-    for job in late:
-        job.result.set_exception(TimeoutError())
-    jobs = [job for job in jobs if job not in late]
-    if not jobs:
-        return
-    try:
-        results = list(jobs[0].compute([document for job in jobs for document in job.documents]))
-    except Exception as error:
-        if len(jobs) > 1 and isinstance(error, UserError):
+        def progress(done: int, total: int) -> None:
+            if self._closed or time.monotonic() > latest:
+                raise TimeoutError
+
+        try:
+            progress(0, 1)
+            results = list(
+                jobs[0].compute([document for job in jobs for document in job.documents], progress)
+            )
+        except Exception as error:
+            if len(jobs) > 1 and isinstance(error, UserError):
+                for job in jobs:
+                    self._run([job])
+                return
+            if not isinstance(error, UserError | TimeoutError):
+                logger.exception("a request failed")
             for job in jobs:
-                _run([job])
+                job.result.set_exception(error)
             return
-        if not isinstance(error, UserError):
-            logger.exception("a request failed")
         for job in jobs:
-            job.result.set_exception(error)
-        return
-    for job in jobs:
-        job.result.set_result(results[: len(job.documents)])
-        results = results[len(job.documents) :]
+            job.result.set_result(results[: len(job.documents)])
+            results = results[len(job.documents) :]
