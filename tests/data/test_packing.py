@@ -118,3 +118,17 @@ def test_accumulation_follows_from_the_target_and_what_fits_on_a_device():
     )
     assert shape.num_micro == 128 / 4
     assert shape.num_micro % 2 == 0
+
+
+def test_batches_counted_in_documents_are_as_large_as_their_documents_usually_are():
+    """Room for the longest document times their number would be three quarters empty."""
+    lengths = np.random.default_rng(0).gamma(3.0, 4.5, 20_000).astype(np.int64).clip(1, 64)
+    for documents, least in ((128, 0.86), (1024, 0.93)):
+        shape = plan_shape(
+            BatchConfig(tokens_per_step=None, documents_per_step=documents), Lengths.of(lengths, 64)
+        )
+        steps = [lengths[start : start + documents] for start in range(0, 19 * documents, documents)]
+        micro_batches = sum(len(pack(step, shape)) for step in steps)
+        filled = sum(int(step.sum()) for step in steps) / (micro_batches * shape.caps.num_tokens)
+        assert shape.num_micro == 1
+        assert filled > least

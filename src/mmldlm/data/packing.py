@@ -153,7 +153,7 @@ def plan_shape(
         if lengths.equal:
             documents = min(documents, tokens // longest)
         return _rectangle(batch, tokens, documents, longest, world_size, halvings)
-    wanted = tokens * (1.0 + batch.slack)
+    wanted = min(tokens, _usual_tokens(documents, lengths)) * (1.0 + batch.slack)
     share = _round_up(wanted / world_size)  # more never comes to a rank at once
     whole = min(batch.micro_tokens or share, share)
     largest = max(longest, whole >> halvings)
@@ -172,6 +172,12 @@ def _most_documents(tokens: int, lengths: Lengths) -> int:
     if lengths.deviation is None:
         return int(mean * 1.25) + 16
     return int(mean + 5.0 * lengths.deviation / lengths.mean * mean**0.5) + 16
+
+
+def _usual_tokens(documents: int, lengths: Lengths) -> int:
+    """Tokens of so many documents, which one step in forty exceeds: two deviations more than on average."""
+    deviation = 0.25 * lengths.mean if lengths.deviation is None else lengths.deviation
+    return int(documents * lengths.mean + 2.0 * deviation * documents**0.5) + 1
 
 
 def _rectangle(
