@@ -62,6 +62,14 @@ def test_rows_hold_what_the_blocks_say(measured):
     assert not found.partial
 
 
+def test_an_arm_that_varies_too_much_is_not_measured(monkeypatch, tmp_path):
+    def restless(job):
+        return measurement([250, 350] if job.settings[-1] == "speed.compile=true" else [100, 100])
+
+    bench = pretend(monkeypatch, tmp_path, restless)
+    assert compare(bench, ARMS[:2], "plain").row("quick").verdict == "not measured: it varies by 33 %"
+
+
 def test_the_gate_passes_what_is_near_refuses_what_is_not_and_leaves_other_work_alone(measured):
     _, found = measured
     assert (found.row("quick").gate, found.row("quick").loss_difference) == ("pass", pytest.approx(0.001))

@@ -5,13 +5,14 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mmldlm.benchmark import measuring
-from mmldlm.benchmark.measuring import Failure, Job, Measurement, run_job
-from mmldlm.benchmark.worker import Drive, OverLimitError, block_sizes, explain, main, measure
+from mmldlm.benchmark.measuring import Block, Failure, Job, Measurement, run_job
+from mmldlm.benchmark.worker import Drive, OverLimitError, _settle, block_sizes, explain, main, measure
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.json_lines import from_plain
@@ -58,6 +59,18 @@ def test_work_is_counted_without_padding(job):
         assert (ours.tokens, ours.documents, ours.flops) == (theirs.tokens, theirs.documents, theirs.flops)
         assert ours.places < theirs.places
         assert 0 < ours.tokens <= 2 * 256
+
+
+def test_the_clock_waits_until_recording_is_done_and_times_are_alike():
+    """A drive whose first blocks are slow, and that records until its fourth block."""
+    times, recorded = iter([9.0, 9.1, 5.0, 2.0, 2.05, 1.0]), iter([None, None, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2])
+    drive = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"), block=lambda steps: Block(steps, next(times)),
+        recordings=lambda: next(recorded),
+    )  # fmt: skip
+    measured = SimpleNamespace(warnings=[])
+    assert _settle(drive, 5, measured) == 25
+    assert measured.warnings == []
 
 
 @pytest.mark.parametrize(("steps", "block"), [(20, 5), (7, 3), (2, 5), (1, 1), (11, 4)])

@@ -24,6 +24,8 @@ from mmldlm.statistics import SAME
 
 NUM_RESAMPLES = 2000
 FASTER, SLOWER = "faster", "slower"
+MOST_VARIATION = 0.05
+"""An arm whose blocks differ by more than this share was not measured."""
 
 Sample = list[list[float]]
 """Values of each block, for each process; every process has as many."""
@@ -36,6 +38,11 @@ class Spread:
     median: float
     low: float
     high: float
+
+    @property
+    def variation(self) -> float:
+        """How far the quartiles are apart, as a share of the median."""
+        return (self.high - self.low) / self.median
 
 
 @dataclass(frozen=True)
@@ -294,6 +301,8 @@ def _compare_speeds(rows: list[Row], samples: dict[str, Sample], baseline: str, 
             row.verdict = f"noise: {100 * (row.speedup.margin - 1):.1f} %"
         else:
             row.verdict = verdict(row.speedup, noise)
+            if row.tokens_per_second is not None and row.tokens_per_second.variation > MOST_VARIATION:
+                row.verdict = f"not measured: it varies by {100 * row.tokens_per_second.variation:.0f} %"
     return noise
 
 

@@ -100,6 +100,8 @@ class Measurement:
     """What the engine said, such as that it went on without a switch."""
     peak_flops: float | None = None
     """What the device could do per second in this precision; null where that is not known."""
+    warmup_steps: int = 0
+    """Until the time of a step had settled."""
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

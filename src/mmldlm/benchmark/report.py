@@ -224,8 +224,14 @@ class Report:
         where = f" on {', '.join(devices)}" if devices else ""
         return (
             f"method: a fresh process for each of {options.repeats} interleaved repeats{where}, "
-            f"{options.warmup} steps of warm-up, {options.steps} timed steps in blocks of {options.block}"
+            f"{self._warm_up()} steps of warm-up, {options.steps} timed steps in blocks of {options.block}"
         )
+
+    def _warm_up(self) -> str:
+        """How many steps it took until the time of a step had settled."""
+        steps = [trial.measurement.warmup_steps for trial in self.bench.trials if trial.measurement]
+        low, high = (min(steps), max(steps)) if steps else (self.bench.options.warmup,) * 2
+        return str(low) if low == high else f"{low} to {high}"
 
     def remarks(self, result: Result) -> list[str]:
         """What stands below the table, for people."""

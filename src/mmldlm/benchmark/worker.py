@@ -40,6 +40,12 @@ from mmldlm.training.setup import Setup, set_up
 log = logging.getLogger(__name__)
 
 
+_SETTLED = 0.05
+"""Two blocks whose times differ by no more than this share take the same time."""
+_LONGEST_SETTLING = 20.0
+"""Seconds."""
+
+
 class OverLimitError(MemoryError):
     """The process took more memory than it was given."""
 
@@ -68,6 +74,11 @@ class Drive:
         synchronize(self.device)
         done.seconds = time.perf_counter() - began
         return done
+
+    def recordings(self) -> int | None:
+        """How many shapes of micro-batch are recorded; None while it is not decided whether any will be."""
+        graphs = self.trainer.stepper.graphs
+        return None if self.trainer.attempts.watch is not None else len(graphs.recordings) if graphs else 0
 
     def loss(self) -> float | None:
         """One step, and its loss read from the device."""
@@ -181,10 +192,33 @@ def _run(drive: Drive, job: Job, measured: Measurement) -> None:
         seconds = drive.block(1).seconds
         if idx == 0 and not job.gate_steps:
             measured.first_step_seconds = seconds
+    measured.warmup_steps = job.warmup + _settle(drive, job.block, measured)
     measured.warmup_seconds = time.perf_counter() - began
     drive.read()
     measured.blocks = [drive.block(steps) for steps in block_sizes(job.steps, job.block)]
     measured.data_wait = float(drive.read()["data_wait"])
+
+
+def _settle(drive: Drive, block: int, measured: Measurement) -> int:
+    """Go on until two blocks in a row take the same time and nothing more is recorded; returns the steps that took.
+
+    Only on a GPU: elsewhere nothing is recorded, and a host is never that quiet.
+    """
+    if drive.device.type != "cuda":
+        return 0
+    before, steps, began = math.inf, 0, time.perf_counter()
+    while time.perf_counter() - began < _LONGEST_SETTLING:
+        recorded = drive.recordings()
+        seconds, steps = drive.block(block).seconds, steps + block
+        if (
+            recorded is not None
+            and drive.recordings() == recorded
+            and abs(seconds / before - 1.0) <= _SETTLED
+        ):
+            return steps
+        before = seconds
+    measured.warnings.append(f"the time of a step had not settled after {steps} more steps of warm-up")
+    return steps
 
 
 def block_sizes(steps: int, block: int) -> list[int]:

@@ -31,7 +31,9 @@ Vocabulary = Annotated[int, _option("Of the random documents.", _DATA, min=2)]
 Channels = Annotated[int, _option("Of the random latents.", _DATA, min=1)]
 Documents = Annotated[int | None, _option("How many random documents.", _DATA, min=1)]
 Steps = Annotated[int, _option("Timed steps.", _HOW, min=1)]
-Warmup = Annotated[int, _option("Steps before the clock starts.", _HOW, min=1)]
+Warmup = Annotated[
+    int, _option("Fewest steps before the clock; on a GPU it waits until they are steady.", _HOW, min=1)
+]
 Block = Annotated[int, _option("Steps between two readings of the clock.", _HOW, min=1)]
 Repeats = Annotated[int, _option("Processes per arm.", _HOW, min=1)]
 GateSteps = Annotated[int, _option("Steps of the loss gate; 0: no gate.", _HOW, min=0)]
