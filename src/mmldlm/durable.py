@@ -96,6 +96,29 @@ def read_digest(path: Path) -> Written:
     return Written(size, digest.hexdigest())
 
 
+class Prefix:
+    """Size and checksum of a file that only grows."""
+
+    def __init__(self) -> None:
+        self._size, self._digest = 0, hashlib.sha256()
+
+    @classmethod
+    def of(cls, path: Path, size: int | None = None) -> Prefix:
+        """Of the first bytes of a file, of all by default; a file that is too short or not there gives less."""
+        prefix = cls()
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            while piece := file.read(CHUNK if size is None else min(CHUNK, size - prefix._size)):
+                prefix.add(piece)
+        return prefix
+
+    def add(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self._size += len(piece)
+
+    def so_far(self) -> Written:
+        return Written(self._size, self._digest.hexdigest())
+
+
 def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Run the tasks in a thread each and wait for all; the first error is raised then.
 

@@ -160,8 +160,17 @@ class LineWriter:
         self.path = path
         self._pending: deque[bytes] = deque(maxlen=_MOST_PENDING)
         self._lock = threading.RLock()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._written = durable.Prefix.of(self.path)
         self._end_line()
+
+    def written(self) -> durable.Written:
+        """Size and checksum of all that should be in the file now."""
+        with self._lock:
+            return self._written.so_far()
 
     def _end_line(self) -> None:
         """After a crash inside a line, the next record must start on a new one."""
@@ -186,13 +195,26 @@ class LineWriter:
                 logger.warning("%s; lines wait in memory until then", durable.explain(error, self.path))
 
     def _append(self, line: bytes) -> None:
-        size = os.fstat(self._fd).st_size
+        status = os.fstat(self._fd)
+        size = status.st_size
+        if status.st_nlink == 0:
+            self._begin_again()
+            size = 0
         try:
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError:
             os.ftruncate(self._fd, size)
             raise
+        self._written.add(line)
+
+    def _begin_again(self) -> None:
+        """Somebody deleted the file: what comes goes into a new one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        before = self._fd
+        self._open()
+        os.close(before)
+        logger.error("%s was deleted while it was being written; it begins again with this line", self.path)
 
     def sync(self) -> None:
         """Make all lines durable (a full disk is logged at the write, a lost line costs no work)."""

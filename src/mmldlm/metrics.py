@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmldlm.durable import Prefix, Written
 from mmldlm.json_lines import LineWriter, cut_lines, read_lines
 from mmldlm.trackers import Tracker, named_numbers
 
@@ -63,8 +64,21 @@ class TrainingLog:
     numbers are mirrored in `trackers`.
     """
 
-    def __init__(self, path: Path, *, resume_step: int | None, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume_step: int | None,
+        trackers: Sequence[Tracker] = (),
+        expected: Written | None = None,
+    ) -> None:
+        """`expected` is what the file began with when its checkpoint was saved; a change since then is reported."""
         self.path = path
+        if expected is not None and Prefix.of(path, expected.size).so_far() != expected:
+            logger.error(
+                "%s is not as it was when the checkpoint of step %s was saved: it was cut off, edited or damaged; its "
+                "lines up to that step cannot be trusted", path, resume_step,
+            )  # fmt: skip
         if resume_step is None:
             _put_aside(path)
         else:
@@ -91,6 +105,10 @@ class TrainingLog:
         self._lines = LineWriter(self.path)
         for tracker in self._trackers:
             tracker.rewind(step)
+
+    def written(self) -> Written:
+        """Size and checksum of the file."""
+        return self._lines.written()
 
     def sync(self) -> None:
         """Make what was written durable."""
@@ -149,7 +167,8 @@ def text_log(
         for handler in handlers:
             root.removeHandler(handler)
         root.setLevel(before)
-        file.close()
+        with contextlib.suppress(OSError):  # lines that a full or read-only disk did not take
+            file.close()
 
 
 def rich_console(console: Any = None) -> logging.Handler:

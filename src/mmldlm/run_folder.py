@@ -101,12 +101,23 @@ class RunFolder:
         )  # fmt: skip
         return any(path.exists() for path in known)
 
-    def create(self) -> None:
-        """Make the folder and try to write into it, so that a mistake shows before the first step."""
+    def check(self) -> None:
+        """Reject a folder in which no run could be; nothing remains."""
+        try:
+            durable.require_writable(self.path)
+        except UserError as error:
+            raise UserError(f"run folder {error}") from error
+        self._check_content()
+
+    def _check_content(self) -> None:
         if self.path.is_dir() and any(self.path.iterdir()) and not self.is_run():
             raise UserError(
                 f"run folder {self.path}: holds something else than a run; choose another run folder"
             )
+
+    def create(self) -> None:
+        """Make the folder and try to write into it, so that a mistake shows before the first step."""
+        self._check_content()
         try:
             for folder in (self.path, self.checkpoints, self.reports):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,20 @@ class TensorBoard:
                 writer.close()
 
 
+def _silence_writer_threads() -> None:
+    """A disk that fails ends TensorBoard's own thread with a traceback; the next `write` reports it in one line."""
+    usual = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            usual(failure)
+
+    if getattr(usual, "__module__", "") != __name__:
+        threading.excepthook = report
+
+
 def _summary_writer(folder: Path, resume_step: int | None) -> Any:
+    _silence_writer_threads()
     from torch.utils.tensorboard import SummaryWriter  # slow to import, and only wanted when switched on
 
     return SummaryWriter(str(folder), purge_step=None if resume_step is None else resume_step + 1)

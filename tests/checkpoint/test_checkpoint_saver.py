@@ -131,14 +131,18 @@ def test_a_truly_full_disk(small_disk: Path) -> None:
     folder = small_disk / "checkpoints"
     saver = Saver(folder, on_error=errors.append)
     saver.save(snapshot(1, size=100_000), wait=True)
-    for step in (2, 3, 4):  # one more of 400 kB fits, further ones do not
+    for step in (2, 3, 4):  # one more of 400 kB fits; for further ones the oldest has to go
         saver.save(snapshot(step, size=100_000), wait=True)
-    assert [error.step for error in errors if isinstance(error, SaveError)] == [3, 4]
+    assert not errors
+    assert sorted(os.listdir(folder)) == ["latest", "step_00000003", "step_00000004"]
+    saver.save(snapshot(5, size=900_000), wait=True)  # does not fit at all; the newest stays
+    assert [error.step for error in errors if isinstance(error, SaveError)] == [5]
+    assert load_latest(folder, report=fail).step == 4  # type: ignore[union-attr]
     assert not [name for name in os.listdir(folder) if name.startswith(".")]  # its room was given back
-    saver.save(snapshot(5, size=100), wait=True)
+    saver.save(snapshot(6, size=100), wait=True)
     found = load_latest(folder, report=fail)
     assert found is not None
-    assert found.step == 5
+    assert found.step == 6
 
 
 def test_the_first_save_can_fail_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

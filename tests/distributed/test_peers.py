@@ -90,6 +90,9 @@ def test_a_rank_that_stops_is_named_and_a_rank_that_comes_back_too(trio, monkeyp
                 time.sleep(0.01)
             send(*args)
 
+        def check(self, keys):
+            return False
+
     trio[2]._line = Line()
     for each in trio:
         each.start()
@@ -116,6 +119,14 @@ def test_a_lost_rank_is_told_from_one_that_left_with_a_reason(trio, monkeypatch)
     assert f"rank 0 of 3: rank 1 on {HOST} is gone; its own output says why" in str(
         ranks.lost("Connection closed")
     )
+    assert f"rank 1 on {HOST} is gone" in str(Ranks(2, 3, peers=trio[2]).lost("Connection closed"))
+
+
+def test_a_rank_that_left_with_a_reason_is_quoted(trio, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.1)
+    for each in trio:
+        each.start()
+    ranks = Ranks(0, 3, peers=trio[0])
     trio[1].leave(UserError("shard-00000.arrow: is damaged"))
     trio[2].leave(LostRankError("rank 2 of 3: rank 1 is gone"))
     assert f"rank 1 on {HOST} failed: shard-00000.arrow: is damaged;" in str(ranks.lost("Connection closed"))

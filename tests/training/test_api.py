@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import signal
 import threading
@@ -12,9 +13,11 @@ import torch
 
 import mmldlm
 from mmldlm.api.runs import export_run, read_run
+from mmldlm.api.train import plan_run
 from mmldlm.checkpoint.export import read_export
 from mmldlm.checkpoint.files import published
 from mmldlm.checkpoint.load import load_model, read_weights
+from mmldlm.config.recipe import make_config
 from mmldlm.errors import Interrupted
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -269,3 +272,24 @@ def test_states_of_runs(trained, tmp_path):
     assert read_run(folder).state == "failed"
     (folder / "events.jsonl").write_text(events + '{"event": "stopped", "reason": "MemoryError"}\n')
     assert read_run(folder).state == "failed"
+
+
+def test_a_rejected_warm_start_leaves_no_run_folder_and_a_dry_run_rejects_it_too(recipe, trained, tmp_path):
+    words = {"model.depth": 1}
+    with pytest.raises(mmldlm.UserError, match=r"train\.init=.*model\.depth: 2 -> 1"):
+        mmldlm.train(recipe, run=tmp_path / "run", init=trained, overrides=QUICK | words)
+    assert not (tmp_path / "run").exists()
+    config = make_config(recipe, QUICK | words)
+    config.train.init = str(trained.path)
+    with pytest.raises(mmldlm.UserError, match=r"train\.init=.*model\.depth: 2 -> 1"):
+        plan_run(config, tmp_path / "run")
+
+
+def test_a_dry_run_rejects_a_folder_that_cannot_hold_the_run(recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing").write_text("")
+    for path, reason in (("file/run", "is a file"), ("other", "holds something else than a run")):
+        with pytest.raises(mmldlm.UserError, match=rf"run folder .*{reason}"):
+            plan_run(make_config(recipe, QUICK), tmp_path / path)
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]

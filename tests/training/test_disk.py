@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmldlm import durable
 from mmldlm.checkpoint.load import load_latest
 from tests.runs import curve, make_trainer, same, weights
 
@@ -122,3 +123,69 @@ def test_a_folder_that_becomes_read_only_under_a_run_costs_no_work(
     assert same(weights(trainer), weights(whole))
     assert curve(trainer) == curve(whole)
     assert trainer.checkpoints.unsaved is None
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.write_bytes(b""), os.unlink])
+def test_a_log_that_was_changed_since_the_checkpoint_is_reported(store, whole, tmp_path, caplog, damage):
+    words = ("train.log_every=1", "train.valid_every=0", "optim.min_lr_ratio=1")
+    first = make_trainer(tmp_path, store, "train.steps=4", *words)
+    first.fit()
+    again = make_trainer(tmp_path, store, "train.steps=5", *words)
+    again.fit()
+    assert "cannot be trusted" not in caplog.text
+    damage(first.run.training_log)
+    make_trainer(tmp_path, store, "train.steps=6", *words).fit()
+    assert "training_log.jsonl is not as it was when the checkpoint of step 5 was saved" in caplog.text
+
+
+def test_a_run_folder_that_is_deleted_is_reported_and_the_run_can_be_resumed(store, whole, tmp_path, caplog):
+    trainer = make_trainer(tmp_path, store, "train.log_every=1")
+    run = trainer.train_step
+
+    def one_step(batch, waited):
+        if trainer.step == 6:
+            trainer.checkpoints.saver.wait()
+            shutil.rmtree(trainer.run.path)
+        run(batch, waited)
+
+    trainer.train_step = one_step
+    trainer.fit()
+    assert "training_log.jsonl was deleted while it was being written" in caplog.text
+    assert same(weights(trainer), weights(whole))
+    assert load_latest(trainer.run.checkpoints, report=pytest.fail).step == 12
+
+
+def test_no_room_for_a_checkpoint_costs_old_ones_first_and_an_unsaved_end_is_not_finished(
+    store, tmp_path, monkeypatch
+):
+    """Room for three checkpoints beside the one being written, then for two, then for none."""
+    room, write = [4], durable.write_file
+
+    def limited(path, chunks):
+        if path.name == "model.safetensors" and len(list(path.parents[1].glob("step_*"))) >= room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, chunks)
+
+    monkeypatch.setattr(durable, "write_file", limited)
+    words = (
+        "train.checkpoint_every=1",
+        "train.keep_checkpoints=3",
+        "train.log_every=1",
+        "train.valid_every=0",
+    )
+    trainer = make_trainer(tmp_path, store, *words)
+    run = trainer.train_step
+
+    def one_step(batch, waited):
+        trainer.checkpoints.saver.wait()
+        room[0] = {6: 2, 11: 0}.get(trainer.step, room[0])
+        run(batch, waited)
+
+    trainer.train_step = one_step
+    trainer.fit()
+    events = [json.loads(line) for line in trainer.run.events.read_text().splitlines()]
+    failed = [event["step"] for event in events if event["event"] == "save_failed"]
+    assert failed == [12], events
+    assert events[-1]["event"] == "stopped"
+    assert "no space left on the disk" in events[-1]["reason"]
+    assert [path.name for path in sorted(trainer.run.checkpoints.glob("step_*"))] == ["step_00000011"]

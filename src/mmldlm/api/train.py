@@ -22,6 +22,7 @@ from runwatch.detectors.base import RunFacts
 
 from mmldlm.api.runs import Run, read_run
 from mmldlm.checkpoint.export import make_export, write_description, write_export
+from mmldlm.checkpoint.files import candidates
 from mmldlm.checkpoint.load import RUNS, LoadedModel
 from mmldlm.config import Config
 from mmldlm.config.recipe import config_to_yaml, make_config
@@ -42,6 +43,7 @@ from mmldlm.sampling.pack import document_keys
 from mmldlm.training.batches import Hooks, Reporter
 from mmldlm.training.fit import Trainer
 from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
+from mmldlm.training.resume import start_from_init
 from mmldlm.training.setup import Setup, set_up
 from mmldlm.training.signals import StopFlag
 from mmldlm.training.start import StartClock
@@ -101,8 +103,11 @@ def train_config(
     # libraries that are still loading may swallow a Ctrl-C
     with StopFlag() as stop, start_ranks(config) as ranks:
         setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks, clock)
+        fresh = not candidates(run.checkpoints)  # else the run resumes from its own
+        notes = start_from_init(config, setup.denoiser, setup.store) if fresh else []
+        ranks.barrier()  # nobody makes the folder before all have looked
         if ranks.main:
-            _train_main(setup, run, stop, reporter or _Steps(None), console, clock)
+            _train_main(setup, run, stop, reporter or _Steps(None), console, clock, notes)
         else:
             _train_beside(setup, run, stop)
     return read_run(path)
@@ -119,20 +124,34 @@ class RunPlan:
     time: TimeEstimate
 
 
-def plan_run(config: Config) -> RunPlan:
-    """Build a run, time its first steps on the device, and describe it; nothing is written."""
+def plan_run(config: Config, path: Path | None = None) -> RunPlan:
+    """Build a run, time its first steps on the device, and describe it; nothing is written.
+
+    A folder `path` in which it could not run is rejected.
+    """
+    if path is not None:
+        RunFolder(path).check()
     setup = set_up(config, start_runtime(config))
+    if path is None or not candidates(path / "checkpoints"):
+        start_from_init(config, setup.denoiser, setup.store)
     sizes, course = describe(setup), course_of(setup)
     return RunPlan(config_to_yaml(config), sizes, course, estimate_time(setup))
 
 
 def _train_main(
-    setup: Setup, run: RunFolder, stop: StopFlag, reporter: Reporter, console: logging.Handler | None,
+    setup: Setup,
+    run: RunFolder,
+    stop: StopFlag,
+    reporter: Reporter,
+    console: logging.Handler | None,
     clock: StartClock,
-) -> None:  # fmt: skip
-    """The rank that writes, or the only one."""
+    notes: Sequence[tuple[int, str]],
+) -> None:
+    """The rank that writes, or the only one; `notes` are levels and messages for the log."""
     run.create()
     with lock_run(run), text_log(run.train_log, console=console) as log:
+        for level, message in notes:
+            log.log(level, "%s", message)
         log.info("modes: %s", describe_modes(setup.config.corruption))
         write_description(run, setup.store)
         watched = _Watched(reporter, stop)

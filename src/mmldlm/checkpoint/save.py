@@ -68,6 +68,7 @@ class SaveError(UserError):
 class Saver:
     """Saves into one folder and keeps the newest `keep` checkpoints, and those that are `spared`.
 
+    Where there is no room for a new one, all may go but the newest and those that are `needed`.
     `on_error` gets a `SaveError`, `on_saved` gets step, path and seconds; both are called from the writing
     thread. Meant for one process a folder: the one that holds the lock of the run. `wait()` before reading
     the folder in the same process.
@@ -79,12 +80,13 @@ class Saver:
         *,
         keep: int = 3,
         spared: Spared | None = None,
+        needed: Spared | None = None,
         on_error: Callable[[Exception], None],
         on_saved: Callable[[int, Path, float], None] | None = None,
     ) -> None:
         if keep < 1:
             raise UserError(f"keep={keep}: at least 1 checkpoint has to be kept")
-        self._folder, self._keep, self._spared = folder, keep, spared
+        self._folder, self._keep, self._spared, self._needed = folder, keep, spared, needed
         self._on_error, self._on_saved = on_error, on_saved
         self._memory = HostCopy()
         self._thread: threading.Thread | None = None
@@ -148,7 +150,7 @@ class Saver:
             try:
                 return self._publish(step, images, meta)
             except OSError as error:
-                surplus = dispensable(self._folder, self._spared) if durable.is_full(error) else []
+                surplus = dispensable(self._folder, self._needed) if durable.is_full(error) else []
                 if not surplus:
                     raise
                 logger.warning(
@@ -300,14 +302,16 @@ class Retention:
     every: int = 0
     """All whose step is a multiple of this; 0: none."""
     is_good: Callable[[Path], bool] | None = None
-    """The newest two checkpoints that this is true of stay, whatever came after them."""
+    """The newest checkpoints that this is true of stay, whatever came after them."""
+    good: int = GOOD
+    """So many of them."""
 
     def __call__(self, paths: Sequence[Path]) -> set[Path]:
         kept = set(self._best(paths))
         if self.every:
             kept |= {path for path in paths if _step(path) % self.every == 0}
         if self.is_good is not None:
-            kept |= set(islice(filter(self.is_good, reversed(paths)), GOOD))
+            kept |= set(islice(filter(self.is_good, reversed(paths)), self.good))
         return kept
 
     def _best(self, paths: Sequence[Path]) -> list[Path]:

@@ -57,7 +57,7 @@ def train(
     if plot is not None:
         _check_plot(plot, dry_run)
     if dry_run:
-        show_plan(config, plot)
+        show_plan(config, plot, run or Path("saved") / config.name)
         return
     try:
         train_shown(config, run or Path("saved") / config.name, BEGAN)
@@ -124,12 +124,12 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
         raise UserError(f"--plot {plot}: there is no folder {plot.parent}; make it, or give another file")
 
 
-def show_plan(config: Config, plot: Path | None = None) -> None:
+def show_plan(config: Config, plot: Path | None = None, run: Path | None = None) -> None:
     """Print settings, sizes and time of a run without training; draw its course if asked to."""
     from mmldlm.api.train import plan_run
     from mmldlm.reports import folding_table
 
-    plan, console = plan_run(config), Console()
+    plan, console = plan_run(config, run), Console()
     console.print(plan.settings.rstrip(), highlight=False, markup=False, soft_wrap=True)
     table = folding_table("what", "value", title="this run")
     for key, value in plan.sizes.items():

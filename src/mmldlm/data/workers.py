@@ -164,7 +164,11 @@ def _how(code: int | None) -> str:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-        return f"{name}, perhaps out of host memory" if name == "SIGKILL" else name
+        causes = {
+            "SIGKILL": ", perhaps out of host memory",
+            "SIGBUS": ", perhaps /dev/shm is full or a file was cut off",
+        }
+        return f"{name}{causes.get(name, '')}"
     return f"signal {-code}"
 
 

@@ -28,6 +28,8 @@ SILENT_SECONDS = 30.0
 """After so long without a sign of life a rank is named."""
 _WAITING_SECONDS = 30.0
 """How long a start waits for the other ranks before it says so."""
+_LAST_SECONDS = 10.0
+"""How long the rank that keeps the store stays for the others."""
 _MOST_SHOWN = 8
 _START_ALIKE = "start all of them with the same command, the same installation and the same data"
 
@@ -49,6 +51,7 @@ class Peers:
         self._answered = time.monotonic()
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._silent: set[int] = set()
+        self._cause = ""
 
     def exchange(self, key: str, text: str) -> list[str]:
         """The texts of all ranks, in order; to be called by all of them."""
@@ -106,6 +109,19 @@ class Peers:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         with contextlib.suppress(RuntimeError):
             self.store.set(f"left/{self.rank}", json.dumps([type(error).__name__, reason]))
+            if self.own_store and self.rank == 0:
+                self._let_others_leave()
+
+    def _let_others_leave(self) -> None:
+        """The store ends with this process: wait a moment until those that live have read what they need."""
+        deadline, quiet = time.monotonic() + _LAST_SECONDS, time.monotonic()
+        beats = self._beats()
+        while time.monotonic() < min(deadline, quiet + 3 * BEAT_SECONDS):
+            time.sleep(BEAT_SECONDS / 10)
+            if all(self._reason(idx) for idx in range(self.world_size)):
+                return
+            now = self._beats()
+            quiet, beats = (quiet if now == beats else time.monotonic()), now
 
     def _beat(self) -> None:
         count = 0
@@ -113,6 +129,7 @@ class Peers:
             while not self._end.wait(BEAT_SECONDS):
                 count += 1
                 self._line.set(f"alive/{self.rank}", str(count))
+                self._heard()
                 if self.rank == 0 and count % 5 == 0:
                     self._look(range(1, self.world_size))
                 elif self.rank == 1:
@@ -147,19 +164,30 @@ class Peers:
     def why_lost(self) -> str:
         """Which rank is gone, or why it left, after the connection to one has broken; empty if none can be named."""
         try:
+            if self._heard():
+                return self._cause
             first = self._beats()
             time.sleep(2.5 * BEAT_SECONDS)
             left = {idx: reason for idx in range(self.world_size) if (reason := self._reason(idx))}
             still = [idx for idx, beat in enumerate(self._beats()) if beat == first[idx] and idx != self.rank]
         except RuntimeError:
-            return f"{self.names[0]} is gone" if self.own_store and self.rank else ""
+            return self._cause or (f"{self.names[0]} is gone" if self.own_store and self.rank else "")
         causes = [
             f"{self.names[idx]} failed: {text}"
             for idx, (kind, text) in left.items()
             if kind != "LostRankError"
         ]
         gone = [f"{self.names[idx]} is gone" for idx in still if idx not in left]
-        return "; ".join([*gone, *causes][:_MOST_SHOWN])
+        cause = "; ".join([*gone, *causes][:_MOST_SHOWN])
+        with contextlib.suppress(RuntimeError):
+            self.store.set("cause", cause)
+        return cause
+
+    def _heard(self) -> bool:
+        """Whether another rank has found out who was lost; this one may be the last to notice."""
+        if not self._cause and self._line.check(["cause"]):
+            self._cause = self._line.get("cause").decode()
+        return bool(self._cause)
 
     def _beats(self) -> list[bytes]:
         keys = [f"alive/{idx}" for idx in range(self.world_size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -97,10 +98,11 @@ class Batches(Iterator["StepBatch | UserError"]):
 
     def __next__(self) -> StepBatch | UserError:
         while True:
-            if self._feed is None:
-                self._feed = self._start()
             try:
+                self._feed = self._feed or self._start()
                 batch = next(self._feed)
+            except UserError as error:
+                return error
             except StopWaiting:
                 return AskedToStopError("asked to stop while waiting for data")
             except LoaderError as error:
@@ -123,8 +125,15 @@ class Batches(Iterator["StepBatch | UserError"]):
     def _start(self) -> Feed:
         setup, runtime = self.setup, self.setup.runtime
         steps = plan_steps(setup.order, setup.train_split.lengths, self._plan, self._position, self._step)
+        reader = setup.reader(self._plan)
+        if runtime.num_workers and (free := shared_memory()) is not None and free < _PLENTY:
+            first = next(
+                plan_steps(setup.order, setup.train_split.lengths, self._plan, self._position, self._step)
+            )
+            size = sum(part.buffer.nbytes for part in reader.make(first).micro_batches)
+            check_shared_memory(free, size, runtime.num_workers, setup.config.data.prefetch)
         loader = make_loader(
-            setup.reader(self._plan), steps, num_workers=runtime.num_workers, prefetch=setup.config.data.prefetch,
+            reader, steps, num_workers=runtime.num_workers, prefetch=setup.config.data.prefetch,
             pin_memory=runtime.pin_memory, poll_seconds=POLL_SECONDS,
         )  # fmt: skip
         self.watched = WatchedSteps(loader, setup.config.data.worker_timeout, self.stop.waiting)
@@ -135,3 +144,26 @@ class Batches(Iterator["StepBatch | UserError"]):
         batch = self.setup.reader(plan).make(where)
         pinned = batch.pin_memory() if self.setup.runtime.pin_memory else batch
         return pinned.to(self.setup.runtime.device)
+
+
+_PLENTY = 2 * 2**30
+"""Bytes of shared memory above which nothing is measured."""
+
+
+def shared_memory() -> int | None:
+    """Free bytes where loader processes leave their batches; None where that is not known."""
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return None
+
+
+def check_shared_memory(free: int, step: int, num_workers: int, prefetch: int) -> None:
+    """Reject loader processes for which there is no room: they would be killed in the middle of the run."""
+    needed = step * (num_workers * prefetch + 2)  # two more are being handed over and used
+    if needed > free:
+        raise UserError(
+            f"/dev/shm: {free / 2**20:.0f} MiB are free, loader processes need about {needed / 2**20:.0f} MiB "
+            f"(data.num_workers={num_workers}, data.prefetch={prefetch}); start the container with a larger shared "
+            f"memory (docker run --shm-size=8g, or --ipc=host), or set data.num_workers=0"
+        )

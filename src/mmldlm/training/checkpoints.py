@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Checkpoints:
         self.saver: Any = Muted()
         if ranks.main:
             self.saver = Saver(
-                folder, keep=settings.keep_checkpoints, spared=kept, on_error=self._failed, on_saved=self._saved
+                folder, keep=settings.keep_checkpoints, spared=kept, needed=replace(kept, good=1),
+                on_error=self._failed, on_saved=self._saved,
             )  # fmt: skip
 
     @property

@@ -21,6 +21,7 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.ranks import Muted
 from mmldlm.distributed.replicas import weights_digest
 from mmldlm.distributed.stop_broadcast import StopBroadcast
+from mmldlm.durable import Written
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
 from mmldlm.run_folder import RunFolder
@@ -40,7 +41,7 @@ from mmldlm.training.recovery import (
     over_budget,
     report_skipped,
 )
-from mmldlm.training.resume import check_resume, report_ignored_init, start_from
+from mmldlm.training.resume import check_resume, report_ignored_init
 from mmldlm.training.setup import Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
 from mmldlm.training.start import StartClock
@@ -49,6 +50,8 @@ from mmldlm.training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
+_LOG = "training_log"
+"""Key in a checkpoint's meta: what the log of the curve was when it was saved."""
 _STOP, _BAD_DATA = 1, 2
 """Why a rank has no documents for a step; of several ranks, the largest counts."""
 
@@ -70,6 +73,7 @@ class Trainer:
             self.ranks.peers.on_silent = self._record
         self.checkpoints = Checkpoints(run.checkpoints, settings, self.ranks, self._record)
         self.log: Any = Muted()
+        self._log_before: Written | None = None
         self.samples: Any = Muted()
         self.profiler: StepProfiler | None = None
         self.stepper = setup.stepper()
@@ -311,6 +315,8 @@ class Trainer:
             "content": store.content,
             "versions": versions(),
         }
+        if self.ranks.main and isinstance(self.log, TrainingLog):
+            about[_LOG] = vars(self.log.written())
         if validated is not None and validated[0] == self.step:
             about[SCORE] = validated[1]
         return take_snapshot(self.parts, self.step, about)
@@ -319,11 +325,12 @@ class Trainer:
         """Restore the newest checkpoint; false if there is none, and the run starts at its first step."""
         snapshot = self.checkpoints.latest()
         if snapshot is None:
-            self._start_from_init()
             return False
         report_ignored_init(self.config, snapshot.meta)
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
         self.checkpoints.restore(self.parts, snapshot)
+        if _LOG in snapshot.meta:
+            self._log_before = Written(**snapshot.meta[_LOG])
         self.continue_at(self.progress.position)
         log.info("resuming from step %d of %d", self.step, self.config.train.steps)
         before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
@@ -333,12 +340,6 @@ class Trainer:
                 "train.steps %d -> %d: the learning rate changes from %.2g to %.2g", before, now, *rates
             )
         return True
-
-    def _start_from_init(self) -> None:
-        if self.config.train.init is not None:
-            start_from(self.config.train.init, self.setup.denoiser, self.setup.store, self.config)
-            if self.stepper.ema is not None:
-                self.stepper.ema.load_state_dict(dict(self.setup.denoiser.named_parameters()))
 
     def continue_at(self, position: int) -> None:
         """Take the next documents from a position in the order, in micro-batches of the current size."""
@@ -429,7 +430,9 @@ class Trainer:
         settings, since = self.config.train, self.step if resumed else None
         tracked = TrackedRun(self.run.path, self.config.name, config_to_dict(self.config), since)
         trackers = open_trackers(settings.trackers, tracked)
-        self.log = TrainingLog(self.run.training_log, resume_step=since, trackers=trackers)
+        self.log = TrainingLog(
+            self.run.training_log, resume_step=since, trackers=trackers, expected=self._log_before
+        )
         self.samples = TrainingLog(self.run.samples, resume_step=since)
         if settings.profile:
             self.profiler = StepProfiler(self.run.path / "profile", settings, self.setup.runtime.device)

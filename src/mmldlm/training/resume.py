@@ -74,8 +74,15 @@ def report_ignored_init(config: Config, meta: dict[str, Any]) -> None:
                     now, before or "new weights")  # fmt: skip
 
 
-def start_from(source: str, denoiser: Denoiser, store: PairStore, config: Config) -> None:
-    """Give the denoiser the averaged weights of a trained model, which must have the same shape and vocabulary."""
+def start_from_init(config: Config, denoiser: Denoiser, store: PairStore) -> list[tuple[int, str]]:
+    """Give the denoiser the averaged weights of `train.init`, which must have the same shape and vocabulary.
+
+    To be called before anything is made of the denoiser, and before a run folder exists. So what is to be logged is
+    returned, as levels and messages.
+    """
+    source = config.train.init
+    if source is None:
+        return []
     try:
         folder = find_model(source)
         export = read_weights(folder)
@@ -87,9 +94,9 @@ def start_from(source: str, denoiser: Denoiser, store: PairStore, config: Config
             f"train.init={source}: its weights do not fit this run ({'; '.join(differences)}); "
             f"use the same values, or train from new weights with train.init=null"
         )
-    _report_other_meaning(source, export, store, config)
     load_weights(denoiser, _fit_length_head(export.weights, denoiser), source=str(folder))
-    log.info("starting from the weights of %s, step %s", folder, export.data.get("step"))
+    started = f"starting from the weights of {folder}, step {export.data.get('step')}"
+    return [*_other_meaning(source, export, store, config), (logging.INFO, started)]
 
 
 def _differences(export: Export, denoiser: Denoiser, store: PairStore) -> list[str]:
@@ -110,7 +117,7 @@ def _tokenizer(described: dict[str, Any]) -> str:
     return f"sha256 {described['sha256'][:12]}"
 
 
-def _report_other_meaning(source: str, export: Export, store: PairStore, config: Config) -> None:
+def _other_meaning(source: str, export: Export, store: PairStore, config: Config) -> list[tuple[int, str]]:
     """Weights that fit but meant something else take a while to adapt."""
     changed = []
     if export.data["fingerprint"] != store.fingerprint:
@@ -120,8 +127,8 @@ def _report_other_meaning(source: str, export: Export, store: PairStore, config:
         old, new = getattr(before, name), getattr(config.corruption, name)
         if old != new:
             changed.append(f"corruption.{name}: {old} -> {new}")
-    if changed:
-        log.warning("train.init=%s: the weights fit, but %s; they have to adapt", source, "; ".join(changed))
+    text = f"train.init={source}: the weights fit, but {'; '.join(changed)}; they have to adapt"
+    return [(logging.WARNING, text)] if changed else []
 
 
 def _fit_length_head(weights: dict[str, Tensor], denoiser: Denoiser) -> dict[str, Tensor]:

@@ -91,10 +91,11 @@ class Watchdog:
         faulthandler.disable()
         if self._had_handler and sys.__stderr__ is not None:
             faulthandler.enable(sys.__stderr__)
-        empty = os.fstat(self._stacks.fileno()).st_size == 0
-        self._stacks.close()
-        if empty:
-            self.file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that has become read-only
+            empty = os.fstat(self._stacks.fileno()).st_size == 0
+            self._stacks.close()
+            if empty:
+                self.file.unlink(missing_ok=True)
 
     def at(self, step: int, phase: str) -> None:
         """The run has come to a step, or to something else; its deadline begins now."""
@@ -194,7 +195,12 @@ class Watchdog:
         except OSError as error:
             with contextlib.suppress(OSError):
                 staged.unlink(missing_ok=True)
-            if not self._quiet:
+            if not self._quiet and not self.run.path.exists():
+                log.error(
+                    "run folder %s was deleted under the run; the next checkpoint makes it again",
+                    self.run.path,
+                )
+            elif not self._quiet:
                 log.warning("%s; the run continues", durable.explain(error, self.run.heartbeat))
             self._quiet = True
 
