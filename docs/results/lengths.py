@@ -1,7 +1,7 @@
 """The table "The length, when it is not known" of docs/results.md: python docs/results/lengths.py RUN STORE [STEPS]
 
-Decodes the latents of the validation split with their true length, with the likeliest one, with the best of the
-likeliest few, and with drawn candidates.
+Decodes the latents of the validation split with their true length, with the likeliest one, and with the best of the
+likeliest few by several scores: w log p(length) + cosine of the text's own latent - b nats per token of its bound.
 """
 
 import json
@@ -9,73 +9,96 @@ import sys
 import time
 
 import numpy as np
-import sacrebleu
 
 import mmldlm
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import likely_lengths
+from mmldlm.statistics import aligned_tokens, bleu_counts, bleu_of_sums
 
-WEIGHTS, COUNTS = (0.0, 0.003, 0.01, 0.03), (2, 3, 4, 6, 8, 12, 16)
+SCORES = {
+    "cosine": (0.0, 1.0, 0.0),
+    "cosine + 0.003 log p": (0.003, 1.0, 0.0),
+    "cosine + 0.01 log p": (0.01, 1.0, 0.0),
+    "cosine + 0.03 log p": (0.03, 1.0, 0.0),
+    "bound": (1.0, 0.0, 1.0),
+    "bound per token": (0.0, 0.0, 1.0),
+    "cosine + 0.01 log p - 0.01 bound per token": (0.01, 1.0, 0.01),
+    "cosine + 0.01 log p - 0.03 bound per token": (0.01, 1.0, 0.03),
+    "cosine + 0.01 log p - 0.1 bound per token": (0.01, 1.0, 0.1),
+}
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 model, split = mmldlm.load(sys.argv[1]), mmldlm.PairStore.open(sys.argv[2]).splits["validation"]
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 latents, truth = np.asarray(split.latents), model.tokenize(list(split.texts))
 lengths = np.array([len(text) for text in truth])
+wanted = model.codec.texts_of(truth)
 
 
-def show(name: str, tokens: list[np.ndarray], seconds: float) -> None:
-    """One row."""
-    right = sum(
-        (ours[: len(theirs)] == theirs[: len(ours)]).sum() for ours, theirs in zip(tokens, truth, strict=True)
-    )
-    exact = np.mean([np.array_equal(ours, theirs) for ours, theirs in zip(tokens, truth, strict=True)])
-    texts, wanted = (
-        model.codec.tokenizer.decode_batch([t.tolist() for t in some]) for some in (tokens, truth)
-    )
-    bleu = sacrebleu.corpus_bleu(texts, [wanted]).score
-    row = {
-        "tokens_right": 100 * right / lengths.sum(),
-        "exact": 100 * exact,
-        "bleu": bleu,
-        "seconds": seconds,
-    }
-    print(
-        json.dumps({"name": name} | {key: round(float(value), 2) for key, value in row.items()}), flush=True
-    )
+class Texts:
+    """Decoded texts with what each of them adds to the scores of all."""
+
+    def __init__(self, tokens: list[np.ndarray], texts: list[str]) -> None:
+        self.sizes = np.maximum(lengths, [len(text) for text in tokens])
+        pairs = list(zip(tokens, truth, strict=True))
+        self.right = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in pairs])
+        self.exact = np.array([np.array_equal(a, b) for a, b in pairs])
+        self.aligned, self.bleu = aligned_tokens(truth, tokens), bleu_counts(wanted, texts)
+
+    def show(self, name: str, seconds: float) -> None:
+        """One row."""
+        total = self.sizes.sum()
+        row = {
+            "tokens right": 100 * self.right.sum() / total,
+            "after alignment": 100 * self.aligned.sum() / total,
+            "exact": 100 * self.exact.mean(),
+            "BLEU": bleu_of_sums(self.bleu.sum(0)[None])[0],
+            "seconds": seconds,
+        }
+        print(
+            json.dumps({"name": name} | {key: round(float(value), 2) for key, value in row.items()}),
+            flush=True,
+        )
+
+    def put(self, rows: np.ndarray, other: "Texts") -> None:
+        """Take some texts of another."""
+        for name in ("sizes", "right", "exact", "aligned", "bleu"):
+            getattr(self, name)[rows] = getattr(other, name)[rows]
 
 
 def decode(**options: object) -> tuple[list[np.ndarray], list[str], float]:
     """Tokens, texts and seconds."""
     began = time.perf_counter()
-    texts = model.decode(latents, steps=steps, **options)
-    return (
-        [np.asarray(text.tokens) for text in texts],
-        [str(text) for text in texts],
-        time.perf_counter() - began,
-    )
+    texts = model.decode(latents, steps=steps, temperature=0, **({"candidates": 1} | options))
+    return [text.tokens for text in texts], list(map(str, texts)), time.perf_counter() - began
 
 
+decode(lengths=lengths)  # what is done once is done
 for name, options in (("true length", {"lengths": lengths}), ("likeliest length", {})):
-    tokens, _, seconds = decode(**options)
-    show(name, tokens, seconds)
+    tokens, texts, seconds = decode(**options)
+    Texts(tokens, texts).show(name, seconds)
 likely = likely_lengths(model.loaded, model.loaded.normalizer.normalize(latents), max(COUNTS))
-for count in (1, 2, 4, 8, 16):
+for count in COUNTS:
     share = (likely.lengths[:, :count] == lengths[:, None]).any(1).mean()
     print(json.dumps({"true length among the likeliest": count, "share": round(100 * float(share), 2)}))
-best: dict[float, tuple[list[np.ndarray], np.ndarray]] = {}
-total = 0.0
-for number in range(max(COUNTS)):
+best: dict[str, tuple[Texts, np.ndarray]] = {}
+spent = {"cosine": 0.0, "bound": 0.0}
+for number in range(likely.lengths.shape[1]):
     tokens, texts, seconds = decode(lengths=likely.lengths[:, number])
+    scored = Texts(tokens, texts)
     began = time.perf_counter()
     nearness = cosine(model.encode(texts), latents)
-    total += seconds + time.perf_counter() - began
-    for weight in WEIGHTS:
-        score = nearness + weight * likely.log_probabilities[:, number]
-        kept, kept_score = best.get(weight, (list(tokens), np.full(len(tokens), -np.inf)))
-        for place in np.nonzero(score > kept_score)[0]:
-            kept[place] = tokens[place]
-        best[weight] = (kept, np.maximum(score, kept_score))
+    middle = time.perf_counter()
+    nats = model.score(texts, latents, draws=8)
+    spent["cosine"] += seconds + middle - began
+    spent["bound"] += seconds + time.perf_counter() - began
+    for name, (prior, near, cost) in SCORES.items():
+        paid = nats if name == "bound" else nats / likely.lengths[:, number]
+        score = prior * likely.log_probabilities[:, number] + near * nearness - cost * paid
+        kept, kept_score = best.get(name, (Texts(tokens, texts), np.full(len(tokens), -np.inf)))
+        kept.put(score > kept_score, scored)
+        best[name] = (kept, np.maximum(score, kept_score))
         if number + 1 in COUNTS:
-            show(f"{number + 1} likely lengths, w = {weight}", kept, total)
-for count in (4, 8):
-    tokens, _, seconds = decode(candidates=count)
-    show(f"candidates={count}", tokens, seconds)
+            kept.show(f"{number + 1} likely lengths, {name}", spent["bound" if cost else "cosine"])
+for options in ({"candidates": 4}, {"candidates": 8}, {"candidates": 8, "check": "encoder"}):
+    tokens, texts, seconds = decode(**options)
+    Texts(tokens, texts).show(str(options), seconds)
