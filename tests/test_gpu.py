@@ -213,3 +213,20 @@ def test_muon_trains_and_skips_on_the_device(store, tmp_path):
     trainer = make_trainer(tmp_path, store, *WIDE, "optim.name=muon", "optim.lr=1e-3")
     found = losses(trainer, 30)
     assert np.mean(found[-5:]) < np.mean(found[:5])
+
+
+def test_recorded_passes_sample_as_plain_ones_do(tmp_path):
+    """Nothing makes the host wait inside a chain, and what is recorded gives what the plain pass gives."""
+    from mmldlm.api.model import load
+    from mmldlm.sampling import predictor
+    from tests.tiny_models import make_run, make_store
+
+    model = load(make_run(tmp_path / "run", make_store(tmp_path / "store")), "cuda")
+    latents = np.random.default_rng(0).normal(3.0, 1.0, (40, 1, 4)).astype(np.float32)
+    first = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
+    again = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
+    recordings = predictor._RECORDINGS[model.loaded.denoiser]
+    assert recordings.recordings and not recordings.broken
+    predictor._RECORDINGS[model.loaded.denoiser] = predictor.Recordings(broken="not wanted")
+    plain = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
+    assert first == again == plain

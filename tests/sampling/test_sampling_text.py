@@ -8,9 +8,13 @@ import torch
 
 from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.errors import UserError
-from mmldlm.sampling.decode import decode_latents
+from mmldlm.layout import Layout
+from mmldlm.model.layers import Kernels
+from mmldlm.sampling.decode import decode_latents, generate
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.recording import PassInputs, Recordings, rounded_layout
 from tests.sampling.sampling_oracles import (
     NUM_LETTERS,
     chi_square,
@@ -206,3 +210,33 @@ def test_nothing_in_nothing_out() -> None:
         decode_latents(model, np.zeros((0, 2, 3), np.float32), SamplingOptions(), keys=document_keys(0, 0))
         == []
     )
+
+
+def test_filled_up_packs_give_the_same_texts_and_latents() -> None:
+    """What a recorded pass works on: layouts of a few sizes, with tokens and documents that nobody reads."""
+    model, keys = random_model(), document_keys(3, 7)
+    model.denoiser.kernels = Kernels("reference")
+    lengths = np.array([1, 12, 5, 3, 9, 9, 2])
+    options = SamplingOptions(text_sampler="margin", num_sampling_steps=4, num_latent_steps=3, guidance=1.5)
+    plain = generate(model, 7, options, lengths=lengths, keys=keys)
+    filled, sizes = ModelPredictor.of(model), set()
+    filled.recordings = Recordings(broken="no GPU")
+
+    def run(inputs: PassInputs, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.add((layout.num_tokens, layout.num_documents, len(inputs.tokens), len(inputs.latents)))
+        return ModelPredictor._run(filled, inputs, layout)
+
+    filled._run = run  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelPredictor, "of", lambda model: filled)
+        texts, latents = generate(model, 7, options, lengths=lengths, keys=keys)
+    assert sizes == {(64, 64, 64, 64)}
+    assert all(map(np.array_equal, texts, plain[0]))
+    assert np.allclose(latents, plain[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 1000, 4097, 30000])
+def test_packs_are_filled_up_by_little(count: int) -> None:
+    layout = rounded_layout(np.array([10] * (count // 10) + [count % 10] * (count % 10 > 0)), 1)
+    assert count <= layout.num_tokens <= max(64, count * 1.125 + 1)
+    assert layout.num_documents <= max(64, -(-count // 10) * 1.25 + 1)

@@ -19,11 +19,23 @@ import torch
 from torch import Tensor
 
 from mmldlm.corruption.joint import Corruption
+from mmldlm.layout import packed_layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.sampling.moves import time_of_share
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.orders import TextMoves
-from mmldlm.sampling.pack import Pack, Step, Tally, document_keys, interleave, latent_noise, make_steps, send
+from mmldlm.sampling.pack import (
+    Arrange,
+    Pack,
+    Places,
+    Step,
+    Tally,
+    document_keys,
+    interleave,
+    latent_noise,
+    make_steps,
+    send,
+)
 from mmldlm.sampling.predictor import ModelPredictor, Predictor
 from mmldlm.sampling.solvers import LATENT_STEPS
 
@@ -75,6 +87,7 @@ def start_pack(
     with_noise: bool = False,
     tally: Tally | None = None,
     device: torch.device | str = "cpu",
+    arrange: Arrange = packed_layout,
 ) -> Pack:
     """Where a chain starts. What is None starts as noise; tokens other than masks stay as they are."""
     mask_id, num = corruption.text.mask_id, len(lengths)
@@ -107,6 +120,7 @@ def start_pack(
         noise=there.noise if len(noise) else None,
         against=None if against is None else there.against,
         tally=tally,
+        places=Places(lengths, latent_shape[0], there.noisy_tokens.device, arrange),
     )
 
 

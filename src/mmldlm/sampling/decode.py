@@ -319,6 +319,7 @@ class _Call:
             with_noise=self.options.guidance != 1.0 and start.against is None,
             tally=None if self.passes is None else Tally(self.passes, indices),
             device=self.model.device,
+            arrange=predictor.arrange,
         )  # fmt: skip
         work = len(indices) * len(steps)
         return run_chain(predictor, pack, steps, corruption, self.options, lambda share: report(work, share))

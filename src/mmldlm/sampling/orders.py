@@ -41,8 +41,8 @@ from mmldlm.sampling.predictor import LogitsOf, Predictor, guided_logits, requir
 See = Callable[[Tensor], None]
 CHUNK_ROWS = 512
 """Rows whose probabilities exist at a time."""
-LOGITS_AT_A_TIME = 2**27
-"""On an accelerator; on a CPU an eighth."""
+LOGITS_AT_A_TIME = 2**28
+"""On an accelerator; on a CPU a sixteenth."""
 WORTH_LEAVING = 0.75
 """On an accelerator, documents without a move are left out where less than this share of the tokens remains."""
 _BELOW_ONE = 1.0 - 2.0**-25
@@ -146,16 +146,17 @@ class TextMoves:
         equally sure.
         """
         assert self.order.measure is not None
-        layout, limit = part.pack.layout, part.of_documents(self.numbers.limit[number])
+        places, limit = part.pack.places, part.of_documents(self.numbers.limit[number])
+        assert places is not None
         masked = part.pack.noisy_tokens == self.mask_id
-        masked &= layout.position < limit[layout.document]
+        masked &= places.device_position < limit[places.device_document]
         rows = first_true(masked, int(self.reach.num_rows[number].sum()))
         best, kept = best_of_rows(logits, rows, self.mask_id)
         sure = self.order.measure(best)
         part.pack.watch.see(sure)
-        group = layout.document[rows]
+        group = places.device_document[rows]
         if self.order.in_blocks:
-            group = group * self.num_blocks + layout.position[rows] // self.options.block_length
+            group = group * self.num_blocks + places.device_position[rows] // self.options.block_length
         chosen = surest_first(sure, group)[self.index[number]]
         tokens = part.of_pack(rows[chosen])
         if self.options.temperature == 0:
@@ -200,7 +201,7 @@ def surest_first(sure: Tensor, group: Tensor) -> Tensor:
 
 def best_of_rows(logits: LogitsOf, rows: Tensor, vocab_size: int) -> tuple[Best, Tensor | None]:
     """The most probable value of each row; and the logits of all rows, where they exist at one time."""
-    most = LOGITS_AT_A_TIME // (8 if rows.device.type == "cpu" else 1)
+    most = LOGITS_AT_A_TIME // (16 if rows.device.type == "cpu" else 1)
     chunks = rows.split(max(1, most // vocab_size))
     if len(chunks) == 1:
         kept = logits(rows)
@@ -239,7 +240,7 @@ def draw(
 
 
 def _draw_chunk(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, see: See) -> Tensor:
-    probability = keep_top_p(torch.softmax(logits / temperature, dim=-1), top_p)
+    probability = keep_top_p(torch.softmax(logits.float() / temperature, dim=-1), top_p)
     kind = torch.float32 if logits.device.type == "mps" else torch.float64  # which mps does not have
     reached = probability.to(kind).cumsum(dim=-1)
     see(reached[:, -1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
@@ -23,6 +23,8 @@ from mmldlm.types import Parcel
 
 Modality = Literal["text", "latent"]
 Sent = TypeVar("Sent")
+Arrange = Callable[[np.ndarray, int], Layout]
+"""Lengths of documents and their number of slots to a layout, which may be filled up at its end."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Places:
     lengths: np.ndarray
     num_slots: int
     device: torch.device
+    arrange: Arrange = packed_layout
     parts: dict[bytes, tuple[Tensor, Tensor, Places]] = field(default_factory=dict)
     """By which documents are in it: indices of its documents and tokens on the device, and its own places."""
 
@@ -70,7 +73,17 @@ class Places:
     @cached_property
     def layout(self) -> Layout:
         """Where the network finds each token and slot, on the device."""
-        return send(packed_layout(self.lengths, self.num_slots), self.device)
+        return send(self.arrange(self.lengths, self.num_slots), self.device)
+
+    @cached_property
+    def device_document(self) -> Tensor:
+        """(T,) `document` on the device."""
+        return self.layout.document[: len(self.document)]
+
+    @cached_property
+    def device_position(self) -> Tensor:
+        """(T,) `position` on the device."""
+        return self.layout.position[: len(self.document)]
 
     def count(self, tokens: np.ndarray) -> np.ndarray:
         """(N,) how many tokens of each document are true in a (T,) bool."""
@@ -82,7 +95,8 @@ class Places:
         if key not in self.parts:
             indices = (np.flatnonzero(documents), np.flatnonzero(documents[self.document]))
             kept, tokens = (torch.from_numpy(index).to(self.device) for index in indices)
-            self.parts[key] = (kept, tokens, Places(self.lengths[documents], self.num_slots, self.device))
+            places = Places(self.lengths[documents], self.num_slots, self.device, self.arrange)
+            self.parts[key] = (kept, tokens, places)
         return self.parts[key]
 
 

@@ -18,19 +18,23 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.joint import Corruption
-from mmldlm.layout import Layout
+from mmldlm.layout import Layout, packed_layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.sampling.pack import Pack, Watch, latent_noise
+from mmldlm.sampling.recording import PassInputs, Recordings, rounded_layout
 from mmldlm.types import to_device
 
 LogitsOf = Callable[[Tensor], Tensor]
-"""(R,) rows of tokens to their logits (R, V) in float32."""
+"""(R,) rows of tokens to their logits (R, V), in the type in which the network computes them."""
+_RECORDINGS: WeakKeyDictionary[Denoiser, Recordings] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,23 @@ class ModelPredictor:
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.denoiser, self.corruption, self.device, self.autocast = denoiser, corruption, device, autocast
+        self.recordings: Recordings | None = None
+        """Where passes are recorded; None: they are not."""
 
     @classmethod
     def of(cls, model: LoadedModel) -> ModelPredictor:
         """A loaded model, in its precision."""
         parts = (model.denoiser, model.corruption, model.device)
-        return cls(*parts) if model.precision == "fp32" else cls(*parts, model.autocast)
+        predictor = cls(*parts) if model.precision == "fp32" else cls(*parts, model.autocast)
+        if model.device.type == "cuda" and model.denoiser.kernels.attention in ("varlen", "tiles"):
+            predictor.recordings = _RECORDINGS.setdefault(model.denoiser, Recordings())
+        return predictor
+
+    def arrange(self, lengths: np.ndarray, num_slots: int) -> Layout:
+        """The layout of a pack, of a size that was recorded where possible."""
+        if self.recordings is None:
+            return packed_layout(lengths, num_slots)
+        return rounded_layout(lengths, num_slots)
 
     @torch.no_grad()
     def predict(
@@ -89,19 +104,33 @@ class ModelPredictor:
         tokens, noisy, time, at = (value.to(self.device) for value in inputs)
         if layout.document.device.type != self.device.type:
             layout = to_device(layout, self.device)
-        with self.autocast():
-            output = self.denoiser(tokens, noisy, time, at, layout)
+        given = PassInputs(tokens, noisy, time, at)
+        if self.recordings is not None and layout.rows is None:
+            hidden, prediction = self.recordings(self._run, given, layout)
+        else:
+            hidden, prediction = self._run(given, layout)
 
         @torch.no_grad()
         def logits(rows: Tensor) -> Tensor:
+            chosen = hidden[rows.to(self.device)]
             with self.autocast():
-                return self.denoiser.token_logits(output.token_hidden[rows.to(self.device)])
+                if self.device.type != "cuda":
+                    return self.denoiser.token_logits(chosen)
+                return self.denoiser.token_head(chosen)[:, : self.denoiser.shape.vocab_size]
 
         def latents() -> Tensor:
-            process, raw = self.corruption.latent, output.latent_prediction.float()
+            process, raw = self.corruption.latent, prediction[: len(noisy)].float()
             return process.to_clean(process.prediction(raw, noisy, at), noisy, at)
 
         return Prediction(logits, latents)
+
+    @torch.no_grad()
+    def _run(self, inputs: PassInputs, layout: Layout) -> tuple[Tensor, Tensor]:
+        with self.autocast():
+            output = self.denoiser(
+                inputs.tokens, inputs.latents, inputs.text_time, inputs.latent_time, layout
+            )
+        return output.token_hidden, output.latent_prediction
 
 
 def require_finite(values: Tensor) -> None:
@@ -119,8 +148,8 @@ def guided_logits(predictor: Predictor, pack: Pack, guidance: float) -> LogitsOf
     unconditional = _predict(predictor, without_latents(pack)).logits
 
     def guided(rows: Tensor) -> Tensor:
-        base = unconditional(rows)
-        return base + guidance * (conditional(rows) - base)
+        base = unconditional(rows).float()
+        return base + guidance * (conditional(rows).float() - base)
 
     return guided
 
