@@ -226,7 +226,8 @@ def test_recorded_passes_sample_as_plain_ones_do(tmp_path):
     first = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
     again = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
     recordings = predictor._RECORDINGS[model.loaded.denoiser]
-    assert recordings.recordings and not recordings.broken
+    assert recordings.recordings
+    assert not recordings.broken
     predictor._RECORDINGS[model.loaded.denoiser] = predictor.Recordings(broken="not wanted")
     plain = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
     assert first == again == plain
