@@ -16,6 +16,7 @@ from typing import Any
 from mmldlm.durable import Prefix, Written
 from mmldlm.json_lines import LineWriter, cut_lines, read_lines
 from mmldlm.trackers import Tracker, named_numbers
+from mmldlm.untrusted import printable
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +150,20 @@ class _QuietFile(logging.FileHandler):
         pass
 
 
+class _Printable(logging.Formatter):
+    """Messages may hold what a file said: no terminal obeys it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 @contextlib.contextmanager
 def text_log(
     path: Path, *, console: logging.Handler | None = None, level: int = logging.INFO
 ) -> Iterator[logging.Logger]:
     """For a while, send what the package logs to `train.log`, and to `console` besides."""
     file = _QuietFile(path, encoding="utf-8", errors="replace")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    file.setFormatter(_Printable("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root, before = logging.getLogger("mmldlm"), logging.getLogger("mmldlm").level
     handlers = [file] if console is None else [file, console]
     root.setLevel(level)
@@ -181,7 +189,11 @@ def rich_console(console: Any = None) -> logging.Handler:
 
     chosen = console or Console(stderr=True)
     if chosen.is_terminal:
-        return RichHandler(console=chosen, show_path=False, markup=False, log_time_format="[%X]")
-    plain = logging.StreamHandler(chosen.file)
-    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
-    return plain
+        handler: logging.Handler = RichHandler(
+            console=chosen, show_path=False, markup=False, log_time_format="[%X]"
+        )
+        handler.setFormatter(_Printable("%(message)s"))
+        return handler
+    handler = logging.StreamHandler(chosen.file)
+    handler.setFormatter(_Printable("%(asctime)s %(levelname)s: %(message)s"))
+    return handler

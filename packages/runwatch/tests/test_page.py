@@ -15,6 +15,7 @@ from runwatch.session import Session
 from runwatch.settings import MonitorSettings
 from runwatch.sources import find_runs
 from runwatch.style import STYLE
+from runwatch.words import plain_text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<img src=x onerror=document.title='pwned'>"
@@ -97,6 +98,28 @@ def test_the_report_opens_in_a_browser(session, tmp_path):
     assert "## bad" in text
     assert "**error M101 nonfinite-loss**, steps 71 to 80, 10 times" in text
     assert "What to do: Stop and go back" in text
+
+
+def test_no_text_of_a_run_reaches_the_report_or_a_terminal_unescaped(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    sequence = "\x1b]0;title\x07\x1b[2J"
+    (folder / "training_log.jsonl").write_text('{"step": 1, "time": 1000000001, "loss": 2.0}\n')
+    samples = {"step": EVIL + sequence, "samples": [{"original": sequence, "decoded": sequence + "text"}]}
+    (folder / "samples.jsonl").write_text(json.dumps(samples) + "\n")
+    event = {"event": "stopped", "at": "2001-09-09T01:50:00+00:00", "step": 1, "reason": f"{EVIL}{sequence}"}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    session = Session(find_runs([str(folder)]), MonitorSettings())
+    session.look(live=False)
+    state = session.state(curves=True)
+    written = "".join(path.read_text() for path in write_report(state, tmp_path / "report"))
+    session.close()
+    html = (tmp_path / "report" / "report.html").read_text()
+    assert "<img" not in html
+    assert "&lt;img" in html
+    for text in (written, plain_text(state)):
+        assert "\x1b" not in text
+        assert "\\u001b" not in text
 
 
 def ask(page, path, host=None, method="GET"):

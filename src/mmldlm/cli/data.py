@@ -97,15 +97,18 @@ def import_(
 
 def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     from mmldlm.reports import folding_table
     from mmldlm.untrusted import printable
 
     console = Console()
-    table = folding_table("split", "documents", "tokens", "longest", "shards", title=summary["store"])
+    table = folding_table(
+        "split", "documents", "tokens", "longest", "shards", title=printable(summary["store"])
+    )
     for name, entry in summary["splits"].items():
         values = (entry[key] for key in ("num_documents", "num_tokens", "max_length", "num_shards"))
-        table.add_row(name, *(f"{value:,}" for value in values))
+        table.add_row(Text(printable(name)), *(f"{value:,}" for value in values))
     console.print(table)
     latents = summary["latents"]
     lines = [
@@ -117,9 +120,9 @@ def _show(summary: dict[str, Any]) -> None:
         "",
         *_histogram(summary["lengths"]),
         "",
-        *(f"- {' '.join(printable(str(text)).split())[:200]}" for text in summary["examples"]),
+        *(f"- {' '.join(str(text).split())[:200]}" for text in summary["examples"]),
     ]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(map(printable, lines)), highlight=False, markup=False, soft_wrap=True)
 
 
 def _words(values: dict[str, Any] | None) -> str:

@@ -47,6 +47,7 @@ try:
     )
     from mmldlm.cli.terminal import Command, SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
+    from mmldlm.untrusted import printable
 except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
     print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
     raise SystemExit(130) from None
@@ -177,7 +178,7 @@ def _fail(message: str, code: int, kind: str = "") -> None:
     if rank != "0":
         label += f" on rank {rank}"
     if rank == "0" or code == 2:  # all ranks leave together when told to, and one says so
-        print(f"{label}: {message}", file=sys.stderr)
+        print(f"{label}: {printable(message)}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -299,11 +299,11 @@ def _resolve(name: str) -> str:
 
 
 def _load_model(where: str, name: str, device: str) -> SentenceTransformer:
+    _reject_own_code(Path(where), name)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from sentence_transformers import SentenceTransformer
 
     quiet_hub()
-    _reject_own_code(Path(where), name)
     try:
         return SentenceTransformer(
             where, device=device, local_files_only=Path(where).is_dir(), trust_remote_code=False

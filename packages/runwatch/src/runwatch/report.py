@@ -187,4 +187,4 @@ def _html_samples(run: dict[str, Any]) -> str:
         for item in run["samples"]["samples"]
         if isinstance(item, dict)
     )
-    return f"<h3>Decoded at step {run['samples']['step']}</h3>{rows}"
+    return f"<h3>Decoded at step {html.escape(str(run['samples']['step']))}</h3>{rows}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from runwatch.judged import JudgedRun
 from runwatch.records import SHOWN
+from runwatch.tokens import clean
 from runwatch.watch import RunWatch
 
 HEALTH = {"error": "failing", "warn": "warning"}
@@ -91,9 +92,18 @@ def _behind(run: JudgedRun) -> dict[str, int]:
 
 def whole_state(watches: list[RunWatch], *, curves: bool = False) -> dict[str, Any]:
     """All runs, and the worst health among them."""
-    states = [state for watch in watches for state in run_states(watch, curves=curves)]
+    states = [_cleaned(state) for watch in watches for state in run_states(watch, curves=curves)]
     worst = max((state["health"] for state in states), key=ORDER.index, default="waiting")
     return {"health": worst, "time": round(watches[0].clock(), 3) if watches else None, "runs": states}
+
+
+def _cleaned(value: Any) -> Any:
+    """The same without control sequences in texts: JSON can spell them in ways that no line shows."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value] if not value or not isinstance(value[0], float) else value
+    return {clean(key): _cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def plain(value: float) -> float | str | None:

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from runwatch.catalogue import LEVELS
+from runwatch.tokens import clean
 
 LABELS = {
     "loss": "loss", "text_loss": "text", "latent_loss": "latent", "text_accuracy": "accuracy",
@@ -125,7 +126,7 @@ def _plain_alert(alert: dict[str, Any]) -> list[str]:
 def change_line(name: str, what: str, alert: dict[str, Any]) -> str:
     """One line of news, for a terminal that is piped, a log or a chat."""
     head = f"{name}: {what} {alert['level'].upper()} {alert['code']} {alert['name']}"
-    return f"{head}: {alert['evidence']} [{since(alert)}]"
+    return clean(f"{head}: {alert['evidence']} [{since(alert)}]")
 
 
 def status_line(run: dict[str, Any]) -> str:
