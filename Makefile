@@ -55,4 +55,4 @@ format: $(STAMP)  ## rewrite the code in our style
 	$(BIN)/ruff format src packages tests scripts examples
 
 clean:  ## remove what was built (runs and data stay)
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

@@ -34,20 +34,15 @@ install() {
   .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "${packages[@]/#/-e}" -e '.[demo,serve]'
 }
 
-ask() { # ask PATH JSON: a request against the service
-  curl --silent --show-error --fail --retry 60 --retry-delay 1 --retry-all-errors --max-time 120 \
-    -H 'Content-Type: application/json' -d "$2" "http://127.0.0.1:$port$1"
-}
-
-request() {
+request() { # start the service, ask it for a sentence through its latent and back, stop it
   .venv/bin/mmldlm serve published --port "$port" &
-  local server=$! latents
+  local server=$!
   trap 'kill '"$server"' 2>/dev/null || true' EXIT
-  latents=$(ask /encode "{\"texts\": [\"$SENTENCE\"]}")
-  ask /decode "$latents"
+  curl --silent --show-error --fail --retry 90 --retry-delay 1 --retry-all-errors --max-time 120 \
+    -H 'Content-Type: application/json' -d "{\"texts\": [\"$SENTENCE\"]}" "http://127.0.0.1:$port/decode"
   echo
   kill "$server"
-  wait "$server" || true
+  wait "$server"
 }
 
 mkdir -p "$folder" && cd "$folder"

@@ -1,7 +1,7 @@
 """Tables of measured figures: a page says `<!-- figures FILE: arm, arm -->`, the build puts the table there.
 
-FILE is a `result.json` of `mmldlm benchmark`, or a `profile/summary.json` of a run, that is kept in docs/results;
-nothing in a table is typed by hand.
+FILE lies in docs/results: a `result.json` of `mmldlm benchmark`, a `profile/summary.json` of a run, or the
+`newcomer.json` of scripts/newcomer.sh. Nothing in a table is typed by hand.
 `python scripts/site/improvements.py RESULT.json NAME` keeps one, without single trials and places of this machine.
 """
 
@@ -27,6 +27,8 @@ def table(file: str, arms: str | None) -> str:
     result = json.loads((RESULTS / file).read_text())
     if "longest" in result:
         return profile_table(result)
+    if "cores" in result:
+        return walk_table(result)
     names = [name.strip() for name in arms.split(",")] if arms else [row["name"] for row in result["rows"]]
     rows = {row["name"]: row for row in result["rows"]}
     lines = [
@@ -43,6 +45,14 @@ def profile_table(result: dict[str, Any], num_rows: int = 12) -> str:
         calls, share = row["calls_per_step"], row["share"]
         lines.append(f"| `{row['name']}` | {row['ms_per_step']:.0f} | {calls:.0f} | {share:.1%} |")
     return "\n".join(lines)
+
+
+def walk_table(result: dict[str, Any]) -> str:
+    """The steps of scripts/newcomer.sh."""
+    lines = ["| step | seconds |", "|---|---|"]
+    lines += [f"| {row['step']} | {row['seconds']:.0f} |" for row in result["steps"]]
+    origin = f"{result['date']}, {result['cores']} CPU cores, load {result['load']} at the end, by `bash scripts/newcomer.sh`."
+    return "\n".join([*lines, "", origin])
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -76,3 +76,17 @@ def test_the_shell_completes_commands():
         [sys.executable, "-c", code], env=world | path, capture_output=True, text=True, check=False
     )
     assert {"decode", "demo"} <= set(done.stdout.split()), done.stderr
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_commands_that_are_printed_work_as_they_stand(tmp_path, monkeypatch, on_path):
+    """Where the shell does not find `mmldlm`, as after `make demo`, its path is printed."""
+    from mmldlm.cli.runs import program
+
+    called = tmp_path / ".venv" / "bin" / "mmldlm"
+    called.parent.mkdir(parents=True)
+    called.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(called)])
+    monkeypatch.setenv("PATH", str(called.parent) if on_path else "/nowhere")
+    assert program() == ("mmldlm" if on_path else ".venv/bin/mmldlm")
