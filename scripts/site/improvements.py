@@ -51,7 +51,8 @@ def walk_table(result: dict[str, Any]) -> str:
     """The steps of scripts/newcomer.sh."""
     lines = ["| step | seconds |", "|---|---|"]
     lines += [f"| {row['step']} | {row['seconds']:.0f} |" for row in result["steps"]]
-    origin = f"{result['date']}, {result['cores']} CPU cores, load {result['load']} at the end, by `bash scripts/newcomer.sh`."
+    machine = f"{result['date']}, {result['cores']} CPU cores, load {result['load']} at the end"
+    origin = f"{machine}, by `bash scripts/newcomer.sh`."
     return "\n".join([*lines, "", origin])
 
 
