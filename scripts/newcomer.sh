@@ -38,8 +38,12 @@ request() { # start the service, ask it for a sentence through its latent and ba
   .venv/bin/mmldlm serve published --port "$port" &
   local server=$!
   trap 'kill '"$server"' 2>/dev/null || true' EXIT
-  curl --silent --show-error --fail --retry 90 --retry-delay 1 --retry-all-errors --max-time 120 \
-    -H 'Content-Type: application/json' -d "{\"texts\": [\"$SENTENCE\"]}" "http://127.0.0.1:$port/decode"
+  until curl --silent --fail "http://127.0.0.1:$port/health" >/dev/null; do
+    kill -0 "$server"
+    sleep 0.5
+  done
+  curl --silent --show-error --fail --max-time 120 -H 'Content-Type: application/json' \
+    -d "{\"texts\": [\"$SENTENCE\"]}" "http://127.0.0.1:$port/decode"
   echo
   kill "$server"
   wait "$server"
@@ -67,7 +71,7 @@ step "decode with it" .venv/bin/mmldlm decode saved/laptop --text "$SENTENCE"
 step "publish it as a folder" .venv/bin/mmldlm export saved/laptop --out published
 step "ask the service" request
 
-cores=$(nproc)
+cores=$(nproc --all)
 printf '{"date": "%s", "cores": %s, "load": %s, "steps": [%s]}\n' "$(date -u +%F)" "$cores" \
   "$(cut -d' ' -f1 /proc/loadavg)" "$(IFS=,; echo "${times[*]}")" >newcomer.json
 echo "$PWD/newcomer.json"
