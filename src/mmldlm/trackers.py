@@ -28,7 +28,7 @@ from mmldlm.errors import UserError
 logger = logging.getLogger(__name__)
 
 PROJECT = "mmldlm"
-TAIL_SECONDS = 10.0
+TAIL_SECONDS = 20.0
 """So long a run waits at its end for what trackers have not written yet."""
 
 
