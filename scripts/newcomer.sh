@@ -53,7 +53,9 @@ mkdir -p "$folder" && cd "$folder"
 step "clone" git clone --quiet "$SOURCE" mm-ldlm
 cd mm-ldlm
 step "install" install
-step "decode an own sentence" .venv/bin/mmldlm decode builtin:wordnet --text "$SENTENCE"
+if [ -d packages/mmldlm-wordnet ]; then
+  step "decode an own sentence" .venv/bin/mmldlm decode builtin:wordnet --text "$SENTENCE"
+fi
 if [ -z "$text" ]; then
   text=$PWD/own.txt
   .venv/bin/python - "$text" <<'PYTHON'
