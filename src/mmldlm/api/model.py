@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmldlm import durable, randomness
+from mmldlm import randomness
+from mmldlm.api.hub import Published, apply_generation_config
 from mmldlm.api.scoring import array_neighbours, split_neighbours, store_like, text_costs
 from mmldlm.api.values import (
     Check,
@@ -43,8 +44,7 @@ from mmldlm.api.values import (
     source_ids,
     text_list,
 )
-from mmldlm.checkpoint.export import write_export
-from mmldlm.checkpoint.load import LoadedModel, export_of, load_model
+from mmldlm.checkpoint.load import LoadedModel, load_model
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.format import MANIFEST
 from mmldlm.data.store import PairStore, Split
@@ -83,10 +83,12 @@ def load(
     4
     """
     path = local_folder(source)
-    return Model(load_model(path, choose_device(device, option="device")), str(path), encoder)
+    loaded = load_model(path, choose_device(device, option="device"))
+    apply_generation_config(path, loaded.config.sampling)
+    return Model(loaded, str(path), encoder)
 
 
-class Model:
+class Model(Published):
     """A trained model. `mmldlm.load` makes one.
 
     `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
@@ -101,6 +103,11 @@ class Model:
         self.device, self.step = loaded.device, loaded.step
         self.codec = Codec(loaded, encoder)
         self._shape, self._normalised = self.codec.latent_shape, loaded.normalizer.normalize
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], device: str | torch.device = "auto") -> Model:
+        """The same as `mmldlm.load`."""
+        return load(source, device)
 
     @property
     def encoder(self) -> Any:
@@ -374,19 +381,6 @@ class Model:
     def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
         """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
         return store_like(self.loaded, None if path is None else Path(path))
-
-    def save(self, folder: str | os.PathLike[str], *, precision: str = "fp32") -> None:
-        """Write an export that `load` reads, with weights, settings, tokenizer and normaliser.
-
-        `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row of a matrix.
-
-        >>> model.save(tmp / "copy")
-        >>> load(tmp / "copy").step == model.step
-        True
-        """
-        path = Path(folder)
-        durable.require_writable(path)
-        write_export(path, export_of(self.loaded), precision)
 
     def _options(self, seed: int, **arguments: Any) -> SamplingOptions:
         """The settings of the run, with the arguments that are not None in their place."""
