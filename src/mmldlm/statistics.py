@@ -83,21 +83,6 @@ def summarize(value: float, resampled: np.ndarray) -> Estimate:
     return Estimate(value, float(resampled.std(ddof=1)), float(low), float(high))
 
 
-def ratio_estimate(numerators: np.ndarray, denominators: np.ndarray, seed: int) -> Estimate:
-    """sum(numerators) / sum(denominators) over documents, with its bootstrap interval."""
-
-    def ratio(rows: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return numerators[rows].sum(-1) / denominators[rows].sum(-1)
-
-    return estimate(ratio, len(numerators), seed)
-
-
-def mean_estimate(values: np.ndarray, seed: int) -> Estimate:
-    """Mean over documents with its bootstrap interval."""
-    return ratio_estimate(values.astype(np.float64), np.ones(len(values)), seed)
-
-
 def jackknife_estimate(value: float, left_out: np.ndarray) -> Estimate:
     """For a count of distinct things, which repeats in a bootstrap would distort.
 

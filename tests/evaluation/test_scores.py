@@ -21,6 +21,7 @@ from mmldlm.evaluation.inversion import length_groups
 from mmldlm.evaluation.report import mark_differences
 from mmldlm.evaluation.retrieval import ranks
 from mmldlm.statistics import (
+    MORE,
     Quantity,
     aligned_tokens,
     bleu_counts,
@@ -29,8 +30,6 @@ from mmldlm.statistics import (
     bootstrap,
     exact_match,
     jackknife_estimate,
-    mean_estimate,
-    ratio_estimate,
     spearman,
     token_accuracy,
     token_f1,
@@ -106,13 +105,13 @@ def test_bleu_of_known_cases() -> None:
 
 def test_bootstrap_is_deterministic_and_has_the_known_error() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, 400)
-    estimate = mean_estimate(values, seed=1)
-    assert estimate == mean_estimate(values, seed=1)
+    estimate = Quantity("", MORE, values).estimate(1)
+    assert estimate == Quantity("", MORE, values).estimate(1)
     assert estimate.value == pytest.approx(values.mean())
     assert estimate.standard_error == pytest.approx(values.std() / 20, rel=0.1)
     assert estimate.low < 3.0 < estimate.high
     assert (estimate.high - estimate.low) / 2 == pytest.approx(1.96 * estimate.standard_error, rel=0.1)
-    same = ratio_estimate(np.array([2.0, 4.0, 8.0]), np.array([1.0, 2.0, 4.0]), seed=0)
+    same = Quantity("", MORE, np.array([2.0, 4.0, 8.0]), np.array([1.0, 2.0, 4.0])).estimate(0)
     assert (same.value, same.low, same.high, same.standard_error) == (2.0, 2.0, 2.0, 0.0)
 
 

@@ -16,7 +16,7 @@ from mmldlm.evaluation.context import pack_rows, strangers
 from mmldlm.evaluation.text_bound import Costs, perplexity, score, text_costs, text_times
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Objective
-from mmldlm.statistics import Estimate, ratio_estimate
+from mmldlm.statistics import MORE, Estimate, Quantity
 from mmldlm.types import Counts, NoisyBatch, Times
 from tests import batches
 from tests.evaluation.toys import LENGTH, TEXTS, VOCAB, draw_documents, joint_distribution, oracle_model
@@ -39,7 +39,7 @@ def per_token(costs: Costs) -> Estimate:
 
 def gain(worse: Costs, better: Costs) -> Estimate:
     """Nats per token that `better` saves, paired."""
-    return ratio_estimate(worse.nats - better.nats, better.num_tokens.astype(np.float64), 3)
+    return Quantity("", MORE, worse.nats - better.nats, better.num_tokens).estimate(3)
 
 
 def masked_batch(time: float, mask: tuple[bool, ...], kind: int) -> NoisyBatch:

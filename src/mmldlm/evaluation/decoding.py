@@ -28,7 +28,7 @@ from mmldlm.evaluation.results import Way, WayScores, WaysToDecode
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.judge import Encode
 from mmldlm.sampling.self_check import checked_stages
-from mmldlm.statistics import LESS, Estimate, Quantity, difference, mean_estimate
+from mmldlm.statistics import LESS, Estimate, Quantity, difference
 
 COMPARED = ("token_accuracy", "tokens_aligned", "exact_match", "bleu", "reencoded_cosine")
 MODEL, ENCODER = "model", "encoder"
@@ -195,6 +195,6 @@ def _way_scores(
         bleu_gain=gains.get("bleu"),
         reencoded_cosine_gain=gains.get("reencoded_cosine"),
         passes=record("passes", Quantity("passes of the network", LESS, texts.passes)),
-        num_encoded=mean_estimate(texts.num_encoded, context.seed),
+        num_encoded=Quantity("", LESS, texts.num_encoded).estimate(context.seed),
         seconds=round(texts.seconds, 3),
     )

@@ -23,6 +23,7 @@ from mmldlm.statistics import Estimate
 
 INTERVAL = "95 % interval"
 Show = Callable[[float], str]
+one, three, four = "{:.1f}".format, "{:.3f}".format, "{:.4f}".format
 Part = TypeVar("Part")
 Shown = TypeVar("Shown")
 
@@ -50,21 +51,6 @@ def make_tables(result: Evaluation) -> list[Table]:
 def measured(part: Part | None, make: Callable[[Part], Shown | None]) -> Shown | None:
     """A table or picture of a part of the result; None where that was not measured."""
     return None if part is None else make(part)
-
-
-def three(value: float) -> str:
-    """Three digits."""
-    return f"{value:.3f}"
-
-
-def four(value: float) -> str:
-    """Four digits."""
-    return f"{value:.4f}"
-
-
-def one(value: float) -> str:
-    """One digit."""
-    return f"{value:.1f}"
 
 
 def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
