@@ -359,8 +359,7 @@ def read_log(place: Path) -> None:
 def sign(kind: str, place: Path) -> None:
     """Compute the checksums again."""
     from mmldlm.checkpoint.files import Entry, Manifest, write_manifest
-    from mmldlm.data.blocks import BlockSums
-    from mmldlm.data.files import file_entry
+    from mmldlm.data.files import BlockSums, file_entry
     from mmldlm.data.format import checksum
     from mmldlm.durable import read_digest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmldlm.data.blocks import BLOCK
+from mmldlm.data.files import BLOCK
 from mmldlm.data.format import Manifest
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
@@ -119,7 +119,7 @@ def test_only_what_is_read_is_verified_and_only_once(store: Path, monkeypatch: p
         return real(data, *start)  # type: ignore[arg-type]
 
     real = zlib.crc32
-    monkeypatch.setattr("mmldlm.data.blocks.zlib.crc32", counted)
+    monkeypatch.setattr("mmldlm.data.files.zlib.crc32", counted)
     split = PairStore.open(store).split("train")
     size = (store / "train" / "shard-00000.arrow").stat().st_size
     flip(store / "train" / "shard-00001.arrow", 8 * size // 2)

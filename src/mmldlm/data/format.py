@@ -190,12 +190,6 @@ def _check_presence(folder: Path, path: Path) -> None:
     )
 
 
-def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0]+1, ... (lengths[0] of them), then starts[1] ..., without a loop."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-
-
 def flatten(token_lists: Sequence[Any], lengths: np.ndarray, vocab_size: int) -> np.ndarray:
     if not len(lengths) or lengths.min() < 1:
         raise UserError("a document without tokens cannot be stored; leave it out")

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mmldlm.data.blocks import SUFFIX, num_blocks, shared_flags
-from mmldlm.data.files import damage_of
-from mmldlm.data.format import REMEDY, Manifest, SplitEntry, ranges
-from mmldlm.data.shard import Shard
+from mmldlm.data.files import SUFFIX, damage_of, num_blocks, shared_flags
+from mmldlm.data.format import REMEDY, Manifest, SplitEntry
+from mmldlm.data.shard import Shard, ranges
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
 from mmldlm.untrusted import map_array

@@ -18,8 +18,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from mmldlm.data.blocks import SUFFIX, BlockSums
-from mmldlm.data.files import TEMPORARY, damage_of, file_entry, read_json, write_durably, write_json
+from mmldlm.data.files import (
+    SUFFIX,
+    TEMPORARY,
+    BlockSums,
+    damage_of,
+    file_entry,
+    read_json,
+    write_durably,
+    write_json,
+)
 from mmldlm.data.format import (
     LATENT_DTYPES,
     MANIFEST,

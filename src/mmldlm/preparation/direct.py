@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmldlm.data.format import ranges
+from mmldlm.data.shard import ranges
 
 if TYPE_CHECKING:
     import torch

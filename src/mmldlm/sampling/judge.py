@@ -15,7 +15,7 @@ import numpy as np
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.data.format import ranges
+from mmldlm.data.shard import ranges
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine

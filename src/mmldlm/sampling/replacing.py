@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mmldlm import randomness
-from mmldlm.data.format import ranges
+from mmldlm.data.shard import ranges
 from mmldlm.sampling.judge import (
     CHUNK_TOKENS,
     MAX_PROBED,
