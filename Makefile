@@ -36,8 +36,9 @@ unit: $(STAMP)  ## the tests
 	cd packages/runwatch && ../../$(BIN)/python -m pytest -n 2 -m 'not soak'
 	cd packages/traindoctor && ../../$(BIN)/python -m pytest -n 2 -m 'not soak'
 
-soak: $(STAMP)  ## the long-running tests
+soak: $(STAMP)  ## the long-running tests, then kills, flipped bits, failing disks and lost ranks (an hour; disks need root)
 	$(BIN)/python -m pytest -m soak
+	$(BIN)/python scripts/chaos.py $(or $(CHAOS),build/chaos)
 
 gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

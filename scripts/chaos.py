@@ -70,10 +70,16 @@ def kill_saves(world: World, count: int) -> None:
         run = world.fresh()
         command, wanted = world.start(*train(run)), world.chance.randint(1, 5)
         seen: set[str] = set()
-        while command.poll() is None and len(seen) < wanted:
+        look = time.monotonic()
+        while len(seen) < wanted:
             with contextlib.suppress(OSError):
                 seen |= {name for name in os.listdir(run / "checkpoints") if name.startswith(".staging")}
-        time.sleep(world.chance.uniform(0, 0.01))
+            if time.monotonic() > look:
+                look += 0.05
+                if command.poll() is not None:
+                    break
+            time.sleep(0.0005)
+        time.sleep(world.chance.uniform(0, 0.004))
         command.send(signal.SIGKILL)
         killed, torn = command.wait() == -signal.SIGKILL, leftovers(run)
         if killed and torn:
