@@ -7,7 +7,7 @@ Nothing of mmldlm is imported here: commands are started as processes, and what 
 byte by byte, with what undisturbed ones left. Every try ends in one of these:
 
     survived  by itself, or after the same command again, everything is as in the undisturbed run
-    stopped   the command ended with one line that names the file, and changed nothing; the remedy is the user's
+    reported  one line names the file: the command stopped and changed nothing, or used what was not damaged
     lost      the command failed otherwise: a traceback, a hang, a result that could not be completed
     silent    exit code 0, no word, and another result
 
@@ -220,11 +220,14 @@ def flip_once(world: World, kind: str, base: str, patterns: Sequence[str]) -> No
     if base == "export":
         jobs = [(use(folder, out), lambda: tree(out) == world.used)]
     elif base == "half":
-        jobs = [(use(folder, out), lambda: True), (train(folder), lambda: state(folder) == world.whole)]
+        jobs = [
+            (use(folder, out), lambda: tree(out) == world.used_half),
+            (train(folder), lambda: state(folder) == world.whole),
+        ]
     else:
         jobs = [(train(out, f"data.store={folder}"), lambda: state(out) == world.whole)]
     outcomes = [judge_flip(world, world.run(*words), target, same) for words, same in jobs]
-    worst = max(outcomes, key=lambda pair: ("survived", "stopped", "lost", "silent").index(pair[0]))
+    worst = max(outcomes, key=lambda pair: ("survived", "reported", "lost", "silent").index(pair[0]))
     world.note(kind, worst[0], f"{target.relative_to(world.root)}: {worst[1]}")
     if worst[0] not in ("lost", "silent"):
         for path in (folder, out):
@@ -237,10 +240,10 @@ def judge_flip(world: World, command: Command, target: Path, same: Callable[[], 
     if "Traceback" in said or command.code not in (0, 2):
         return "lost", f"{command.err}: code {command.code}"
     if command.code == 2:
-        return ("stopped", "") if named else ("lost", f"{command.err}: does not name the file")
+        return ("reported", "") if named else ("lost", f"{command.err}: does not name the file")
     if same():
         return "survived", ""
-    return ("stopped", "") if named else ("silent", f"{command.err}")
+    return ("reported", "") if named else ("silent", f"{command.err}")
 
 
 @contextlib.contextmanager
@@ -310,7 +313,9 @@ def failing_disks(world: World, count: int) -> None:
             command = world.run(*train(disk / "run"))
             good = one_line(command, str(disk / "run"))
             world.note(
-                "read-only disk at the start", "stopped" if good else "lost", f"{command.err}: {command.code}"
+                "read-only disk at the start",
+                "reported" if good else "lost",
+                f"{command.err}: {command.code}",
             )
         with mounted(world, "ext4", 64 * 1024) as disk:
             run = disk / "run"
@@ -370,7 +375,7 @@ def small_shared_memory(world: World, count: int) -> None:
             and "/dev/shm" in said[0]
             and "Traceback" not in done.stderr
         )
-        world.note("small /dev/shm", "stopped" if good else "lost", done.stderr[-400:])
+        world.note("small /dev/shm", "reported" if good else "lost", done.stderr[-400:])
         for path in ("/tmp/chaos-shm", "/tmp/chaos-shm-run"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -493,8 +498,8 @@ PARTS: dict[str, tuple[Callable[[World, int], None], int]] = {
 
 
 def table(world: World) -> str:
-    rows = ["| what | tries | survived | stopped | lost | silent |", "|---|---|---|---|---|---|"]
-    outcomes = ("survived", "stopped", "lost", "silent")
+    rows = ["| what | tries | survived | reported | lost | silent |", "|---|---|---|---|---|---|"]
+    outcomes = ("survived", "reported", "lost", "silent")
     for kind, counts in world.results.items():
         rows.append(
             f"| {kind} | {sum(counts.values())} | "

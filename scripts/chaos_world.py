@@ -234,6 +234,8 @@ def set_up(world: World) -> None:
     assert half.code == 75, half.said
     assert world.run(*use("whole", root / "used")).code == 0
     world.used = tree(root / "used")
+    assert world.run(*use("half", root / "used_half")).code == 0
+    world.used_half = tree(root / "used_half")
     world.server.process.kill()
     world.server = Server(world.logs / "modules")
     began = time.monotonic()
