@@ -3,6 +3,7 @@
 Real packages are used where they are installed; the others are replaced by stand-ins that have their calls.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -19,7 +20,7 @@ from mmldlm import trackers
 from mmldlm.config.recipe import make_config
 from mmldlm.errors import UserError
 from mmldlm.metrics import TrainingLog
-from mmldlm.trackers import Background, TrackedRun, check_trackers, named_numbers, open_trackers
+from mmldlm.trackers import Background, TensorBoard, TrackedRun, check_trackers, named_numbers, open_trackers
 
 LINE = {"loss": 2.5, "valid_loss": 3, "note": "words", "fill": None, "on": True, "by_time": [1.0]}
 NAMES = {"train/loss": 2.5, "valid/loss": 3}
@@ -239,3 +240,24 @@ def test_the_real_trackio_writes_a_local_file(tmp_path, monkeypatch):
     (file,) = (tmp_path / "trackio").glob("*.db")
     rows = sqlite3.connect(file).execute("select * from metrics").fetchall()
     assert any("train/loss" in str(row) for row in rows)
+
+
+def test_a_disk_that_fails_under_tensorboard_is_one_line_and_no_traceback(
+    tmp_path, capfd, caplog, monkeypatch
+):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    mirror = TensorBoard(TrackedRun(tmp_path, "run", {}, None))
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    events.unlink()
+    (tmp_path / "tensorboard").rmdir()
+    (tmp_path / "tensorboard").write_text("no folder any more")
+    for step in range(200):
+        mirror.write(step, {"train/loss": 1.0})
+        with contextlib.suppress(OSError, AttributeError):
+            mirror._writer.flush()
+        if "TensorBoard stopped" in caplog.text:
+            break
+        time.sleep(0.02)
+    mirror.close()
+    assert "TensorBoard stopped" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err

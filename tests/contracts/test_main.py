@@ -26,6 +26,26 @@ def test_ctrl_c_while_the_program_is_loaded_is_one_line():
     assert done.stderr == "mmldlm: interrupted; run the same command to go on\n"
 
 
+SWALLOWING = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # as libraries do that try what they can import
+                raise ImportError("typer")
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("mmldlm", run_name="__main__")
+"""
+
+
+def test_ctrl_c_inside_an_import_that_swallows_it_is_one_line_too():
+    done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "mmldlm: interrupted; run the same command to go on\n")
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [

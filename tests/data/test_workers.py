@@ -15,6 +15,7 @@ import pytest
 from mmldlm.data import shard
 from mmldlm.data.workers import LoaderError, Restarts
 from mmldlm.errors import Interrupted, UserError
+from mmldlm.training import batches
 from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
 
@@ -288,3 +289,13 @@ def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypa
         trainer.fit()
     assert "SIGBUS" in failures(trainer)[0]
     assert trainer.checkpoints.saver.last_saved == trainer.step
+
+
+def test_a_small_shared_memory_is_reported_before_the_first_step_with_the_remedy(
+    store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(batches, "shared_memory", lambda: 10_000)
+    trainer = make_trainer(tmp_path, store, "data.num_workers=2")
+    with pytest.raises(UserError, match=r"/dev/shm: 0 MiB are free.*--shm-size=8g.*data\.num_workers=0"):
+        trainer.fit()
+    assert trainer.step == 0
