@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.config import ModeWeights, SamplingConfig
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, encode_tokens, likely_lengths
 from mmldlm.sampling.judge import Checked, probed_places
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, for_joint, lengths_tried
 from mmldlm.sampling.pack import document_keys
 from mmldlm.sampling.replacing import NUM_REPLACEMENTS
-from mmldlm.sampling.self_check import LENGTH_PRIOR, checked_stages, decode_checked
+from mmldlm.sampling.self_check import LENGTH_PRIOR, checked_stages, decode_checked, decode_unknown_length
 from tests.sampling.sampling_oracles import random_model, spy
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
@@ -69,6 +72,27 @@ def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths()
     assert all(map(np.array_equal, plain, texts[0]))
     whole = np.exp(likely_lengths(model, LATENTS, 1000).log_probabilities).sum(1)
     assert whole == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_best_of_four_likely_lengths_is_the_default_at_temperature_0() -> None:
+    greedy = SamplingOptions(num_sampling_steps=3, temperature=0.0)
+    model = random_model()
+    expected = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=4).tokens
+    plain = decode_latents(model, LATENTS, greedy, keys=KEYS)
+    assert not all(map(np.array_equal, expected, plain))
+    assert all(map(np.array_equal, expected, decode_unknown_length(model, LATENTS, greedy, keys=KEYS)))
+    one = replace(greedy, num_lengths=1)
+    assert all(map(np.array_equal, plain, decode_unknown_length(model, LATENTS, one, keys=KEYS)))
+    assert lengths_tried(model, greedy) == 4
+    assert lengths_tried(model, OPTIONS) == 1  # lengths are drawn
+    assert lengths_tried(random_model(modes=ModeWeights(l2t=1, t2l=0, joint=0)), greedy) == 1  # reads no text
+
+
+def test_joint_sampling_has_settings_of_its_own() -> None:
+    config = SamplingConfig(text_sampler="margin", temperature=0.0)
+    assert for_joint(config) == config
+    own = for_joint(replace(config, joint_sampler="ancestral", joint_temperature=0.0))
+    assert (own.text_sampler, own.temperature) == ("ancestral", 0.0)
 
 
 def test_cost_is_what_the_network_was_asked() -> None:

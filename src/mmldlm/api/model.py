@@ -62,7 +62,7 @@ from mmldlm.sampling.decode import (
     paraphrase_tokens,
 )
 from mmldlm.sampling.judge import Encode
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, for_joint, lengths_tried
 from mmldlm.sampling.pack import content_ids, document_keys
 from mmldlm.sampling.self_check import decode_checked, drawn_options
 
@@ -171,14 +171,16 @@ class Model(Published):
 
     def decode(
         self, latents: Latents, *, steps: int | None = None, lengths: Lengths | None = None,
-        candidates: int = 1, refine: int = 0, check: str = "model", temperature: float | None = None,
+        candidates: int | None = None, refine: int = 0, check: str = "model", temperature: float | None = None,
         top_p: float | None = None, guidance: float | None = None, against: str | Latents | None = None,
         order: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
         progress: Progress | None = None,
     ) -> list[SampledText]:  # fmt: skip
         """A text for each latent (l2t). Arguments that are None have the values of the run's settings.
 
-        `lengths`: tokens of each text; None: the model predicts them. `order`: confidence, margin, ancestral,
+        `lengths`: tokens of each text; None: at temperature 0 the likeliest few (`sampling.num_lengths` of the run, 4
+        unless set) are decoded and the text that the model itself reads back best is kept, at so many times the cost;
+        `candidates=1` takes the likeliest alone. `order`: confidence, margin, ancestral,
         first_hitting, block, or block:16 for blocks of 16 tokens. `candidates`: decode so many texts and keep the one
         whose own latent, read back by the model (`check="encoder"`: by the encoder), is nearest; `refine`: rounds that
         then replace tokens to bring it nearer. `guidance` above 1 follows the latent more strongly; with `against`, a
@@ -190,7 +192,7 @@ class Model(Published):
         (1, 2, 2)
         """
         array = latents_array(latents, self._shape)
-        require_at_least("candidates", candidates, 1)
+        require_at_least("candidates", 1 if candidates is None else candidates, 1)
         require_at_least("refine", refine, 0)
         require_choice("check", check, ("model", "encoder"))
         options = self._options(
@@ -201,17 +203,19 @@ class Model(Published):
             return []
         normalised, away = self._normalised(array), self.codec.against(against, options.guidance, len(array))
         keys = document_keys(seed, content_ids(array) if ids is None else source_ids(ids, len(array)))
-        if candidates == 1 and refine == 0:
+        num = candidates or (lengths_tried(self.loaded, options) if counts is None else 1)
+        if num == 1 and refine == 0:
             tokens = decode_latents(
                 self.loaded, normalised, options, lengths=counts, keys=keys, progress=progress, against=away
             )
             return self._sampled(tokens)
         checked = decode_checked(
-            self.loaded, normalised, options, keys=keys, lengths=counts, num_candidates=candidates,
+            self.loaded, normalised, options, keys=keys, lengths=counts, num_candidates=num,
             num_rounds=refine, drawn=drawn_options(self.loaded, options), encode=self._reader(check),
             against=away, progress=progress,
         )  # fmt: skip
-        return self._sampled(checked.tokens, [Check(*values) for values in checked.rows()])
+        checks = [Check(*values) for values in checked.rows()] if candidates or refine else None
+        return self._sampled(checked.tokens, checks)
 
     def generate(
         self, n: int = 1, *, steps: int | None = None, latent_steps: int | None = None,
@@ -226,9 +230,9 @@ class Model(Published):
         (2, (2, 1, 4))
         """
         require_at_least("n", n, 0)
-        options = self._options(
-            seed, steps=steps, latent_steps=latent_steps, temperature=temperature, top_p=top_p,
-            guidance=guidance, order=order, solver=solver, turns=turns,
+        options = SamplingOptions.from_arguments(
+            for_joint(self.loaded.config.sampling), seed=seed, steps=steps, latent_steps=latent_steps,
+            temperature=temperature, top_p=top_p, guidance=guidance, order=order, solver=solver, turns=turns,
         )  # fmt: skip
         counts = lengths_array(lengths, n)
         if "joint" not in self.modes:

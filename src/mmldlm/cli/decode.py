@@ -40,7 +40,7 @@ def decode(
     guidance: option.Guidance = None,
     against: option.Against = None,
     seed: option.Seed = 0,
-    candidates: option.Candidates = 1,
+    candidates: option.Candidates = None,
     refine: option.Refine = 0,
     check: option.CheckWith = None,
     neighbours: option.Neighbours = 0,
@@ -52,7 +52,7 @@ def decode(
     require_one_of({"--text": text, "--latents": latents, "--from-split": from_split, "--in": in_file})
     require_effect("-n", num, from_split, needs="--from-split")
     require_effect("--data", data, from_split, neighbours, needs="--from-split or --neighbours")
-    require_effect("--check", check, candidates > 1, refine, needs="--candidates or --refine")
+    require_effect("--check", check, (candidates or 1) > 1, refine, needs="--candidates or --refine")
     answer = Answer("decode", out, as_json=json_output)
     from mmldlm.api.model import load
 

@@ -36,7 +36,7 @@ def interpolate(
     top_p: option.TopP = None,
     guidance: option.Guidance = None,
     seed: option.Seed = 0,
-    candidates: option.Candidates = 1,
+    candidates: option.Candidates = None,
     refine: option.Refine = 0,
     check: option.CheckWith = None,
     neighbours: option.Neighbours = 0,
@@ -48,7 +48,7 @@ def interpolate(
     """Decode the latents between those of two texts."""
     if points < 2:
         raise UserError(f"--points {points}: at least 2 are needed")
-    require_effect("--check", check, candidates > 1, refine, needs="--candidates or --refine")
+    require_effect("--check", check, (candidates or 1) > 1, refine, needs="--candidates or --refine")
     require_effect("--data", data, neighbours, needs="--neighbours")
     answer = Answer("interpolate", out, as_json=json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load

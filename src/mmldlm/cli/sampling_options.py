@@ -67,7 +67,12 @@ Against = Annotated[
 Seed = Annotated[int, _option("--seed", help="Another seed, another sample.", panel=_HOW)]
 
 Candidates = Annotated[
-    int, _option("--candidates", help="Decode so many and keep the one nearest to the latent.", panel=_CHECK)
+    int | None,
+    _option(
+        "--candidates",
+        help="Decode so many and keep the one nearest to the latent. [without a length the run's num_lengths, 4]",
+        panel=_CHECK,
+    ),
 ]
 Refine = Annotated[
     int, _option("--refine", help="Rounds that replace tokens to bring the text nearer.", panel=_CHECK)

@@ -30,7 +30,7 @@ from mmldlm.evaluation.results import (
 from mmldlm.evaluation.text_bound import perplexity
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import generate
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, for_joint
 from mmldlm.sampling.pack import document_keys
 from mmldlm.statistics import LESS, MORE, Estimate, Quantity, bleu_signature, jackknife_estimate
 
@@ -142,7 +142,15 @@ def _contains(hay: bytes, needle: bytes) -> bool:
 NUM_EXAMPLES = 8
 NUM_SPLITS = 20
 """How often real latents are compared with other real ones, to know what chance alone gives."""
-_SETTINGS = ("text_sampler", "num_sampling_steps", "num_latent_steps", "temperature", "top_p", "guidance")
+_SETTINGS = (
+    "text_sampler",
+    "joint_order",
+    "num_sampling_steps",
+    "num_latent_steps",
+    "temperature",
+    "top_p",
+    "guidance",
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,7 @@ def measure_generation(
         context.notes.append("joint generation is left out: this run was not trained in the joint mode")
         return None
     options = SamplingOptions.from_config(
-        context.model.config.sampling, batch_tokens=context.config.batch_tokens
+        for_joint(context.model.config.sampling), batch_tokens=context.config.batch_tokens
     )
     generated, real = _generate(context, count, options), _real(context, count)
     context.ids[GENERATED] = list(range(count))

@@ -30,6 +30,7 @@ from mmldlm.sampling.decode import Progress as SamplingProgress
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
+from mmldlm.sampling.self_check import decode_unknown_length
 from mmldlm.statistics import (
     MORE,
     Estimate,
@@ -43,7 +44,7 @@ from mmldlm.statistics import (
 )
 
 NUM_EXAMPLES = 12
-_DECODE_SETTINGS = ("text_sampler", "temperature", "top_p", "guidance")
+_DECODE_SETTINGS = ("text_sampler", "num_lengths", "temperature", "top_p", "guidance")
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,14 @@ def invert(
     length_given: bool = True,
     progress: SamplingProgress | None = None,
 ) -> Decoded:
-    """Decode raw latents (n, S, C) of these documents; the length is given, or the most probable one."""
-    tokens = decode_latents(
-        context.model,
-        context.model.normalizer.normalize(latents),
-        inversion_options(context.model, num_sampling_steps, context.config.batch_tokens),
-        lengths=truth.lengths if length_given else None,
-        keys=decode_keys(context.seed, truth.ids),
-        progress=progress,
+    """Decode raw latents (n, S, C) of these documents; the length is given, or the best of the most probable ones."""
+    model = context.model
+    normalised, keys = model.normalizer.normalize(latents), decode_keys(context.seed, truth.ids)
+    options = inversion_options(model, num_sampling_steps, context.config.batch_tokens)
+    tokens = (
+        decode_latents(model, normalised, options, lengths=truth.lengths, keys=keys, progress=progress)
+        if length_given
+        else decode_unknown_length(model, normalised, options, keys=keys, progress=progress)
     )
     return score_texts(truth, tokens, num_sampling_steps, context.decode_text, context.encode)
 

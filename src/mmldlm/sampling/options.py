@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,12 @@ class SamplingOptions:
     block_length: int = 32
     latent_sampler: str = "ddim"
     joint_order: str = "interleaved"
+    joint_sampler: str | None = None
+    joint_temperature: float | None = None
     num_sampling_steps: int = 16
     num_latent_steps: int = 16
     num_encode_steps: int | None = None
+    num_lengths: int = 4
     temperature: float = 1.0
     top_p: float = 1.0
     guidance: float = 1.0
@@ -63,7 +66,7 @@ class SamplingOptions:
         for item in fields(self):
             value, whole = getattr(self, item.name), str(item.type).startswith("int")
             kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-            if item.type != "str" and value is not None and not isinstance(value, kinds):
+            if not str(item.type).startswith("str") and value is not None and not isinstance(value, kinds):
                 problems.append(f"{item.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         if problems:
             raise UserError("; ".join(problems))
@@ -100,6 +103,22 @@ class SamplingOptions:
             for name, setting in ARGUMENTS.items():
                 message = message.replace(f"{setting}=", f"{'steps' if name == 'encode_steps' else name}=")
             raise UserError(message) from error
+
+
+def for_joint(config: SamplingConfig) -> SamplingConfig:
+    """The settings with which pairs are sampled from nothing."""
+    temperature = config.joint_temperature
+    return replace(
+        config,
+        text_sampler=config.joint_sampler or config.text_sampler,
+        temperature=config.temperature if temperature is None else temperature,
+    )
+
+
+def lengths_tried(model: LoadedModel, options: SamplingOptions) -> int:
+    """Likely lengths that decoding without a length tries; 1 where the model could not choose between them."""
+    can = options.temperature == 0 and model.trained.latent and model.trained.length
+    return options.num_lengths if can else 1
 
 
 def require_trained(model: LoadedModel, *, text: bool = False, latent: bool = False) -> None:

@@ -2,8 +2,8 @@
 
 Candidates: of several texts for a latent, the one whose own latent is nearest (cosine of raw latents) is kept. Where
 the length is not known, at temperature 0, candidates are the texts of the likeliest lengths, and the log-probability of
-the length counts a little; elsewhere they are drawn. Rounds then improve the text: tokens are replaced by others that
-bring it nearer (`replacing`).
+the length counts a little; elsewhere they are drawn. The former is how a latent is decoded by default. Rounds then
+improve the text: tokens are replaced by others that bring it nearer (`replacing`).
 Shapes: n documents, S latent slots, C latent channels.
 """
 
@@ -19,7 +19,7 @@ from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.sampling.decode import Progress, decode_latents, likely_lengths
 from mmldlm.sampling.judge import Checked, Encode, Judge
-from mmldlm.sampling.options import SamplingOptions
+from mmldlm.sampling.options import SamplingOptions, lengths_tried
 from mmldlm.sampling.replacing import replace_rounds
 
 CANDIDATE = 2**40
@@ -66,11 +66,35 @@ def decode_checked(
     The first candidate is what `decode_latents` gives; `drawn` are the options of the others and of rounds, None: the
     same. Without `encode` the model's own t2l side turns texts back.
     """
+    if lengths is None and options.temperature == 0 and num_candidates > 1:
+        judge, bar = (
+            Judge(model, latents, options, drawn or options, keys, encode, against),
+            _Bar(progress, 1 + num_rounds),
+        )
+        best = _best_length(judge, num_candidates, bar.part())
+        bar.step()
+        return replace_rounds(judge, best, num_rounds, bar.step) if num_rounds else best
     stages = checked_stages(
         model, latents, options, keys=keys, lengths=lengths, counts=[num_candidates],
         num_rounds=num_rounds, drawn=drawn, encode=encode, against=against, progress=progress,
     )  # fmt: skip
     return list(stages)[-1].checked
+
+
+def decode_unknown_length(
+    model: LoadedModel,
+    latents: np.ndarray,
+    options: SamplingOptions,
+    *,
+    keys: np.ndarray,
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """Texts (token ids) for normalised latents (n, S, C) of which nothing else is known: the best of likely lengths."""
+    num = lengths_tried(model, options)
+    if num == 1:
+        return decode_latents(model, latents, options, keys=keys, progress=progress)
+    checked = decode_checked(model, latents, options, keys=keys, num_candidates=num, progress=progress)
+    return checked.tokens
 
 
 def checked_stages(
@@ -98,17 +122,11 @@ def checked_stages(
     best: Checked | None = None
     seconds = 0.0
     start = time.perf_counter()
-    by_length = lengths is None and options.temperature == 0 and wanted[-1] > 1
-    likely = likely_lengths(model, latents, wanted[-1]) if by_length else None
     best_score = np.zeros(0)
     for number in range(1, wanted[-1] + 1):
         start = time.perf_counter() if number > 1 else start
-        if likely is None or number > likely.lengths.shape[1]:
-            candidate = _decode(judge, number - 1, lengths, bar.part())
-            score = candidate.cosine
-        else:
-            candidate = _decode(judge, 0, likely.lengths[:, number - 1], bar.part())
-            score = candidate.cosine + LENGTH_PRIOR * likely.log_probabilities[:, number - 1]
+        candidate = _decode(judge, number - 1, lengths, bar.part())
+        score = candidate.cosine
         best, best_score = (candidate, score) if best is None else _better(best, best_score, candidate, score)
         seconds += time.perf_counter() - start
         bar.step()
@@ -133,6 +151,26 @@ def _decode(judge: Judge, number: int, lengths: np.ndarray | None, progress: Pro
     )  # fmt: skip
     cosine = judge.cosine(tokens, np.arange(num), passes, encoded)
     return Checked(tokens, cosine, cosine.copy(), passes, encoded, np.zeros(num, np.int64))
+
+
+def _best_length(judge: Judge, count: int, progress: Progress | None) -> Checked:
+    """The best text of the likeliest lengths of each latent, all decoded together."""
+    likely = likely_lengths(judge.model, judge.latents, count)
+    num, count = likely.lengths.shape
+    owner, spent = np.repeat(np.arange(num), count), np.zeros(num * count, np.int64)
+    tokens = decode_latents(
+        judge.model, judge.latents[owner], judge.options, lengths=likely.lengths.reshape(-1),
+        keys=judge.keys[owner], progress=progress, passes=spent,
+        against=None if judge.against is None else judge.against[owner],
+    )  # fmt: skip
+    passes, encoded = spent.reshape(num, count).sum(1), np.zeros(num, np.int64)
+    nearness = judge.cosine(tokens, owner, passes, encoded).reshape(num, count)
+    best = (nearness + LENGTH_PRIOR * likely.log_probabilities).argmax(1)
+    rows = np.arange(num)
+    kept = [tokens[place] for place in rows * count + best]
+    return Checked(
+        kept, nearness[rows, best], nearness[:, 0].copy(), passes, encoded, np.zeros(num, np.int64)
+    )
 
 
 def _better(
