@@ -221,8 +221,8 @@ def _decode_all(context: Context, truth: Truth, *, length_given: bool) -> list[D
     def decode(steps: int) -> Decoded:
         before = sum(count for count in counts if count < steps) * len(truth.tokens)
 
-        def progress(done: int, _: int) -> None:
-            context.progress(name, before + done, total)
+        def progress(done: int, whole: int) -> None:
+            context.progress(name, before + steps * len(truth.tokens) * done // whole, total)
 
         return invert(context, truth, truth.latents, steps, length_given=length_given, progress=progress)
 
