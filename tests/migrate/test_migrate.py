@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+import mmldlm
+from mmldlm.cli.data import app as data_app
 from mmldlm.cli.doctor import app
-from mmldlm.config.recipe import load_recipe
+from mmldlm.config.old_settings import KNOWN, explain_old, is_old
+from mmldlm.config.recipe import load_recipe, setting_names
 from mmldlm.errors import UserError
-from mmldlm.migrate.repository import examine_repository, report_text, write_migration
-from mmldlm.migrate.translation import check_recipe, is_old, translate
+from mmldlm.migrate.report import report_text, write_migration
+from mmldlm.migrate.repository import examine_repository, expand
+from mmldlm.migrate.translation import check_recipe, translate
 
 OLD = """
 defaults: [logging: default]
@@ -48,10 +53,8 @@ def test_settings_are_translated_and_our_loader_takes_them() -> None:
     recipe = result.recipe
     assert recipe["model"]["width"] == 1024
     assert recipe["model"]["depth"] == 24
-    assert recipe["batch"]["documents_per_step"] == 4, (
-        "the old trainer never read gradient_accumulation_steps"
-    )
-    assert any("gradient_accumulation_steps=2" in line for line in result.ignored)
+    assert recipe["batch"] == {"documents_per_step": 8, "tokens_per_step": 4096, "micro_tokens": 2048}
+    assert any("gradient_accumulation_steps=2 was never read" in line for line in result.notes)
     assert recipe["corruption"] == {"mode_weights": {"l2t": 1.0}, "prediction_type": "noise"}
     assert recipe["optim"]["beta2"] == 0.95
     assert recipe["data"]["num_workers"] is None
@@ -94,8 +97,9 @@ def test_whole_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory
     before = {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file()}
     migration = examine_repository(checkout)
     (command,) = migration.commands
-    assert "optim.lr=1e-4" in command.new
-    assert "batch.documents_per_step=16" in command.new
+    assert command.new.startswith("mmldlm launch --nproc-per-node 2 -- train --recipe recipes/mmdit.yaml ")
+    assert "optim.lr=0.0001" in command.new
+    assert "batch.documents_per_step=64" in command.new  # 16 x 2 micro-batches x 2 ranks
     assert "corruption.mode_weights.l2t=0" in command.new  # that of the recipe
     assert "corruption.mode_weights.t2l=1.0" in command.new
     assert any("use_fused" in line for line in command.ignored)
@@ -124,12 +128,156 @@ def test_doctor_config_tells_both_kinds_apart(checkout: Path, tmp_path: Path) ->
     )
     assert result.exit_code == 1
     assert "Ignored by the old code" in result.output
-    with pytest.raises(UserError, match=r"^[^\n]*data\.store=\?\?\?: a value is needed[^\n]*$"):
-        load_recipe(str(recipe))
-    recipe.write_text(recipe.read_text().replace("???", "store"))
+    assert load_recipe(str(recipe)).data.store == "data/mmdit"
     again = CliRunner().invoke(app, ["config", str(recipe)])
     assert again.exit_code == 0, again.output
     recipe.write_text("data: {store: x}\noptim: {lr: -1}\n")
     wrong = CliRunner().invoke(app, ["config", str(recipe)])
     assert wrong.exit_code == 1
     assert "optim.lr" in wrong.output
+
+
+PLAN = """
+model: {type: multimodal_mmdit, hidden_size: 512, use_gradient_checkpointing: true}
+training: {train_batch_size: 4, num_train_steps: 100, warmup_steps: 10, restart_period: 50, min_lr_ratio: 0.2,
+           enable_profiling: true, profile_steps: 7, loss_type: l2t}
+loss: {loss_type: l2t, latent_loss_weight: 0.1}
+optimizer: {beta1: 0.8, beta2: 0.95}
+"""
+
+
+def test_every_key_of_the_plan_is_translated() -> None:
+    result = translate(yaml.safe_load(PLAN), "plan.yaml")
+    assert result.unknown == []
+    assert check_recipe(result.recipe) == []
+    assert result.recipe["speed"]["activation_checkpointing"] == "block"
+    assert result.recipe["optim"] == {
+        "warmup_steps": 10, "min_lr_ratio": 0.2, "schedule": "restarts", "restart_period": 50,
+        "beta1": 0.8, "beta2": 0.95,
+    }  # fmt: skip
+    assert result.recipe["train"] == {"steps": 100, "profile": True, "profile_steps": 7}
+
+
+def test_what_old_settings_become_exists() -> None:
+    names = set(setting_names()) | {"corruption.mode_weights"}
+    for key in KNOWN:
+        words = (explain_old(key) or "").split("now ", 1)
+        assert (
+            len(words) == 1
+            or words[1].split("=")[0].split(":")[0].split(",")[0].split()[0].rstrip(";") in names
+        ), key
+
+
+@pytest.mark.parametrize(("word", "reported"), [
+    ("training.train_batch_size=16", "now batch.documents_per_step"),
+    ("training.num_train_steps=100", "now train.steps"),
+    ("train_batch_size=16", "now batch.documents_per_step"),
+    ("use_gradient_checkpointing=true", "now speed.activation_checkpointing=block"),
+    ("training.restart_period=10", "now optim.schedule=restarts"),
+    ("loss.loss_type=l2t", "now corruption.mode_weights"),
+    ("model.dropout=0.1", "without a counterpart"),
+])  # fmt: skip
+def test_train_names_what_an_old_key_became(word: str, reported: str) -> None:
+    with pytest.raises(UserError, match=r"^[^\n]*$") as error:
+        load_recipe("small", [word])
+    assert reported in str(error.value)
+    assert "'mmldlm migrate' translates" in str(error.value)
+
+
+def test_train_with_an_old_file_names_migrate_and_the_new_names(checkout: Path) -> None:
+    path = checkout / "configs" / "mmdit.yaml"
+    with pytest.raises(
+        UserError, match=rf"^[^\n]*'mmldlm migrate {path} --out new' writes a recipe[^\n]*$"
+    ) as error:
+        load_recipe(str(path))
+    assert "training.num_train_steps is now train.steps" in str(error.value)
+    assert examine_repository(path).translations[0].recipe["train"]["steps"] == 1000
+
+
+@pytest.mark.parametrize("change", [
+    {"model": {"type": "autoregressive"}}, {"loss": {"loss_type": "ar"}}, {"model": {"cluster_size": 64}},
+    {"model": {"p_uniform": 0.1}},
+])  # fmt: skip
+def test_other_kinds_of_model_are_rejected(checkout: Path, change: dict) -> None:
+    old = yaml.safe_load(OLD)
+    for section, values in change.items():
+        old[section] |= values
+    (checkout / "configs" / "other.yaml").write_text(yaml.safe_dump(old))
+    migration = examine_repository(checkout)
+    assert [translation.source for translation in migration.translations] == ["configs/mmdit.yaml"]
+    assert "only masked diffusion is trained here" in migration.rejected[0]
+    assert "not translated: configs/other.yaml" in report_text(migration)
+
+
+def test_group_files_count_as_hydra_composes_them(checkout: Path) -> None:
+    (checkout / "configs" / "optimizer").mkdir()
+    (checkout / "configs" / "optimizer" / "adam.yaml").write_text("betas: [0.9, 0.99]\neps: 1e-9\n")
+    path = checkout / "configs" / "mmdit.yaml"
+    text = OLD.replace("[logging: default]", "[optimizer: adam, _self_]").replace(
+        "betas: [0.9, 0.95], ", "beta1: 0.5, "
+    )
+    path.write_text(text)
+    (translation,) = examine_repository(path).translations
+    assert translation.recipe["optim"]["beta1"] == 0.9  # what the old code really used
+    assert translation.recipe["optim"]["beta2"] == 0.99
+    assert translation.recipe["optim"]["eps"] == 1e-9
+    assert any(
+        line.startswith("optimizer.beta1=0.5: the code read optimizer.betas") for line in translation.ignored
+    )
+
+
+STABLE = """
+NNODES="${NNODES:-${WORLD_SIZE:-1}}"
+NPROC_PER_NODE="${NPROC_PER_NODE:-2}"
+L2T_TRAIN_BS="${L2T_TRAIN_BS:-4}"
+GRAD_ACCUM_STEPS="${GRAD_ACCUM_STEPS:-2}"
+L2T_BASE_STEPS="${L2T_BASE_STEPS:-1000000}"
+L2T_STEPS=$(scale_value "${L2T_BASE_STEPS}")
+LEARNING_RATE=$(python -c "print(1)")
+torchrun --nnodes="${NNODES}" --nproc_per_node="${NPROC_PER_NODE}" latentDLM_mmdit/train_mmdit_stable.py \\
+  --config-name "${L2T_CONFIG:-mmdit}" logging.run_name="${L2T_RUN_NAME:-qwen}" \\
+  logging.save_dir="${L2T_SAVE_DIR:-/big}" optimizer.lr="${LEARNING_RATE}" \\
+  training.train_batch_size="${L2T_TRAIN_BS}" training.gradient_accumulation_steps="${GRAD_ACCUM_STEPS}" \\
+  training.num_train_steps="${L2T_STEPS}" loss.loss_type="l2t" training.dtype="${DTYPE:-fp16}" \\
+  data.token_dir="${TOKEN_DIR:-/d/qwen/tokens/train}" data.latent_dir="${LATENT_DIR:-/d/qwen/latents/train}"
+"""
+
+
+def test_the_variables_of_a_launch_script_are_carried_over(checkout: Path) -> None:
+    (checkout / "train.sh").write_text(STABLE)
+    (command,) = examine_repository(checkout).commands
+    assert command.new.startswith(
+        "mmldlm launch --nproc-per-node 2 -- train --recipe recipes/mmdit.yaml --run /big/qwen "
+    )
+    for word in ("name=qwen", "batch.documents_per_step=16", "train.steps=1000000", "speed.precision=fp16"):
+        assert f" {word}" in command.new
+    assert command.make_store.startswith("mmldlm data import /d/qwen --out data/train --tokenizer ")
+    assert any(
+        line.startswith("optimizer.lr: its value is computed by the script") for line in command.dropped
+    )
+    assert expand("${A:-${B:-3}}/$C", {"C": "x"}) == "3/x"
+
+
+def test_a_migrated_recipe_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    old = yaml.safe_load(OLD)
+    old["model"] |= {"hidden_size": 32, "n_blocks": 1, "cond_dim": 16, "max_seq_len": 8}
+    old["training"] |= {"num_train_steps": 2, "train_batch_size": 2, "warmup_steps": 1}
+    old["data"] |= {"num_workers": 0, "token_dir": "d/tokens/train", "latent_dir": "d/latents/train"}
+    old["tokenizer"] = {"name": "bert-base-uncased"}
+    old["optimizer"]["lr"] = 5e-5
+    for folder in ("tokens", "latents"):
+        (tmp_path / "d" / folder / "train").mkdir(parents=True)
+    for number in range(40):
+        ids = np.array([2000 + number, 2001, 2002])
+        np.savez(f"d/tokens/train/{number}.npz", input_ids=ids, attention_mask=ids > 0)
+        np.save(f"d/latents/train/{number}.npy", np.sin(np.arange(8.0) * number))
+    Path("old.yaml").write_text(yaml.safe_dump(old))
+    migration = examine_repository(Path("old.yaml"))
+    recipe = write_migration(migration, tmp_path / "new")[1]
+    words = migration.translations[0].make_store.replace("0.01", "0.1").split()
+    assert words[:3] == ["mmldlm", "data", "import"]
+    assert CliRunner().invoke(data_app, words[2:]).exit_code == 0
+    run = mmldlm.train(recipe)
+    assert run.finished
+    assert run.step == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def test_import_removes_padding_and_special_tokens(tmp_path: Path, old: Path) ->
     assert store.manifest.encoder == {"name": "e5", "prompt": "", "dimension": 8}
     kept, _ = import_old_layout(old, tmp_path / "kept", TOKENIZER, keep_special=True)
     assert kept.split("train").read(np.array([0])).tokens.tolist() == [101, 7592, 2088, 102]
+
+
+def test_a_share_is_held_out_where_there_is_a_training_split_alone(tmp_path: Path, old: Path) -> None:
+    with pytest.raises(UserError, match=r"validation=0\.3: .* has a validation split already"):
+        import_old_layout(old, tmp_path / "s", TOKENIZER, validation=0.3)
+    for side in ("tokens", "latents"):
+        shutil.rmtree(old / side / "val")
+    with pytest.raises(UserError, match=r"validation=1\.5: a share"):
+        import_old_layout(old, tmp_path / "s", TOKENIZER, validation=1.5)
+    store, _ = import_old_layout(old, tmp_path / "s", TOKENIZER, validation=0.5)
+    assert sorted(_texts(store) + _texts(store, "validation")) == sorted(SENTENCES[:4])
+    assert _texts(store)
+    assert _texts(store, "validation")
+    again, _ = import_old_layout(old, tmp_path / "again", TOKENIZER, validation=0.5)
+    assert _texts(again, "validation") == _texts(store, "validation")
 
 
 def test_several_slots_and_several_documents_per_file(tmp_path: Path, old: Path) -> None:

@@ -69,6 +69,9 @@ def import_(
         bool, typer.Option("--keep-special", help="Keep special tokens such as [CLS].")
     ] = False,
     latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    validation: Annotated[
+        float, typer.Option(help="Share of documents held out for validation, where there is no such split.")
+    ] = 0.0,
 ) -> None:
     """Make a pair store of the layout that the MM-LDLM research code used."""
     from mmldlm.data.tokenizer import Tokenizer
@@ -83,6 +86,7 @@ def import_(
         skip_bad=skip_bad,
         keep_special=keep_special,
         latent_dtype=latent_dtype,
+        validation=validation,
     )
     for name, entry in store.manifest.splits.items():
         typer.echo(f"{name}: {entry['num_documents']:,} documents, {entry['num_tokens']:,} tokens")

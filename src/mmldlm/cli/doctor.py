@@ -27,7 +27,7 @@ def config(
 ) -> None:
     """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""
     from mmldlm.errors import UserError
-    from mmldlm.migrate.repository import examine_settings
+    from mmldlm.migrate.report import examine_settings
 
     report = examine_settings(file)
     if report.kind == "ours":
@@ -45,5 +45,5 @@ def config(
             typer.echo("\nrecipe:\n" + (report.recipe or ""))
         else:
             write.write_text(report.recipe or "", "utf-8")
-            typer.echo(f"recipe written to {write}; fill in data.store")
+            typer.echo(f"recipe written to {write}; its head names the command that makes the pair store")
     raise typer.Exit(1 if report.problems else 0)

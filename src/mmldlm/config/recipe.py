@@ -26,6 +26,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 
 from mmldlm.config import MODES, Config, find_problems
+from mmldlm.config.old_settings import explain_old, is_old, old_settings_message
 from mmldlm.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,10 @@ def load_recipe(recipe: str, overrides: list[str] | None = None, *, said_in: str
     `said_in` is what a message calls the place of the changes.
     """
     path = find_recipe(recipe)
-    return _build(read_mapping(path, _RECIPE), overrides or [], source=str(path), said_in=said_in)
+    values = read_mapping(path, _RECIPE)
+    if is_old(values):
+        raise UserError(old_settings_message(values, str(path)))
+    return _build(values, overrides or [], source=str(path), said_in=said_in)
 
 
 def make_config(
@@ -349,11 +353,15 @@ def _field(key: str) -> Field[Any]:
 def _unknown(key: str) -> str:
     if any(name.startswith(f"{key}.") for name in setting_names()):
         return f"{key} is a section; set its keys, such as {key}.{_first_key(key)}=..."
-    names = setting_names()
+    names, old = setting_names(), explain_old(key)
+    if old is not None:
+        return f"unknown setting {key}; {old}"
     sections = dict.fromkeys(name.split(".")[0] for name in names if "." in name)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     last = key.rsplit(".", 1)[-1]
     same = [name for name in names if name.rsplit(".", 1)[-1] == last]
+    if not same and (old := explain_old(key, by_last_name=True)):
+        return f"unknown setting {key}; {old}"
     hint = same[0] if same else (near[0] if near else None)
     remedy = f"did you mean {hint}?" if hint else f"sections are {', '.join(sections)}"
     return f"unknown setting {key}; {remedy}"

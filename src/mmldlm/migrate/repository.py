@@ -1,26 +1,24 @@
-"""A whole checkout of the research code: what is in it and what becomes of each part, as a document and as recipes.
-
-Nothing in it is changed. `doctor config` looks at one settings file, of ours or of the research code, on its own.
-"""
+"""A whole checkout of the research code: what is in it and what becomes of each part. Nothing in it is changed."""
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 from traindoctor.discovery import Found, discover
 from traindoctor.shell_file import Command, ShellError, ShellFile
 from traindoctor.source import UnreadableError, read_source
 from traindoctor.types import Finding, Kind
 
+from mmldlm.config.old_settings import DROPPED, IGNORED, KNOWN, TRANSLATED, flatten, is_old
 from mmldlm.errors import UserError
-from mmldlm.migrate.old_settings import CHANGES, DIRECT, DROPPED, IGNORED, flatten
-from mmldlm.migrate.translation import Translation, check_recipe, is_old, read_yaml, recipe_text, translate
+from mmldlm.migrate.translation import Translation, read_composed, translate
 
 
 @dataclass
@@ -30,19 +28,22 @@ class OldCommand:
     script: str
     line: int
     old: str
-    new: str
+    new: str = ""
     ignored: list[str] = field(default_factory=list)
     """Words that never had an effect."""
     dropped: list[str] = field(default_factory=list)
-    """Words without a counterpart."""
+    """Words without a counterpart, or with a value that only the script knows."""
+    make_store: str = ""
 
 
 @dataclass
 class Migration:
-    """Everything found in a checkout."""
+    """Everything that a checkout, or a single settings file, contains."""
 
     root: Path
     translations: list[Translation] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    """Settings of other kinds of model, and why they are not translated."""
     commands: list[OldCommand] = field(default_factory=list)
     data: list[tuple[str, str]] = field(default_factory=list)
     """Folder with data -> the command that imports it."""
@@ -50,46 +51,57 @@ class Migration:
 
 
 def examine_repository(root: Path) -> Migration:
-    """Read a checkout."""
+    """Read a checkout, or one settings file of it."""
     from traindoctor.engine import audit
     from traindoctor.options import load_options
 
+    if root.is_file():
+        return _examine_file(root)
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the checkout of the old code")
+        raise UserError(
+            f"{root}: no such folder; give the checkout of the old code, or one of its YAML files"
+        )
     _, files = discover(root)
     result = Migration(root)
-    result.translations = list(_translations(root, files))
-    if not result.translations:
+    configs = _translate_files(files, result)
+    if not configs:
         raise UserError(
             f"{root}: no settings of the MM-LDLM research code found (YAML with model and training); wrong folder?"
         )
-    result.commands = _commands(root, files, _values_by_name(root, result.translations))
+    result.commands = _commands(files, configs)
     result.data = _data(root)
     result.environment = audit(root, load_options(root, select=["NCC"], external=False)).findings
     return result
 
 
-def _values_by_name(root: Path, translations: list[Translation]) -> dict[str, dict[str, Any]]:
-    return {
-        Path(translation.source).stem: read_yaml(root / translation.source) for translation in translations
-    }
+def _examine_file(path: Path) -> Migration:
+    values = read_composed(path)
+    if not is_old(values):
+        raise UserError(f"{path}: no settings of the research code (sections such as training and optimizer)")
+    return Migration(path.parent, [translate(values, path.name)])
 
 
-def _translations(root: Path, files: list[Found]) -> list[Translation]:
-    translations = []
+def _translate_files(files: list[Found], result: Migration) -> dict[str, dict[str, Any]]:
+    """The values of all old settings files by name; those that can be translated go into the result."""
+    configs: dict[str, dict[str, Any]] = {}
     for file in files:
         if file.kind is not Kind.YAML:
             continue
         try:
-            values = read_yaml(file.absolute)
+            values = read_composed(file.absolute)
         except UserError:
             continue
-        if is_old(values) and "training" in values and isinstance(values.get("model"), dict):
-            translations.append(translate(values, file.relative))
-    return translations
+        if not (is_old(values) and "training" in values and isinstance(values.get("model"), dict)):
+            continue
+        configs[Path(file.relative).stem] = values
+        try:
+            result.translations.append(translate(values, file.relative))
+        except UserError as error:
+            result.rejected.append(str(error))
+    return configs
 
 
-def _commands(root: Path, files: list[Found], configs: dict[str, dict[str, Any]]) -> list[OldCommand]:
+def _commands(files: list[Found], configs: dict[str, dict[str, Any]]) -> list[OldCommand]:
     commands: list[OldCommand] = []
     for file in files:
         if file.kind is not Kind.SHELL:
@@ -99,69 +111,120 @@ def _commands(root: Path, files: list[Found], configs: dict[str, dict[str, Any]]
             script = ShellFile(source)
         except (ShellError, UnreadableError, OSError):
             continue
+        variables = {assignment.name: assignment.value.plain for assignment, _ in script.assignments()}
         for command in script.commands:
             if command.is_training() and any(re.search(r"train\w*\.py$", word) for word in command.arguments):
                 line = source.place(command.start)[0]
-                commands.append(_command(file.relative, line, command, configs))
+                commands.append(_command(file.relative, line, command, configs, variables))
     return commands
 
 
-def _command(script: str, line: int, command: Command, configs: dict[str, dict[str, Any]]) -> OldCommand:
-    arguments = command.arguments
-    config = _config_name(arguments)
-    result = OldCommand(script, line, " ".join([command.name, *arguments[:6], "..."]), "")
-    words, literal = [], {}
+def _command(
+    script: str, line: int, command: Command, configs: dict[str, dict[str, Any]], variables: Mapping[str, str]
+) -> OldCommand:
+    arguments = [expand(word, variables) for word in command.arguments]
+    result = OldCommand(script, line, " ".join([command.name, *command.arguments[:6], "..."]))
+    changed = _changed(arguments, result)
+    config, nodes, local = (_option(arguments, name) for name in ("config-name", "nnodes", "nproc-per-node"))
+    known = config in configs
+    num_nodes, num_local = (int(words) if words.isdecimal() else 1 for words in (nodes, local))
+    try:
+        words, result.make_store = _combined(configs.get(config, {}), changed, num_nodes * num_local, script)
+    except UserError as error:
+        result.new = f"none: {error}"
+        return result
+    launch = [f"--nnodes {num_nodes} --rdzv-endpoint HOST:29500"] if num_nodes > 1 else []
+    launch += [f"--nproc-per-node {num_local}"] if num_local > 1 else []
+    start = ["mmldlm launch", *launch, "-- train"] if launch else ["mmldlm train"]
+    recipe = f"recipes/{config}.yaml" + ("" if known else " (not found)")
+    result.new = " ".join([*start, "--recipe", recipe, *_run_folder(changed), *words])
+    return result
+
+
+def expand(word: str, variables: Mapping[str, str], depth: int = 8) -> str:
+    """A word of a script with its variables put in: `${NAME}` and `${NAME:-default}`, defaults for what is not set.
+
+    `$(scale_value "${NAME}")` is that of one node. What the script computes otherwise stays as it is written.
+    """
+    word = re.sub(r'\$\(scale_value "?(\$\{\w+\})"?\)', r"\1", word)
+    if depth == 0 or "$" not in word or "$(" in word:
+        return word
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        text = variables.get(name)
+        refers_to_itself = text is not None and re.match(rf"\$\{{{name}:?-", text)
+        if text is None or refers_to_itself:
+            inner = re.fullmatch(rf"\$\{{{name}:?-(.*)\}}", text or "", re.DOTALL)
+            text = inner[1] if inner else (default if default is not None else match[0])
+        return text
+
+    expanded = re.sub(r"\$\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|\$(\w+)", value, word)
+    return expanded if expanded == word else expand(expanded, variables, depth - 1)
+
+
+def _changed(arguments: list[str], result: OldCommand) -> dict[str, Any]:
+    """Old settings that the command line changes."""
+    changed: dict[str, Any] = {}
     for word in arguments:
         match = re.fullmatch(r"([a-z_]+(?:\.\w+)+)=(.*)", word, re.DOTALL)
         if not match:
             continue
-        key, value = match[1], match[2]
+        key, text = match[1], match[2]
+        if "$" in text:
+            result.dropped.append(f"{key}: its value is computed by the script ({text}); add ours by hand")
+            continue
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[index,call-overload]
+        changed[key] = value
         if key in IGNORED:
             result.ignored.append(f"{key}: {IGNORED[key]}")
-        elif key in DROPPED:
+        elif key in DROPPED and key != "logging.save_dir":
             result.dropped.append(f"{key}: {DROPPED[key]}")
-        elif key in DIRECT:
-            words.append(f"{DIRECT[key]}={value}")
-        elif "$" not in value:
-            literal[key] = yaml.safe_load(value) if value else None
-    words += _combined(configs.get(config, {}), literal)
-    recipe = (
-        f"recipes/{config}.yaml"
-        if config in configs or "$" in config
-        else f"recipes/{config}.yaml (not found)"
-    )
-    result.new = " ".join(["mmldlm train --recipe", recipe, *words])
-    return result
+        elif key not in KNOWN:
+            result.dropped.append(f"{key}: unknown to both")
+    return changed
 
 
-def _config_name(arguments: list[str]) -> str:
+def _option(arguments: list[str], name: str) -> str:
+    """The value of `--name value` or `--name=value`, with - or _ in the name; empty where it is not there."""
     for index, word in enumerate(arguments):
-        if word == "--config-name" and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if word.startswith("--config-name="):
-            return word.split("=", 1)[1]
-    return "CONFIG"
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == f"--{name}":
+            return value if equals else next(iter(arguments[index + 1 : index + 2]), "")
+    return ""
 
 
-def _combined(values: dict[str, Any], changed: dict[str, Any]) -> list[str]:
-    """Settings that several old ones make together (batch, mode): what changes when these are overridden."""
-    before = flatten(translate(values, "").recipe) if values else {}
-    merged: dict[str, Any] = {
-        key: dict(section) if isinstance(section, dict) else section for key, section in values.items()
-    }
+def _run_folder(changed: Mapping[str, Any]) -> list[str]:
+    folder, name = changed.get("logging.save_dir"), changed.get("logging.run_name")
+    return [f"--run {shlex.quote(f'{folder}/{name}')}"] if folder and name else []
+
+
+def _combined(
+    values: dict[str, Any], changed: dict[str, Any], ranks: int, script: str
+) -> tuple[list[str], str]:
+    """What a command line changes in the recipe, as words, and the command that makes its store."""
+    before = flatten(translate(values, script).recipe)
+    del before["data.store"]
+    merged = copy.deepcopy(values)
     for key, value in changed.items():
         section, name = key.split(".", 1)
         if isinstance(merged.setdefault(section, {}), dict):
             merged[section][name] = value
-    if "loss_type" in {key.rsplit(".", 1)[-1] for key in changed} and isinstance(merged.get("loss"), dict):
-        merged["loss"]["loss_type"] = changed.get("loss.loss_type", changed.get("training.loss_type"))
-    after = flatten(translate(merged, "").recipe)
+    if "loss.loss_type" in changed or "training.loss_type" in changed:
+        mode = changed.get("loss.loss_type", changed.get("training.loss_type"))
+        merged.setdefault("loss", {})["loss_type"] = mode
+    translation = translate(merged, script, ranks)
+    after = flatten(translation.recipe)
+    if not any(
+        key.startswith("data.") and key in TRANSLATED for key in changed
+    ):  # the store of the recipe serves
+        del after["data.store"]
+        translation.make_store = ""
     gone = [key for key in before if key.startswith("corruption.mode_weights.") and key not in after]
-    return [f"{key}=0" for key in gone] + [
-        shlex.quote(f"{key}={value}")
-        for key, value in after.items()
-        if key not in ("name",) and before.get(key) != value and values
+    words = [f"{key}=0" for key in gone] + [
+        shlex.quote(f"{key}={value}") for key, value in after.items() if before.get(key) != value
     ]
+    return words, translation.make_store
 
 
 def _data(root: Path) -> list[tuple[str, str]]:
@@ -170,116 +233,10 @@ def _data(root: Path) -> list[tuple[str, str]]:
         base = tokens.parent
         if tokens.is_dir() and (base / "latents").is_dir():
             relative = base.relative_to(root).as_posix()
-            folders.append((relative, f"mmldlm data import {base} --out store --tokenizer bert-base-uncased"))
+            folders.append(
+                (relative, f"mmldlm data import {base} --out store --tokenizer NAME --validation 0.01")
+            )
     for file in sorted(root.rglob("*_data.jsonl")):
         relative = file.relative_to(root).as_posix()
-        folders.append((relative, f"mmldlm prepare --input {file} --out store"))
+        folders.append((relative, f"mmldlm prepare {file} --out store"))
     return folders
-
-
-def translation_lines(translation: Translation) -> list[str]:
-    """What a person should know about one translated file."""
-    lines: list[str] = []
-    for title, entries in (
-        ("Ignored by the old code", translation.ignored),
-        ("Without a counterpart", translation.dropped),
-        ("Contradictions", translation.contradictions),
-        ("Unknown to both", translation.unknown),
-        ("Notes", translation.notes),
-        ("Our loader says", check_recipe(translation.recipe)),
-    ):
-        if entries:
-            lines += [f"{title}:", *(f"  - {entry}" for entry in entries)]
-    return lines
-
-
-def report_text(migration: Migration) -> str:
-    """The whole report as Markdown."""
-    lines = [
-        f"# Migration of {migration.root.name}",
-        "",
-        f"{len(migration.translations)} settings files, {len(migration.commands)} command lines, "
-        f"{len(migration.data)} data folders, {len(migration.environment)} remarks on environment variables. "
-        "Nothing in the old checkout was changed.",
-        "",
-        "## What behaves differently",
-        "",
-        *(f"- **{what}**: {how}" for what, how in CHANGES),
-        "",
-        "## Data",
-        "",
-    ]
-    if migration.data:
-        lines += [f"- `{folder}`: `{command}`" for folder, command in migration.data]
-    else:
-        lines += [
-            "- No `tokens/` and `latents/` folders and no `*_data.jsonl` lie in this checkout. With the data "
-            "elsewhere: "
-            "`mmldlm data import FOLDER --out store --tokenizer NAME`."
-        ]
-    lines += ["", "## Command lines", ""]
-    for command in migration.commands:
-        lines += [
-            f"- `{command.script}:{command.line}`",
-            f"  - old: `{command.old}`",
-            f"  - new: `{command.new}`",
-        ]
-        lines += [f"  - never had an effect: {entry}" for entry in command.ignored]
-        lines += [f"  - has no counterpart: {entry}" for entry in command.dropped]
-    lines += ["", "## Environment", ""]
-    lines += [f"- `{f.path}:{f.where}` {f.code}: {f.message}" for f in migration.environment] or [
-        "- nothing to say"
-    ]
-    lines += ["", "## Settings", ""]
-    for translation in migration.translations:
-        lines += [f"### {translation.source}", "", *_as_list(translation_lines(translation)), ""]
-    return "\n".join(lines)
-
-
-def _as_list(lines: Sequence[str]) -> list[str]:
-    return [f"- {line}" if not line.startswith("  ") else line for line in lines]
-
-
-def write_migration(migration: Migration, out: Path) -> list[Path]:
-    """Write the report and one recipe per settings file; returns what was written."""
-    recipes = out / "recipes"
-    recipes.mkdir(parents=True, exist_ok=True)
-    written = [out / "migration.md"]
-    written[0].write_text(report_text(migration), "utf-8")
-    taken: set[str] = set()
-    for translation in migration.translations:
-        stem = Path(translation.source).stem
-        if stem in taken:
-            stem = translation.source.removesuffix(".yaml").replace("/", "-")
-        taken.add(stem)
-        target = recipes / f"{stem}.yaml"
-        target.write_text(recipe_text(translation), "utf-8")
-        written.append(target)
-    return written
-
-
-@dataclass
-class SettingsReport:
-    """What is wrong with a settings file, and its translation where it is an old one."""
-
-    kind: str
-    """ours or old"""
-    problems: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    recipe: str | None = None
-
-
-def examine_settings(path: Path) -> SettingsReport:
-    """Read a settings file and say what is unread, contradictory or has changed its name."""
-    values = read_yaml(path)
-    if is_old(values):
-        translation = translate(values, path.name)
-        problems = [*translation.ignored, *translation.contradictions]
-        return SettingsReport("old", problems, translation_lines(translation), recipe_text(translation))
-    from mmldlm.config.recipe import make_config
-
-    try:
-        make_config(values)
-    except UserError as error:
-        return SettingsReport("ours", str(error).removeprefix("the recipe: ").split("; "))
-    return SettingsReport("ours")

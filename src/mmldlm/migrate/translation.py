@@ -7,36 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from mmldlm.config import MODES as OUR_MODES
-from mmldlm.errors import UserError
-from mmldlm.migrate.old_settings import (
+from mmldlm.config.old_settings import (
     DIRECT,
     DROPPED,
     IGNORED,
     MODES,
     PRECISIONS,
     PREDICTIONS,
+    TRANSLATED,
     flatten,
 )
+from mmldlm.errors import UserError
 
 TURN_STEPS = 100
 """Of a turn, where the old settings do not tell; each change costs a moment, see docs/modes.md."""
-OLD_SECTIONS = {"training", "loss", "logging", "optimizer", "tokenizer", "defaults", "hydra"}
-_HANDLED = {
-    "training.train_batch_size",
-    "training.gradient_accumulation_steps",
-    "training.dtype",
-    "training.lr_schedule",
-    "training.loss_type",
-    "training.mode_weights",
-    "training.sequential_schedule",
-    "loss.loss_type",
-    "model.latent_parameterization",
-    "model.latent_beta_schedule",
-    "model.type",
-    "model.diffusion_process",
-    "optimizer.betas",
-    "optimizer.type",
-}
+VALIDATION = 0.01
+"""Share that is held out of a layout with a training split alone."""
+_LAST_NAMES = {key.rsplit(".", 1)[-1]: key for key in (*DIRECT, *TRANSLATED)}
 
 
 @dataclass
@@ -45,7 +32,9 @@ class Translation:
 
     source: str
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Nested settings of ours; `data.store` is to be filled in."""
+    """Nested settings of ours."""
+    make_store: str = ""
+    """The command that makes the pair store of the recipe."""
     ignored: list[str] = field(default_factory=list)
     """What the old code silently ignored."""
     dropped: list[str] = field(default_factory=list)
@@ -66,30 +55,64 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def is_old(values: dict[str, Any]) -> bool:
-    """Whether these are settings of the research code."""
-    return bool(OLD_SECTIONS & set(values)) and "model" in values
+def read_composed(path: Path) -> dict[str, Any]:
+    """The values of a settings file with the group files that its `defaults` name, as Hydra puts them together."""
+    from omegaconf import OmegaConf
+
+    own = read_yaml(path)
+    defaults = own.get("defaults")
+    parts: list[Any] = []
+    for entry in defaults if isinstance(defaults, list) else []:
+        if isinstance(entry, dict):
+            for group, name in entry.items():
+                file = path.parent / str(group) / f"{name}.yaml"
+                parts += [{str(group): read_yaml(file)}] if file.is_file() else []
+    merged = OmegaConf.to_container(
+        OmegaConf.merge(*parts, {k: v for k, v in own.items() if k != "defaults"})
+    )
+    return {str(key): value for key, value in merged.items()}  # type: ignore[union-attr]
 
 
-def translate(values: dict[str, Any], source: str) -> Translation:
-    """Our recipe for an old settings file."""
-    result = Translation(source)
+def translate(values: dict[str, Any], source: str, ranks: int | None = None) -> Translation:
+    """Our recipe for old settings; `ranks` of a command line go before those of the file."""
     flat = flatten(values)
+    _reject_other_models(flat, source)
+    result = Translation(source)
     for key, value in flat.items():
         _translate_key(result, key, value)
-    _translate_batch(result, flat)
+    _translate_batch(result, flat, ranks)
     _translate_mode(result, flat)
     _translate_kind(result, flat)
+    _translate_rate(result, flat)
     _find_contradictions(result, flat)
-    _put(result, "model.preset", "reference")
-    _put(result, "model.num_heads", 8)
-    _put(result, "model.head_width", 64)
-    result.notes.append("data.store: fill in the folder that 'mmldlm data import' or 'mmldlm prepare' makes")
+    _translate_shape(result, flat)
+    _translate_store(result, flat)
     return result
 
 
+def _reject_other_models(flat: dict[str, Any], source: str) -> None:
+    """What is no masked diffusion of tokens is not turned into one."""
+    kind, loss, process = (
+        str(flat.get(key)) for key in ("model.type", "loss.loss_type", "model.diffusion_process")
+    )
+    if kind == "autoregressive" or loss == "ar":
+        what = "an autoregressive model (model.type=autoregressive)"
+    elif process == "hdlm" or loss == "hdlm" or (_integer(flat.get("model.cluster_size")) or 0) > 0:
+        what = (
+            f"a hierarchical model with token clusters (model.cluster_size={flat.get('model.cluster_size')})"
+        )
+    elif float(flat.get("model.p_uniform") or 0) > 0:
+        what = f"a model that replaces tokens at random (model.p_uniform={flat['model.p_uniform']})"
+    else:
+        return
+    raise UserError(f"{source}: {what}; only masked diffusion is trained here, so it is not translated")
+
+
 def _translate_key(result: Translation, key: str, value: Any) -> None:
-    if key in IGNORED and not (key in DIRECT and value is None):
+    section, _, last = key.partition(".")
+    if key not in DIRECT and key not in TRANSLATED and section in ("model", "training", "loss"):
+        key = _LAST_NAMES.get(last, key) if key not in IGNORED and key not in DROPPED else key
+    if key in IGNORED:
         result.ignored.append(f"{key}={value}: {IGNORED[key]}")
     if key in DIRECT:
         if value is not None and not _is_reference(value):
@@ -98,8 +121,8 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
         result.dropped.append(f"{key}={value}: {DROPPED[key]}")
     elif (
         key not in IGNORED
-        and key not in _HANDLED
-        and key.split(".", 1)[0] not in ("hydra", "defaults", "data", "tokenizer")
+        and key not in TRANSLATED
+        and section not in ("hydra", "defaults", "data", "tokenizer")
     ):
         result.unknown.append(f"{key}={value}")
 
@@ -116,35 +139,43 @@ def _put(result: Translation, key: str, value: Any) -> None:
     node[last] = value
 
 
-def _translate_batch(result: Translation, flat: dict[str, Any]) -> None:
+def _translate_batch(result: Translation, flat: dict[str, Any], ranks: int | None) -> None:
     batch = _integer(flat.get("training.train_batch_size"))
     if batch is None:
         return
     accumulation = _integer(flat.get("training.gradient_accumulation_steps")) or 1
-    if accumulation > 1:
-        result.ignored.append(
-            f"training.gradient_accumulation_steps={accumulation}: the old trainer never read it; a step was one batch,"
-            f" while the learning rate was scaled for {accumulation}. For the larger batch set batch.documents_per_step"
-        )
-    world = _integer(flat.get("training.world_size")) or 1
+    world = ranks or _integer(flat.get("training.world_size")) or 1
     length = _integer(flat.get("model.max_seq_len")) or 512
-    documents = batch * world
+    documents = _integer(flat.get("training.effective_batch_size")) or batch * accumulation * world
     _put(result, "batch.documents_per_step", documents)
     _put(result, "batch.tokens_per_step", documents * length)
     _put(result, "batch.micro_tokens", batch * length)
     result.notes.append(
-        f"batch.documents_per_step={documents} is batch {batch} x {world} processes; "
+        f"batch.documents_per_step={documents} is batch {batch} x {accumulation} micro-batches x {world} processes; "
         "it stays the same on any number of GPUs, so do not scale it by hand"
     )
+    if accumulation > 1:
+        result.notes.append(
+            f"training.gradient_accumulation_steps={accumulation} was never read by the old trainer, whose steps had "
+            f"{batch * world} documents; it counts here"
+        )
 
 
 def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
     name = str(flat.get("loss.loss_type") or "")
     if name not in MODES:
         name = str(flat.get("training.loss_type") or "")
+    if name not in MODES and _is_baseline(flat):
+        _put(result, "corruption.mode_weights", {"l2t": 1.0})
+        if not flat.get("model.use_latent_conditioning"):
+            _put(result, "corruption.condition_dropout", 1.0)
+            result.notes.append(
+                "a model of text alone: l2t with corruption.condition_dropout=1, which never shows a latent"
+            )
+        return
     if name not in MODES:
         result.notes.append(
-            f"corruption.mode_weights: no mode was found ({name or 'none given'}); all three are trained"
+            f"no mode is set ({name or 'no loss_type'}); the default trains l2t, t2l and joint alike"
         )
         return
     weights = dict(MODES[name])
@@ -179,6 +210,10 @@ def _translate_turns(result: Translation, order: Any) -> None:
     )
 
 
+def _is_baseline(flat: dict[str, Any]) -> bool:
+    return flat.get("model.type") == "diffusion"
+
+
 def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
     dtype = str(flat.get("training.dtype") or "")
     if dtype in PRECISIONS:
@@ -189,16 +224,84 @@ def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
     schedule = flat.get("model.latent_beta_schedule")
     if schedule in ("cosine", "linear"):
         _put(result, "corruption.latent_schedule", schedule)
+    loss = str(flat.get("loss.latent_loss_type") or "")
+    if loss in ("mse", "cosine", "normalized_mse"):
+        _put(result, "objective.latent_loss", loss)
+    for section in ("model", "training"):
+        recompute = flat.get(f"{section}.use_gradient_checkpointing")
+        if recompute is not None:
+            _put(result, "speed.activation_checkpointing", "block" if recompute else "off")
+    _translate_betas(result, flat)
+
+
+def _translate_betas(result: Translation, flat: dict[str, Any]) -> None:
+    """The old code read `betas` alone; `beta1` and `beta2` count where it is not there."""
     betas = flat.get("optimizer.betas")
+    own = [flat.get("optimizer.beta1"), flat.get("optimizer.beta2")]
     if isinstance(betas, list) and len(betas) == 2:
-        _put(result, "optim.beta1", float(betas[0]))
-        _put(result, "optim.beta2", float(betas[1]))
-    shape = flat.get("training.lr_schedule")
-    if shape == "constant":
-        _put(result, "optim.min_lr_ratio", 1.0)
+        result.ignored += [
+            f"optimizer.beta{number}={value}: the code read optimizer.betas={betas}"
+            for number, value in enumerate(own, 1)
+            if value is not None
+        ]
+        own = [float(betas[0]), float(betas[1])]
+    for number, value in enumerate(own, 1):
+        if value is not None:
+            _put(result, f"optim.beta{number}", value)
+
+
+def _translate_rate(result: Translation, flat: dict[str, Any]) -> None:
+    shape, period = str(flat.get("training.lr_schedule") or ""), _integer(flat.get("training.restart_period"))
+    warmup = _integer(flat.get("training.warmup_steps")) or 0
+    steps = _integer(flat.get("training.num_train_steps"))
+    if period or "restart" in shape:
+        _put(result, "optim.schedule", "restarts")
+        if period:
+            _put(result, "optim.restart_period", period)
+    elif shape == "constant":
+        _put(result, "optim.schedule", "constant")
     elif shape == "linear":
+        _put(result, "optim.schedule", "wsd")
         _put(result, "optim.min_lr_ratio", 0.0)
-        result.notes.append("training.lr_schedule=linear: the decay is a cosine here, down to the same 0")
+        _put(result, "optim.decay_share", max((steps - warmup) / steps, 0.01) if steps else 1.0)
+    if steps is None:
+        result.notes.append(
+            "training.num_train_steps is not set; train.steps keeps its default: set it as you want"
+        )
+
+
+def _translate_shape(result: Translation, flat: dict[str, Any]) -> None:
+    """Of the multimodal network always 8 heads of 64; the baselines read theirs."""
+    _put(result, "model.preset", "reference")
+    width, heads = _integer(flat.get("model.hidden_size")), _integer(flat.get("model.n_heads"))
+    if _is_baseline(flat) and width and heads:
+        _put(result, "model.num_heads", heads)
+        _put(result, "model.head_width", width // heads)
+        result.ignored = [line for line in result.ignored if not line.startswith("model.n_heads=")]
+    else:
+        _put(result, "model.num_heads", 8)
+        _put(result, "model.head_width", 64)
+
+
+def _translate_store(result: Translation, flat: dict[str, Any]) -> None:
+    """Where the recipe looks for its pair store, and the command that makes it."""
+    store = f"data/{Path(result.source).stem or 'store'}"
+    tokens, latents = flat.get("data.token_dir"), flat.get("data.latent_dir")
+    if tokens and latents:
+        folder = str(Path(str(tokens)).parent.parent)
+        if folder != str(Path(str(latents)).parent.parent):
+            result.notes.append(
+                f"{tokens} and {latents} are in different folders; link them into one as tokens/ and latents/"
+            )
+    else:
+        folder = str(flat.get("data.latent_data_root") or "FOLDER")
+    tokenizer = flat.get("tokenizer.path") or flat.get("tokenizer.name") or flat.get("data.tokenizer_name")
+    known = {"bert-base-uncased": "builtin:minilm", "gpt2": "builtin:gpt2", "None": "NAME"}
+    named = known.get(str(tokenizer), str(tokenizer))
+    _put(result, "data.store", store)
+    result.make_store = (
+        f"mmldlm data import {folder} --out {store} --tokenizer {named} --validation {VALIDATION:g}"
+    )
 
 
 def _find_contradictions(result: Translation, flat: dict[str, Any]) -> None:
@@ -206,7 +309,7 @@ def _find_contradictions(result: Translation, flat: dict[str, Any]) -> None:
     if width and heads and width % heads:
         result.contradictions.append(f"model.hidden_size={width} cannot be split over model.n_heads={heads}")
     first, second = flat.get("loss.loss_type"), flat.get("training.loss_type")
-    if first and second and first != second:
+    if first in MODES and second in MODES and first != second:
         result.contradictions.append(
             f"loss.loss_type={first} and training.loss_type={second}: the first one counted in the newer code"
         )
@@ -236,15 +339,12 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def check_recipe(recipe: dict[str, Any], store: str = "store") -> list[str]:
-    """What our own loader says about a translated recipe; the store's folder is assumed."""
+def check_recipe(recipe: dict[str, Any]) -> list[str]:
+    """What our own loader says about a translated recipe."""
     from mmldlm.config.recipe import config_from_dict
 
-    filled = recipe | {
-        "data": recipe.get("data", {}) | {"store": recipe.get("data", {}).get("store") or store}
-    }
     try:
-        config_from_dict(filled)
+        config_from_dict(recipe)
     except UserError as error:
         return str(error).split("; ")
     return []
@@ -254,8 +354,20 @@ def recipe_text(translation: Translation) -> str:
     """The recipe as YAML, with where it came from."""
     from omegaconf import OmegaConf
 
-    order = ("name", "data", "batch", "model", "corruption", "objective", "optim", "train", "speed")
-    recipe = {"data": {"store": "???"}} | translation.recipe
-    recipe["data"] = {"store": "???"} | recipe["data"]
-    ordered = {key: recipe[key] for key in order if key in recipe}
-    return f"# Translated from {translation.source}.\n" + OmegaConf.to_yaml(OmegaConf.create(ordered))
+    order = (
+        "name",
+        "data",
+        "batch",
+        "model",
+        "corruption",
+        "objective",
+        "optim",
+        "train",
+        "speed",
+        "distributed",
+    )
+    ordered = {key: translation.recipe[key] for key in order if key in translation.recipe}
+    return (
+        f"# Translated from {translation.source}. Its pair store is made by\n#   {translation.make_store}\n"
+        + OmegaConf.to_yaml(OmegaConf.create(ordered))
+    )

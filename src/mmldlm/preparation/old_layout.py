@@ -25,7 +25,7 @@ from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError
-from mmldlm.preparation.cutting import text_id
+from mmldlm.preparation.cutting import choose_split, text_id
 from mmldlm.preparation.readers import MOST_UNPACKED
 from mmldlm.untrusted import map_array
 
@@ -64,10 +64,12 @@ def import_old_layout(
     skip_bad: bool = False,
     keep_special: bool = False,
     latent_dtype: str = "float16",
+    validation: float = 0.0,
     shard_documents: int = 8192,
 ) -> tuple[PairStore, ImportReport]:
-    """Make a pair store of an old one."""
+    """Make a pair store of an old one; `validation` is the share of documents held out where there is no such split."""
     layout = OldLayout(old, tokenizer, keep_special=keep_special, skip_bad=skip_bad)
+    layout.check_share(validation)
     shape = layout.latent_shape()
     settings = {
         "import": str(old),
@@ -75,7 +77,7 @@ def import_old_layout(
         "skip_bad": skip_bad,
         "keep_special": keep_special,
         "latent_dtype": latent_dtype,
-    }
+    } | ({"validation": validation} if validation else {})
     with StoreWriter(
         out,
         tokenizer=tokenizer,
@@ -89,6 +91,8 @@ def import_old_layout(
     ) as writer:
         for split, document in layout.documents():
             text = document.text or tokenizer.decode_batch([document.tokens.tolist()])[0]
+            if split == "train":
+                split = choose_split(text, validation, 0.0, seed=0)
             writer.add(split, [document.tokens], document.latents[None], [text], [text_id(text)])
         counts = {
             "bad_files": len(layout.report.bad_files),
@@ -110,6 +114,16 @@ class OldLayout:
             )
         self.texts, self.listed = _read_lists(folder)
         self._shape: tuple[int, ...] | None = None
+
+    def check_share(self, validation: float) -> None:
+        """A share is held out of a training split alone."""
+        if not 0 <= validation < 1:
+            raise UserError(f"validation={validation}: a share from 0 to below 1 is needed")
+        splits = {SPLIT_NAMES.get(path.name, path.name) for path in (self.folder / "tokens").iterdir()}
+        if validation and "validation" in splits:
+            raise UserError(
+                f"validation={validation}: {self.folder} has a validation split already; leave it out"
+            )
 
     def latent_shape(self) -> tuple[int, ...]:
         """(slots, channels) of the first document that can be read."""
