@@ -78,6 +78,7 @@ def test_imports_point_one_way(path):
         ["data"],
         ["train"],
         ["launch"],
+        ["selftest"],
         ["encode"],
         ["decode"],
         ["generate"],

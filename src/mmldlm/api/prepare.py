@@ -69,7 +69,7 @@ def prepare(
         encoder: What makes the latents: `builtin:minilm` (the default), a sentence-transformers name or folder, an
             object with `encode(texts)`, a function, or `module:name`. It returns an array (texts, channels), or
             (texts, slots, channels) for several vectors per text.
-        tokenizer: `builtin:minilm`, `builtin:gpt2`, a folder, or a name on the Hugging Face Hub.
+        tokenizer: `builtin:minilm`, `builtin:gpt2`, `builtin:qwen`, a folder, or a name on the Hugging Face Hub.
         latents: Latents that you have already, one row per document: an array or a .npy file. Then nothing is encoded.
         cut: What becomes one pair: `none` (a whole document), `sentences`, `paragraphs` or `chunks`.
         max_tokens: Longer documents are cut, or left out where their latents are given.

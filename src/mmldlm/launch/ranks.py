@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import re
 import subprocess
@@ -161,14 +162,20 @@ class Outcome:
     message: str = ""
 
 
-def run_ranks(plan: LaunchPlan, words: Sequence[str]) -> Outcome:
-    """Run `mmldlm WORDS` on all ranks of this node and wait for them. All output is also in the log folder."""
+def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) -> Outcome:
+    """Run `mmldlm WORDS` on all ranks of this node and wait for them. All output is also in the log folder.
+
+    `quiet`: output is shown as it is, without the number of its rank, and kept nowhere.
+    """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # the outcome says it in one line
     _set_environment(plan)
-    config = _agent_config(plan)
+    config = _agent_config(plan, quiet)
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "mmldlm", *words)
     except ChildFailedError as error:
@@ -180,10 +187,11 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str]) -> Outcome:
     return Outcome()
 
 
-def _agent_config(plan: LaunchPlan) -> Any:
+def _agent_config(plan: LaunchPlan, quiet: bool) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
 
+    shown = Std.NONE if quiet else Std.ALL
     static = plan.node_rank is not None and plan.nnodes != (1, 1)
     stamp = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     return LaunchConfig(
@@ -195,8 +203,8 @@ def _agent_config(plan: LaunchPlan) -> Any:
         rdzv_endpoint=plan.rdzv_endpoint,
         rdzv_configs={"rank": plan.node_rank} if static else {},
         max_restarts=plan.max_restarts,
-        logs_specs=DefaultLogsSpecs(str(plan.log_dir), redirects=Std.ALL, tee=Std.ALL),
-        log_line_prefix_template="[rank ${rank}] " if plan.nproc_per_node * plan.nnodes[1] > 1 else "",
+        logs_specs=DefaultLogsSpecs(str(plan.log_dir), redirects=shown, tee=shown),
+        log_line_prefix_template="[rank ${rank}] ",
         signals_to_handle=SIGNALS,
     )
 

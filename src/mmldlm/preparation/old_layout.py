@@ -78,6 +78,7 @@ def import_old_layout(
         "keep_special": keep_special,
         "latent_dtype": latent_dtype,
     } | ({"validation": validation} if validation else {})
+    forced = ["train", "validation"]
     with StoreWriter(
         out,
         tokenizer=tokenizer,
@@ -91,8 +92,8 @@ def import_old_layout(
     ) as writer:
         for split, document in layout.documents():
             text = document.text or tokenizer.decode_batch([document.tokens.tolist()])[0]
-            if split == "train":
-                split = choose_split(text, validation, 0.0, seed=0)
+            if split == "train" and validation:  # a document at least for each
+                split = forced.pop(0) if forced else choose_split(text, validation, 0.0, seed=0)
             writer.add(split, [document.tokens], document.latents[None], [text], [text_id(text)])
         counts = {
             "bad_files": len(layout.report.bad_files),

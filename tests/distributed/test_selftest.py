@@ -1,0 +1,60 @@
+"""`mmldlm selftest`: ticks where all is well, crosses with remedies where it is not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.launch import selftest
+from tests.distributed.pair import environment
+from tests.stores import write_store
+
+
+def test_two_ranks_pass_and_a_missing_store_is_a_cross_with_a_remedy(tmp_path):
+    command = [sys.executable, "-m", "mmldlm", "selftest", "--nproc", "2", "--store", "nowhere"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert "✓ rendezvous: 2 ranks on 1 machines" in lines
+    assert any(line.startswith("✓ all-reduce: ") and "(gloo)" in line for line in lines)
+    assert any(
+        line.startswith("✗ store: rank 0: nowhere: no such pair store") and "->" in line for line in lines
+    )
+    assert lines[-1].endswith(" checks failed")
+    assert not any("store content" in line for line in lines)
+    assert done.stderr == ""
+
+
+def test_one_rank_checks_its_store_and_disk(tmp_path):
+    write_store(tmp_path / "store", num_train=10, num_valid=2)
+    checks = {
+        check.name: check for check in selftest.check_ranks(Ranks(), tmp_path / "store", tmp_path / "saved")
+    }
+    assert checks["store"].passed
+    assert "12 documents" in checks["store"].detail
+    assert list((tmp_path / "saved").iterdir()) == [], "the probe is removed"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_disk_that_cannot_be_written_fails(tmp_path):
+    tmp_path.chmod(0o500)
+    assert not selftest.check_folder("disk", tmp_path).passed
+
+
+def test_a_folder_in_the_place_of_a_file_fails(tmp_path):
+    (tmp_path / "file").write_text("")
+    check = selftest.check_folder("disk", tmp_path / "file")
+    assert not check.passed
+    assert check.line().startswith("✗ disk: ")
+    assert "-> choose a folder" in check.line()
+
+
+def test_a_rank_that_differs_is_named(monkeypatch):
+    monkeypatch.setattr(selftest, "_gather", lambda ranks, value: [value, "torch 1.0", value])
+    check = selftest._check_same(Ranks(), "versions", "torch 2.0", "install the same")
+    assert not check.passed
+    assert check.detail == "rank 1 has torch 1.0, rank 0 has torch 2.0"
