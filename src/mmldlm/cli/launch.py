@@ -46,6 +46,17 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --from-variables: explain the sizes and stop.")
     ] = False,
+    slurm: Annotated[
+        Path | None,
+        typer.Option(help="Write a SLURM job file that launches this on --nnodes nodes, and stop."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(help="With --slurm: more for sbatch, such as time=04:00:00. Repeat for more."),
+    ] = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="With --slurm: hand the job file to sbatch.")
+    ] = False,
 ) -> None:
     """Run a command on several ranks: torchrun with everything filled in that the machine and SLURM tell.
 
@@ -60,6 +71,9 @@ def launch(
         raise UserError(
             "launch: the command of the ranks is missing; write it after --, as in: -- train --recipe small"
         )
+    elif slurm is not None:
+        _write_job(slurm, words, nnodes or "1", nproc_per_node, max_restarts, log_dir, sbatch or [], submit)
+        return
     else:
         plan = plan_launch(
             os.environ, nnodes=nnodes, nproc_per_node=nproc_per_node, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank,
@@ -100,3 +114,36 @@ def _plan_from_variables(
         raise typer.Exit(2)
     run.launch.log_dir, run.launch.max_restarts = log_dir, max_restarts
     return run.launch, run.command()
+
+
+def _write_job(
+    path: Path,
+    words: list[str],
+    nnodes: str,
+    ranks: int | None,
+    restarts: int,
+    log_dir: Path,
+    sbatch: list[str],
+    send: bool,
+) -> None:
+    import torch
+
+    from mmldlm.launch.ranks import parse_nodes
+    from mmldlm.launch.slurm import Job, job_script, run_of_words, submit
+
+    gpus = torch.cuda.device_count()
+    count = ranks or gpus or 1
+    stated = any(word.lstrip("-").startswith("g") for word in sbatch)  # gpus-per-node, gres
+    job = Job(
+        words,
+        run_of_words(words),
+        parse_nodes(nnodes)[1],
+        count,
+        0 if stated else count,
+        restarts,
+        log_dir,
+        sbatch,
+    )
+    path.write_text(job_script(job, Path.cwd()), "utf-8")
+    typer.echo(f"job file: {path}")
+    typer.echo(submit(path) if send else f"submit it with: sbatch {path}")
