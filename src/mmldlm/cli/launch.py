@@ -12,51 +12,51 @@ if TYPE_CHECKING:
     from mmldlm.launch.ranks import LaunchPlan
 
 
-def launch(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- COMMAND...", help="What every rank runs, such as: -- train --recipe small"
-        ),
-    ] = None,
-    nnodes: Annotated[str | None, typer.Option(help="Nodes, N or MIN:MAX; default: SLURM's, else 1.")] = None,
-    nproc_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on this node; default: one per GPU, without GPUs 1.")
-    ] = None,
-    rdzv_endpoint: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT where nodes meet; default: SLURM's first node, or a free port."),
-    ] = None,
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Number of this node; default: as nodes arrive.")
-    ] = None,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts of all ranks after a failure of one.")
-    ] = 0,
-    log_dir: Annotated[Path, typer.Option(help="Folder for output and errors of each rank.")] = Path(
-        "train_logs"
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- COMMAND...", help="What every rank runs, such as: -- train --recipe small"),
+]
+Nodes = Annotated[str | None, typer.Option(help="Nodes, N or MIN:MAX; default: SLURM's, else 1.")]
+LocalRanks = Annotated[
+    int | None, typer.Option(min=1, help="Ranks on this node; default: one per GPU, without GPUs 1.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option(help="HOST:PORT where nodes meet; default: SLURM's first node, or a free port.")
+]
+NodeRank = Annotated[int | None, typer.Option(min=0, help="Number of this node; default: as nodes arrive.")]
+Restarts = Annotated[int, typer.Option(min=0, help="Restarts of all ranks after a failure of one.")]
+LogFolder = Annotated[Path, typer.Option(help="Folder for output and errors of each rank.")]
+FromVariables = Annotated[
+    bool,
+    typer.Option(
+        "--from-variables",
+        help="Train as scripts/train_qwen_english_l2t_stable.sh: NNODES, L2T_TRAIN_BS, ...",
     ),
-    from_variables: Annotated[
-        bool,
-        typer.Option(
-            "--from-variables",
-            help="Train as scripts/train_qwen_english_l2t_stable.sh: NNODES, L2T_TRAIN_BS, ...",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --from-variables: explain the sizes and stop.")
-    ] = False,
-    slurm: Annotated[
-        Path | None,
-        typer.Option(help="Write a SLURM job file that launches this on --nnodes nodes, and stop."),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(help="With --slurm: more for sbatch, such as time=04:00:00. Repeat for more."),
-    ] = None,
-    submit: Annotated[
-        bool, typer.Option("--submit", help="With --slurm: hand the job file to sbatch.")
-    ] = False,
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With --from-variables: explain the sizes and stop.")]
+JobFile = Annotated[
+    Path | None, typer.Option(help="Write a SLURM job file that launches this on --nnodes nodes, and stop.")
+]
+Directives = Annotated[
+    list[str] | None,
+    typer.Option(help="With --slurm: more for sbatch, such as time=04:00:00. Repeat for more."),
+]
+Submit = Annotated[bool, typer.Option("--submit", help="With --slurm: hand the job file to sbatch.")]
+
+
+def launch(
+    words: Words = None,
+    nnodes: Nodes = None,
+    nproc_per_node: LocalRanks = None,
+    rdzv_endpoint: Endpoint = None,
+    node_rank: NodeRank = None,
+    max_restarts: Restarts = 0,
+    log_dir: LogFolder = Path("train_logs"),
+    from_variables: FromVariables = False,
+    dry_run: DryRun = False,
+    slurm: JobFile = None,
+    sbatch: Directives = None,
+    submit: Submit = False,
 ) -> None:
     """Run a command on several ranks: torchrun with everything filled in that the machine and SLURM tell.
 
@@ -69,7 +69,7 @@ def launch(
         plan, words = _plan_from_variables(words or [], log_dir, max_restarts, dry_run)
     elif not words or dry_run:
         raise UserError(
-            "launch: the command of the ranks is missing; write it after --, as in: -- train --recipe small"
+            "launch: the command of the ranks is missing; write it after --: -- train --recipe small"
         )
     elif slurm is not None:
         _write_job(slurm, words, nnodes or "1", nproc_per_node, max_restarts, log_dir, sbatch or [], submit)
