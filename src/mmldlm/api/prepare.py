@@ -13,12 +13,15 @@ from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, encoder_name
 from mmldlm.preparation.pipeline import Report, run
+from mmldlm.preparation.ray_engine import RayOptions
 from mmldlm.preparation.readers import EXTENSIONS, LATENT_FIELD, Vectors, extension_of
+from mmldlm.preparation.remote import is_address
 from mmldlm.preparation.settings import PrepareSettings
 
 Source = str | Path | Iterable[Any]
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _LONGEST_NAME = 1024
+ENGINES = ("plain", "ray")
 
 
 class SourceName(str):
@@ -56,15 +59,18 @@ def prepare(
     seed: int = 0,
     device: str = "auto",
     batch_size: int | None = None,
+    engine: str = "plain",
+    workers: int | None = None,
+    ray_address: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> PairStore:
     """Turn text into a pair store: tokens and latents to train on. Called again, it continues where it was stopped.
 
     Args:
-        source: A file, a pattern, a folder, a name of a Hugging Face dataset, `builtin:sotu`, or a list of these; or a
-            list of texts, a list of rows such as `{"text": ..., "latent": ...}`, a Hugging Face dataset, or
-            `(texts, array)`.
+        source: A file, a pattern, a folder, an address such as `s3://bucket/folder`, a name of a Hugging Face dataset,
+            `builtin:sotu`, or a list of these; or a list of texts, a list of rows such as
+            `{"text": ..., "latent": ...}`, a Hugging Face dataset, or `(texts, array)`.
         out: Folder of the pair store.
         encoder: What makes the latents: `builtin:minilm` (the default), a sentence-transformers name or folder, an
             object with `encode(texts)`, a function, or `module:name`. It returns an array (texts, channels), or
@@ -90,6 +96,9 @@ def prepare(
         shard_documents: Documents per file.
         seed: For splits, `limit` and `derive`.
         device, batch_size: Where the encoder runs, and the most texts that it gets at once.
+        engine: `plain` encodes in this process, `ray` on the workers of a Ray cluster; the store is the same.
+        workers: With `ray`: processes that encode; by default one per GPU of the cluster.
+        ray_address: With `ray`: a running cluster, such as `auto` or `ray://HOST:10001`; by default a local one.
         progress: Called with the number of documents that are done and the number expected.
         note: Called with lines that a person may want to read.
 
@@ -111,6 +120,10 @@ def prepare(
     ('the open sea', [0.0, 1.0, 0.0])
     """
     words = locals()
+    if engine not in ENGINES:
+        raise UserError(f"engine={engine}: allowed are {', '.join(ENGINES)}")
+    if engine == "plain" and (workers or ray_address):
+        raise UserError("workers and ray_address belong to engine=ray; add it, or leave them out")
     inputs, rows, latents = _read_source(source, latents, "source")
     vectors = None if latents is None else Vectors.of(latents)
     named = {item.name: words[item.name] for item in fields(PrepareSettings) if item.name in words}
@@ -133,6 +146,7 @@ def prepare(
         device=device,
         batch_size=batch_size,
         report=_Callbacks(progress, note),
+        ray=RayOptions(ray_address, workers) if engine == "ray" else None,
     )
 
 
@@ -196,7 +210,7 @@ def _is_name(value: Any) -> bool:
         return True
     if not isinstance(value, str) or "\n" in value or not 0 < len(value) <= _LONGEST_NAME:
         return False
-    if value.startswith("builtin:") or extension_of(Path(value)) in EXTENSIONS:
+    if value.startswith("builtin:") or is_address(value) or extension_of(Path(value)) in EXTENSIONS:
         return True
     if _DATASET_NAME.fullmatch(value) or (glob.has_magic(value) and "/" in value and " " not in value):
         return True

