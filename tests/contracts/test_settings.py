@@ -146,7 +146,8 @@ def test_saved_settings_older_than_a_changed_default_mean_what_they_meant():
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_trains_all_modes_in_one_checkpoint(name):
     weights = load_recipe(name).corruption.mode_weights
-    assert (weights.l2t, weights.t2l, weights.joint) == (3, 1, 1)
+    alone = name == "qwen-english"  # as the launch script of the research code
+    assert (weights.l2t, weights.t2l, weights.joint) == ((1, 0, 0) if alone else (3, 1, 1))
 
 
 def test_whole_numbers_may_be_written_with_an_exponent():
