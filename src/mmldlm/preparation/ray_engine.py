@@ -132,7 +132,9 @@ def _start(options: RayOptions) -> Any:
         import ray
     except ImportError as error:
         raise UserError("engine=ray: Ray is not installed; run: pip install 'mmldlm[ray]'") from error
-    local = {} if options.address else {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    local: dict[str, Any] = (
+        {} if options.address else {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    )
     try:
         ray.init(
             address=options.address or "local", logging_level=logging.ERROR, log_to_driver=False, **local
