@@ -4,6 +4,7 @@ Decodes the latents of the validation split with their true length, with the lik
 likeliest few by several scores: w log p(length) + cosine of the text's own latent - b nats per token of its bound.
 """
 
+import copy
 import json
 import sys
 import time
@@ -26,7 +27,7 @@ SCORES = {
     "cosine + 0.01 log p - 0.03 bound per token": (0.01, 1.0, 0.03),
     "cosine + 0.01 log p - 0.1 bound per token": (0.01, 1.0, 0.1),
 }
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+COUNTS = (1, 2, 3, 4, 6, 8)
 model, split = mmldlm.load(sys.argv[1]), mmldlm.PairStore.open(sys.argv[2]).splits["validation"]
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 latents, truth = np.asarray(split.latents), model.tokenize(list(split.texts))
@@ -94,7 +95,7 @@ for number in range(likely.lengths.shape[1]):
     for name, (prior, near, cost) in SCORES.items():
         paid = nats if name == "bound" else nats / likely.lengths[:, number]
         score = prior * likely.log_probabilities[:, number] + near * nearness - cost * paid
-        kept, kept_score = best.get(name, (Texts(tokens, texts), np.full(len(tokens), -np.inf)))
+        kept, kept_score = best.get(name) or (copy.deepcopy(scored), np.full(len(tokens), -np.inf))
         kept.put(score > kept_score, scored)
         best[name] = (kept, np.maximum(score, kept_score))
         if number + 1 in COUNTS:
