@@ -84,6 +84,21 @@ def rewrite_links(text: str, source: Path, place: str, places: dict[Path, str], 
     return "".join(lines)
 
 
+CODED = ("troubleshooting.md", "migration.md", "bottlenecks.md")
+CODE = re.compile(r"(?<![\[`\w])(M\d{3}|[A-Z]{3}\d{3})(?![\w`\]])")
+
+
+def link_codes(text: str) -> str:
+    """Codes of the monitor and the doctor in running text as links to what they mean."""
+
+    def link(match: re.Match[str]) -> str:
+        page = "runwatch/codes.md" if len(match[0]) == 4 else "traindoctor/rules.md"
+        return f"[{match[0]}]({page}#{match[0].lower()})"
+
+    parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else CODE.sub(link, part) for part in parts)
+
+
 def stage() -> None:
     """Fill build/docs."""
     shutil.rmtree(STAGE, ignore_errors=True)
@@ -96,7 +111,8 @@ def stage() -> None:
             continue
         if source.suffix == ".md":
             text = improvements.fill(source.read_text())
-            target.write_text(rewrite_links(text, source, place, places, names))
+            text = rewrite_links(text, source, place, places, names)
+            target.write_text(link_codes(text) if place in CODED else text)
         else:
             shutil.copyfile(source, target)
     for place, text in generated.items():
