@@ -21,7 +21,7 @@ count = int(sys.argv[3]) if len(sys.argv) > 3 else 1024
 real = store.splits["validation"]
 real_latents, real_texts = np.asarray(real.latents), list(real.texts)
 size = min(count, len(real_latents) // 2)
-known = {" ".join(text.split()) for text in map(str, store.splits["train"].texts)}
+known = {tokens.tobytes() for tokens in model.tokenize([str(text) for text in store.splits["train"].texts])}
 axes = main_directions(real_latents.reshape(len(real_latents), -1), size // 4)
 
 
@@ -59,7 +59,7 @@ def show(name: str, texts: list[Any], latents: np.ndarray, own: np.ndarray | Non
         "MMD": mmd(latents[:size], part),
         "texts: Frechet": frechet(read, part),
         "MMD of texts": mmd(read, part),
-        "training texts": 100 * np.mean([" ".join(str(text).split()) in known for text in texts]),
+        "training texts": 100 * np.mean([text.tobytes() in known for text in tokens]),
         "seconds": seconds,
     }
     print(
