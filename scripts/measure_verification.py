@@ -19,9 +19,9 @@ REPEATS = 5
 DOCUMENTS = 65_536
 _RUN = """
 import sys
-from mmldlm.data import blocks
+from mmldlm.data import files
 if sys.argv.pop(1) == "without":
-    blocks.Blocks.require = lambda *_: True
+    files.Blocks.require = lambda *_: True
 from mmldlm.cli.main import main
 main()
 """
@@ -29,19 +29,18 @@ main()
 
 def measure_loader(folder: Path) -> None:
     """Steps of sentences with one latent of 384 channels, by the time of this process on its core."""
-    from mmldlm.benchmark.synthetic import Synthetic, make_store
-
+    from mmldlm.benchmark.arms import Synthetic, make_store
     from mmldlm.config.recipe import make_config
-    from mmldlm.data import blocks
+    from mmldlm.data import files
     from mmldlm.data.loader import plan_steps
     from mmldlm.runtime import start_runtime
     from mmldlm.training.setup import set_up
 
     store = make_store(Synthetic(4, 64, 30_522, 384, DOCUMENTS, 0))
     config = make_config("small", {"data.store": str(store), "model.preset": "tiny", "train.device": "cpu"})
-    verify, rates = blocks.Blocks.require, {"with": [], "without": []}
+    verify, rates = files.Blocks.require, {"with": [], "without": []}
     for arm in ["with", "without"] * REPEATS:
-        blocks.Blocks.require = verify if arm == "with" else lambda *_: True
+        files.Blocks.require = verify if arm == "with" else lambda *_: True
         reader = set_up(config, start_runtime(config)).reader()
         began, done = time.process_time(), 0
         for where in plan_steps(reader.order, reader.split.lengths, reader.plan, 0):

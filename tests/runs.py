@@ -14,9 +14,8 @@ from mmldlm.distributed.ranks import Ranks
 from mmldlm.metrics import read_log
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import start_runtime
-from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
-from mmldlm.training.setup import set_up
+from mmldlm.training.setup import Hooks, set_up
 
 RECIPE = """
 name: small

@@ -68,6 +68,11 @@ def test_the_update_of_a_step(step_walks):
     assert len(files) == count <= 25
 
 
+def test_both_halves_of_a_step(step_walks):
+    assert f"{len(step_walks[0] | step_walks[1])} different ones" in PAGE.read_text()
+    assert len(step_walks[0] | step_walks[1]) <= 25
+
+
 def test_a_decode(tmp_path):
     model = mmldlm.load(make_run(tmp_path / "run", make_store(tmp_path / "store")))
     latents = np.zeros((2, model.num_slots, model.num_channels), np.float32)

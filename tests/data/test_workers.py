@@ -13,9 +13,9 @@ import time
 import pytest
 
 from mmldlm.data import shard
-from mmldlm.data.workers import LoaderError, Restarts
+from mmldlm.data.loader import LoaderError, Restarts
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.training import batches
+from mmldlm.training import setup
 from tests.runs import curve, hit_loader, make_trainer, same, weights
 from tests.stores import write_store
 
@@ -294,7 +294,7 @@ def test_a_missing_page_ends_a_loader_process_and_not_the_run(tmp_path, monkeypa
 def test_a_small_shared_memory_is_reported_before_the_first_step_with_the_remedy(
     store, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(batches, "shared_memory", lambda: 10_000)
+    monkeypatch.setattr(setup, "shared_memory", lambda: 10_000)
     trainer = make_trainer(tmp_path, store, "data.num_workers=2")
     with pytest.raises(UserError, match=r"/dev/shm: 0 MiB are free.*--shm-size=8g.*data\.num_workers=0"):
         trainer.fit()

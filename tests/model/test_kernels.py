@@ -148,9 +148,8 @@ def test_best_values(rows: int, values: int) -> None:
 @here
 @pytest.mark.parametrize("width", [37, 4096 + 70])
 def test_the_score_of_logits_and_its_gradient(width):
-    from mmldlm.objective.text import score_logits
-
     from mmldlm.model.kernels.score import score
+    from mmldlm.objective.losses import score_logits
 
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(5, width, generator=generator)

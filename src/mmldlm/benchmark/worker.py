@@ -33,9 +33,8 @@ from mmldlm.json_lines import from_plain
 from mmldlm.model.denoiser import step_flops
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import Runtime, peak_flops, start_runtime, synchronize
-from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
-from mmldlm.training.setup import Setup, set_up
+from mmldlm.training.setup import Hooks, Setup, set_up
 
 log = logging.getLogger(__name__)
 

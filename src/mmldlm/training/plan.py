@@ -18,10 +18,9 @@ from mmldlm.model.denoiser import step_flops
 from mmldlm.model.weights import parameter_groups
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import DTYPES
-from mmldlm.training.batches import Hooks
 from mmldlm.training.fit import Trainer
 from mmldlm.training.optim import lr_at
-from mmldlm.training.setup import Setup
+from mmldlm.training.setup import Hooks, Setup
 
 _MOST_POINTS = 2000
 _TIMED_STEPS = 2
