@@ -70,7 +70,7 @@ fi
 step "prepare an own text" .venv/bin/mmldlm prepare "$text" --out data/mine --cut sentences --max-tokens 48 --limit 3000
 step "train an own model" .venv/bin/mmldlm train --recipe laptop "train.steps=$STEPS"
 step "decode with it" .venv/bin/mmldlm decode saved/laptop --text "$SENTENCE"
-step "publish it as a folder" .venv/bin/mmldlm export saved/laptop --out published
+step "publish it as a folder" .venv/bin/python -c "import mmldlm; mmldlm.load('saved/laptop').save_pretrained('published')"
 step "ask the service" request
 
 cores=$(nproc --all)
