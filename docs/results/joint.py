@@ -100,13 +100,12 @@ def latent_then_decode(solver: str = "ddim", latent_steps: int = 32, **options: 
 
 
 show("held-out pairs", real_texts[size : 2 * size], real_latents[size : 2 * size], None, 0.0)
-for turns in ("interleaved", "latent_first"):
+for turns in ("interleaved", "latent_first", "text_first"):
     for order in ("margin", "ancestral"):
         for temperature in (0.0, 0.5, 0.7, 1.0):
             pairs(turns=turns, order=order, temperature=temperature, steps=32, latent_steps=32)
 for order in ("confidence", "first_hitting"):
     pairs(turns="latent_first", order=order, temperature=0.7, steps=32, latent_steps=32)
-pairs(turns="text_first", order="margin", temperature=0.7, steps=32, latent_steps=32)
 for turns in ("interleaved", "latent_first"):
     pairs(4, turns=turns, order="margin", temperature=0.7, steps=32, latent_steps=32)
 for solver, latent_steps in (("ddim", 16), ("ddim", 100), ("heun", 32)):
