@@ -38,6 +38,7 @@ unit: $(STAMP)  ## the tests
 
 soak: $(STAMP)  ## the long-running tests, then kills, flipped bits, failing disks and lost ranks (an hour; disks need root)
 	$(BIN)/python -m pytest -m soak
+	$(BIN)/python scripts/fuzz_files.py 3600
 	$(BIN)/python scripts/chaos.py $(or $(CHAOS),build/chaos)
 
 gpu: $(STAMP)  ## the tests that need a GPU

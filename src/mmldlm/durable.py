@@ -156,15 +156,32 @@ def naming(path: Path) -> Iterator[None]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Give `path` a new content; a crash leaves the old one or the new one, never a mixture."""
-    staged = volatile(path.parent, "new", path.name)
+    with staged_file(path) as staged:
+        write_file(staged, [content])
+
+
+@contextlib.contextmanager
+def staged_file(path: Path, *, staged: Path | None = None, flushed: bool = True) -> Iterator[Path]:
+    """A name to write a file under, which becomes `path` at the end of the `with`; an error leaves `path` as it was.
+
+    `staged` is that name, if a fresh one does not do. Without `flushed` the file is whole, but may not survive a crash.
+    """
+    staged = staged or volatile(path.parent, "new", path.name)
     try:
         with naming(path):
-            write_file(staged, [content])
-            os.replace(staged, path)
+            yield staged
+            publish(staged, path, flushed=flushed)
     except BaseException:
-        staged.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
         raise
-    flush_folder(path.parent)
+
+
+def publish(staged: Path, path: Path, *, flushed: bool = True) -> None:
+    """Give a file that is written and flushed its name, in one stroke."""
+    os.replace(staged, path)
+    if flushed:
+        flush_folder(path.parent)
 
 
 def flush_folder(folder: Path) -> None:

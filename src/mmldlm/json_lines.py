@@ -129,14 +129,8 @@ def cut_lines(path: Path, key: str, limit: float) -> None:
     """
     if not path.exists() or sum(map(len, _kept(path, key, limit))) == path.stat().st_size:
         return
-    staged = durable.volatile(path.parent, "new", path.name)
-    try:
+    with durable.staged_file(path) as staged:
         durable.write_file(staged, _kept(path, key, limit))
-        os.replace(staged, path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    durable.flush_folder(path.parent)
 
 
 def _kept(path: Path, key: str, limit: float) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import mmldlm
 from mmldlm.api.model import Model
 from mmldlm.api.values import latents_array, one_latent
 from mmldlm.config import ModeWeights
+from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from tests.runs import write_recipe
@@ -306,3 +307,35 @@ def test_single_latents() -> None:
     assert one_latent(np.zeros(4), (1, 4), "a").shape == (1, 1, 4)
     assert one_latent(np.zeros((3, 4)), (3, 4), "a").shape == (1, 3, 4)
     assert latents_array(torch.zeros(2, 4, dtype=torch.bfloat16), (1, 4)).dtype == np.float32
+
+
+def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str) -> str:
+        raise AssertionError(f"asked the Hub for {name}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    store = make_store(tmp_path / "store")
+    make_run(tmp_path / "saved" / "wordnet", store)
+    make_run(tmp_path / "others" / "small", store)
+    for name, meant in (
+        ("saved/wordnte", "saved/wordnet"),
+        ("others/smal", "others/small"),
+        ("wordnt", "saved/wordnet"),
+    ):
+        with pytest.raises(UserError, match=rf"no such run or export; did you mean {meant}\?"):
+            mmldlm.load(name)
+
+
+def test_neighbours_among_the_folder_of_a_store(model: Model) -> None:
+    folder = Path(model.loaded.config.data.store)
+    near = model.neighbours(["w3 w1"], among=PairStore.open(folder), k=2)
+    assert model.neighbours(["w3 w1"], among=str(folder), k=2) == near
+    assert model.neighbours(["w3 w1"], among=folder, k=2) == near
+
+
+def test_pairs_are_shown_in_one_line(model: Model) -> None:
+    shown = repr(model.generate(5, latent_steps=1, **QUICK))
+    assert shown.startswith("Pairs(5: [")
+    assert shown.endswith(f", ...], latents (5, 1, {NUM_CHANNELS}))")
+    assert "\n" not in shown

@@ -9,6 +9,8 @@ import pytest
 
 from mmldlm.config.recipe import config_from_dict, load_recipe
 from mmldlm.errors import UserError
+from tests.runs import make_trainer
+from tests.stores import write_store
 
 LONG = "9" * 5000
 WORDS = [
@@ -88,3 +90,12 @@ def test_a_removed_setting_in_saved_settings_is_reported(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         config_from_dict({"data": {"store": "x"}, "evaluation": {"refine_by": ["remask"]}})
     assert "evaluation.refine_by=['remask']: this setting was removed and is ignored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "word", ["model.width=1e12", "model.depth=1e9", "model.latent_width=1e12", "model.mlp_ratio=1e12"]
+)
+def test_a_network_that_no_machine_holds_is_rejected_before_it_is_made(word: str, tmp_path: Path) -> None:
+    write_store(tmp_path / "store")
+    with pytest.raises(UserError, match="the weights need"):
+        make_trainer(tmp_path / "run", tmp_path / "store", word)

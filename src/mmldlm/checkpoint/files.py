@@ -272,18 +272,11 @@ def point_latest(folder: Path, name: str) -> None:
 
 def _replace_pointer(folder: Path, name: str) -> None:
     """In one stroke: a relative link, or a line of text where links are impossible."""
-    staged = durable.volatile(folder, "new", LATEST)
     try:
-        os.symlink(name, staged)
+        with durable.staged_file(folder / LATEST) as staged:
+            os.symlink(name, staged)
     except (OSError, NotImplementedError):
         durable.replace_file(folder / LATEST, f"{name}\n".encode())
-        return
-    try:
-        os.replace(staged, folder / LATEST)
-    except OSError:
-        staged.unlink()
-        raise
-    durable.flush_folder(folder)
 
 
 def read_latest(folder: Path) -> Path | None:

@@ -51,8 +51,8 @@ class BatchStage:
 
     until: int = number(0, 1)
     """The stage covers the steps before this one that no earlier stage covers."""
-    tokens_per_step: int | None = number(None, 1)
-    documents_per_step: int | None = number(None, 1)
+    tokens_per_step: int | None = number(None, 1, 2**28)
+    documents_per_step: int | None = number(None, 1, 2**24)
     micro_tokens: int | None = number(None, 1)
     micro_documents: int | None = number(None, 1)
 
@@ -64,9 +64,9 @@ class BatchConfig:
     How many micro-batches a step takes follows from these sizes; gradients are added up over them.
     """
 
-    tokens_per_step: int | None = number(8192, 1)
+    tokens_per_step: int | None = number(8192, 1, 2**28)
     """Documents are taken in order until their tokens would exceed this; null: documents_per_step alone decides."""
-    documents_per_step: int | None = number(None, 1)
+    documents_per_step: int | None = number(None, 1, 2**24)
     """At most this many documents a step; null: about as many as fit."""
     micro_tokens: int | None = number(None, 1)
     """Most tokens of a micro-batch on one rank, at least the longest document; null: the whole step at once. More
@@ -306,7 +306,7 @@ class TrainConfig:
     that resumes from its own checkpoint does not look at it."""
     device: str = "auto"
     """auto: an accelerator if there is one; cpu, cuda, mps, xpu, or one of several as cuda:1."""
-    num_threads: int | None = number(None, 1)
+    num_threads: int | None = number(None, 1, 4096)
     """CPU threads; null: left to PyTorch."""
     log_every: int = number(10, 1)
     valid_every: int = number(500, 0)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 
-from mmldlm.durable import flush_folder, is_full, read_digest
+from mmldlm.durable import is_full, read_digest, staged_file
 from mmldlm.errors import UserError
 
 BLOCK = 4096
@@ -145,18 +145,17 @@ def write_durably(path: Path, fill: Callable[[Any], None], blocks: BlockSums | N
 
     `blocks` gets all that is written.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
     try:
-        with open(temporary, "wb") as file:
+        with (
+            staged_file(path, staged=path.with_name(path.name + TEMPORARY)) as staged,
+            open(staged, "wb") as file,
+        ):
             sink = _HashingFile(file, blocks)
             fill(sink)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        flush_folder(path.parent)
     except OSError as error:
         if is_full(error):
-            temporary.unlink(missing_ok=True)
             raise UserError(
                 f"{path}: no space left on the disk; what was finished stays: "
                 "free some space and run the same command again"

@@ -219,8 +219,7 @@ class PartFile:
         os.fsync(self._fd)
         os.close(self._fd)
         self._fd = -1
-        os.replace(self.part, self.path)
-        durable.flush_folder(self.path.parent)
+        durable.publish(self.part, self.path)
 
     def close(self) -> None:
         """Leave what is written for the next time."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mmldlm.checkpoint.export import data_shape_of
-from mmldlm.config import Config
+from mmldlm.config import Config, resolve_model
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import stage_at
 from mmldlm.data.loader import (
@@ -176,6 +176,7 @@ def set_up(
         row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
     )  # fmt: skip
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
+    _require_memory(config, data_shape)
     denoiser = Denoiser(config.model, data_shape, seed=config.train.seed, token_counts=counts)
     denoiser.to(runtime.device)
     setup = Setup(
@@ -206,6 +207,23 @@ def set_up(
     if runtime.compile:
         compile_blocks(denoiser)
     return setup
+
+
+def _require_memory(config: Config, shape: DataShape) -> None:
+    """Reject a network whose weights alone exceed the memory of this machine, before any of it is allocated."""
+    model = resolve_model(config.model)
+    inner = model.num_heads * model.head_width
+    blocks = sum(
+        width * (4 * inner + 2 * int(width * model.mlp_ratio) + 6 * model.time_width)
+        for width in (model.width, model.latent_width)
+    )
+    needed = 4 * (model.depth * blocks + 2 * shape.vocab_size * model.width)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise UserError(
+            f"model.depth={model.depth}, model.width={model.width}, model.latent_width={model.latent_width}: "
+            f"the weights need {needed / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB; choose smaller ones"
+        )
 
 
 def choose_kernels(setup: Setup) -> None:

@@ -187,14 +187,11 @@ class Watchdog:
             "step": step, "phase": phase, "time": round(began, 3), "seconds": round(time.monotonic() - since, 3),
             "written_at": round(time.time(), 3), "pid": os.getpid(), "host": socket.gethostname(),
         }  # fmt: skip
-        staged = durable.volatile(self.run.path, "new", self.run.heartbeat.name)
         try:
-            staged.write_text(json.dumps(content) + "\n")
-            os.replace(staged, self.run.heartbeat)  # not flushed to the disk: only whole, not durable
+            with durable.staged_file(self.run.heartbeat, flushed=False) as staged:
+                staged.write_text(json.dumps(content) + "\n")
             self._quiet = False
         except OSError as error:
-            with contextlib.suppress(OSError):
-                staged.unlink(missing_ok=True)
             if not self._quiet and not self.run.path.exists():
                 log.error(
                     "run folder %s was deleted under the run; the next checkpoint makes it again",
