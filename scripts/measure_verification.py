@@ -2,7 +2,8 @@
 
 python scripts/measure_verification.py loader                 one process makes the steps of one epoch
 python scripts/measure_verification.py train RECIPE [STEPS] [section.key=value ...]
-                                                              short runs, each in a process of its own
+                                                              short runs, each in a process of its own, on random
+                                                              documents unless data.store says otherwise
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from mmldlm.benchmark.arms import Synthetic, make_store
+from mmldlm.config.recipe import make_config
+from mmldlm.data import files
+from mmldlm.data.loader import plan_steps
+from mmldlm.runtime import start_runtime
+from mmldlm.training.setup import set_up
 
 REPEATS = 5
 DOCUMENTS = 65_536
@@ -29,14 +37,7 @@ main()
 
 def measure_loader(folder: Path) -> None:
     """Steps of sentences with one latent of 384 channels, by the time of this process on its core."""
-    from mmldlm.benchmark.arms import Synthetic, make_store
-    from mmldlm.config.recipe import make_config
-    from mmldlm.data import files
-    from mmldlm.data.loader import plan_steps
-    from mmldlm.runtime import start_runtime
-    from mmldlm.training.setup import set_up
-
-    store = make_store(Synthetic(4, 64, 30_522, 384, DOCUMENTS, 0))
+    store = make_documents(DOCUMENTS)
     config = make_config("small", {"data.store": str(store), "model.preset": "tiny", "train.device": "cpu"})
     verify, rates = files.Blocks.require, {"with": [], "without": []}
     for arm in ["with", "without"] * REPEATS:
@@ -51,8 +52,15 @@ def measure_loader(folder: Path) -> None:
     report(rates)
 
 
+def make_documents(count: int) -> Path:
+    """A store of random sentences with one latent of 384 channels, kept in the cache."""
+    return make_store(Synthetic(4, 64, 30_522, 384, count, 0))
+
+
 def measure_training(folder: Path, recipe: str, steps: str, *settings: str) -> None:
     """The documents per second that a run logs after its first third."""
+    if not any(word.startswith("data.store=") for word in settings):
+        settings = (*settings, f"data.store={make_documents(4 * DOCUMENTS)}")
     rates: dict[str, list[float]] = {"with": [], "without": []}
     for turn, arm in enumerate(["with", "without"] * 2):
         run = folder / f"{turn}-{arm}"

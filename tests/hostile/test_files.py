@@ -5,7 +5,9 @@ Each is rejected with one line. Nothing of it is executed, and no memory is aske
 
 from __future__ import annotations
 
+import ast
 import gzip
+import importlib
 import io
 import json
 import shutil
@@ -324,3 +326,14 @@ def test_made_up_arrow_files_are_not_read_as_memory(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(crafted)
     with pytest.raises(UserError, match=r"a\.arrow: damaged file"):
         read_all(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("name", ["fuzz_files", "measure_verification"])
+def test_the_scripts_fit_the_library(name: str) -> None:
+    """What they import exists; they are run by hand."""
+    path = Path(__file__).parents[2] / "scripts" / f"{name}.py"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("mmldlm", "runwatch")):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")

@@ -169,7 +169,7 @@ def read_export(folder: Path) -> Export:
         config, data, made_with = (load_exact(notes.get(key, "null")) for key in _DESCRIBED)
         weights = unpack(stored)
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise UserError(f"{path}: is damaged or not an export ({error}); copy it again") from error
+        raise UserError(f"{path}: is damaged or not an export ({str(error)[:300]}); copy it again") from error
     known = sorted(set(_FORMATS.values()))
     if notes.get(_MARK, "").strip('"') not in known or not all(
         isinstance(part, dict) for part in (config, data, made_with)

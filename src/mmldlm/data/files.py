@@ -82,16 +82,16 @@ class Blocks:
         before = np.cumsum(counts) - counts
         blocks = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
         pending = blocks[~self.seen[blocks]]
-        for block in np.unique(pending).tolist() if len(pending) else ():
-            start = block * BLOCK
-            if zlib.crc32(self.content[start : start + BLOCK]) != self.sums[block]:
-                raise ValueError(f"bytes {start} to {start + BLOCK - 1} differ from their checksum")
-            self.seen[block] = True
+        if len(pending):
+            self._verify(np.unique(pending))
         return not len(pending)
 
-    def require_range(self, start: int, end: int) -> bool:
-        """The same for one range."""
-        return self.require(np.array([start]), np.array([end]))
+    def _verify(self, blocks: np.ndarray) -> None:
+        for block, expected in zip(blocks.tolist(), self.sums[blocks].tolist(), strict=True):
+            start = block * BLOCK
+            if zlib.crc32(self.content[start : start + BLOCK]) != expected:
+                raise ValueError(f"bytes {start} to {start + BLOCK - 1} differ from their checksum")
+        self.seen[blocks] = True
 
 
 TEMPORARY = ".tmp"

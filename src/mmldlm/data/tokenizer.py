@@ -119,7 +119,7 @@ def quiet_hub() -> None:
 
 def first_line(error: BaseException) -> str:
     """The reason in an error of another library, short enough for one line of ours."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def _load_builtin(name: str) -> Backend:

@@ -222,7 +222,7 @@ def _require_memory(config: Config, shape: DataShape) -> None:
     if needed > memory:
         raise UserError(
             f"model.depth={model.depth}, model.width={model.width}, model.latent_width={model.latent_width}: "
-            f"the weights need {needed / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f} GiB; choose smaller ones"
+            f"the weights need {needed / 2**30:,.0f} GiB, this machine has {memory / 2**30:,.0f}; choose smaller ones"
         )
 
 
