@@ -1,7 +1,9 @@
 """Signals raise a flag; a scheduler gets the exit code that says "again", a second Ctrl-C leaves at once."""
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -142,3 +144,20 @@ def test_sigterm_during_the_start_leaves_nothing_that_blocks_the_next_one(store,
     with lock_run(again.run, patience=0.0):
         again.fit()
     assert again.step == 2
+
+
+def test_a_closed_terminal_stops_the_run_with_a_checkpoint_and_its_exit_code(tmp_path):
+    store = write_store(tmp_path / "store", num_train=120).path
+    recipe, run = write_recipe(tmp_path, store), tmp_path / "run"
+    words = ["train", "--recipe", str(recipe), "--run", str(run), "train.steps=100000", "train.log_every=1"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}"
+        os.execv(sys.executable, [sys.executable, "-m", "mmldlm", *words, "train.valid_every=0"])
+    deadline, log = time.monotonic() + 90, run / "training_log.jsonl"
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == REQUEUE
+    assert list((run / "checkpoints").glob("step_*"))

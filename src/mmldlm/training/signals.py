@@ -46,6 +46,8 @@ class StopFlag:
         self.received: signal.Signals | None = None
         self._pressed_at: float | None = None
         self._before: dict[signal.Signals, object] = {}
+        self._terminals: list[int] = []
+        """Standard output and error where they are a terminal: after SIGHUP it is gone, and writing there fails."""
         self._waiting = False
         self._depth = 0
         self._pid = os.getpid()
@@ -54,6 +56,7 @@ class StopFlag:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
             handled = [name for name in self.SIGNALS if signal.getsignal(name) != signal.SIG_IGN]
+            self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
             self._before = {name: signal.signal(name, self._handle) for name in handled}
         return self
 
@@ -85,6 +88,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number)
+        if number == signal.SIGHUP and self._terminals and os.getpid() == self._pid:
+            silence = os.open(os.devnull, os.O_WRONLY)
+            for fd in self._terminals:
+                os.dup2(silence, fd)
         if number == signal.SIGINT:
             now, before = time.monotonic(), self._pressed_at
             self._pressed_at = now if before is None else before
