@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +280,14 @@ def stop_after(command: Command, run: Path, step: int, number: int = signal.SIGT
         time.sleep(0.002)
     command.send(number)
     command.wait()
+
+
+def finish(world: World, kind: str, words: Sequence[str], same: Callable[[], bool], **env: str) -> None:
+    """The same command again must end as the undisturbed one."""
+    command = world.run(*words, **env)
+    if command.code or "Traceback" in command.said:
+        world.note(kind, "lost", f"{command.err}: code {command.code}: {command.said[-300:]}")
+    elif not same():
+        world.note(kind, "silent", f"{command.err}: another result")
+    else:
+        world.note(kind, "survived")
