@@ -143,3 +143,15 @@ def test_one_changed_bit_of_a_weight_changes_the_digest():
         assert int(weights_digest(network)) != before
         bits ^= 1
     assert int(weights_digest(network)) == before
+
+
+def test_a_rank_that_was_stopped_itself_blames_nobody(trio, monkeypatch, caplog):
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 3.0)
+    for each in trio:
+        each.start()
+    time.sleep(0.7)
+    jump = time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: jump() + 100.0)
+    time.sleep(0.7)
+    assert "no sign of life" not in caplog.text

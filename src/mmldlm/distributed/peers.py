@@ -145,8 +145,12 @@ class Peers:
 
     def _judge(self) -> None:
         """Name ranks that fall silent, and those that are back. Asks nobody: an answer might never come."""
+        last = time.monotonic()
         while not self._end.wait(BEAT_SECONDS):
             now = time.monotonic()
+            if now - last > SILENT_SECONDS / 3:  # this process itself was stopped; the others had no chance
+                self._seen, self._answered = {idx: (beat, now) for idx, (beat, _) in self._seen.items()}, now
+            last = now
             silent = {idx for idx, (_, since) in self._seen.items() if now - since > SILENT_SECONDS}
             if self.own_store and self.rank == 1 and now - self._answered > SILENT_SECONDS:
                 silent.add(0)
