@@ -52,7 +52,9 @@ def test_both_chains_take_turns() -> None:
 def test_each_sees_the_other_at_its_time() -> None:
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=2, num_latent_steps=2)
+    options = SamplingOptions(
+        text_sampler="ancestral", num_sampling_steps=2, num_latent_steps=2, joint_order="interleaved"
+    )
     generate(model, 1, options, lengths=np.array([12]), keys=document_keys(0, 1))
     times = [(float(call.text_time[0]), float(call.latent_time[0])) for call in record]
     assert times == [(1.0, 1.0), (1.0, 0.5), (0.5, 0.5), (0.5, 0.0)]

@@ -74,25 +74,26 @@ def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths()
     assert whole == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_best_of_four_likely_lengths_is_the_default_at_temperature_0() -> None:
+def test_the_best_of_three_likely_lengths_is_the_default_at_temperature_0() -> None:
     greedy = SamplingOptions(num_sampling_steps=3, temperature=0.0)
     model = random_model()
-    expected = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=4).tokens
+    expected = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3).tokens
     plain = decode_latents(model, LATENTS, greedy, keys=KEYS)
     assert not all(map(np.array_equal, expected, plain))
     assert all(map(np.array_equal, expected, decode_unknown_length(model, LATENTS, greedy, keys=KEYS)))
     one = replace(greedy, num_lengths=1)
     assert all(map(np.array_equal, plain, decode_unknown_length(model, LATENTS, one, keys=KEYS)))
-    assert lengths_tried(model, greedy) == 4
+    assert lengths_tried(model, greedy) == 3
     assert lengths_tried(model, OPTIONS) == 1  # lengths are drawn
     assert lengths_tried(random_model(modes=ModeWeights(l2t=1, t2l=0, joint=0)), greedy) == 1  # reads no text
 
 
 def test_joint_sampling_has_settings_of_its_own() -> None:
     config = SamplingConfig(text_sampler="margin", temperature=0.0)
-    assert for_joint(config) == config
-    own = for_joint(replace(config, joint_sampler="ancestral", joint_temperature=0.0))
-    assert (own.text_sampler, own.temperature) == ("ancestral", 0.0)
+    joint = for_joint(config)
+    assert (joint.text_sampler, joint.temperature, joint.joint_order) == ("ancestral", 1.0, "text_first")
+    own = for_joint(replace(config, joint_sampler="margin", joint_temperature=0.5))
+    assert (own.text_sampler, own.temperature) == ("margin", 0.5)
 
 
 def test_cost_is_what_the_network_was_asked() -> None:

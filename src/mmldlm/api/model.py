@@ -178,7 +178,7 @@ class Model(Published):
     ) -> list[SampledText]:  # fmt: skip
         """A text for each latent (l2t). Arguments that are None have the values of the run's settings.
 
-        `lengths`: tokens of each text; None: at temperature 0 the likeliest few (`sampling.num_lengths` of the run, 4
+        `lengths`: tokens of each text; None: at temperature 0 the likeliest few (`sampling.num_lengths` of the run, 3
         unless set) are decoded and the text that the model itself reads back best is kept, at so many times the cost;
         `candidates=1` takes the likeliest alone. `order`: confidence, margin, ancestral,
         first_hitting, block, or block:16 for blocks of 16 tokens. `candidates`: decode so many texts and keep the one
@@ -223,7 +223,8 @@ class Model(Published):
         guidance: float | None = None, order: str | None = None, solver: str | None = None,
         turns: str | None = None, seed: int = 0, progress: Progress | None = None,
     ) -> Pairs:  # fmt: skip
-        """Texts and their latents from nothing (joint). `turns`: interleaved, latent_first or text_first.
+        """Texts and their latents from nothing (joint). `turns`: interleaved, latent_first or text_first. Order, turns
+        and temperature are the `joint_` settings of the run where they are None.
 
         >>> pairs = model.generate(2, steps=4, latent_steps=4)
         >>> len(pairs.texts), pairs.latents.shape

@@ -70,7 +70,7 @@ Candidates = Annotated[
     int | None,
     _option(
         "--candidates",
-        help="Decode so many and keep the one nearest to the latent. [without a length the run's num_lengths, 4]",
+        help="Decode so many and keep the one nearest to the latent. [without a length the run's num_lengths, 3]",
         panel=_CHECK,
     ),
 ]

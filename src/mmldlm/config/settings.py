@@ -416,19 +416,19 @@ class SamplingConfig:
     """Tokens of a block, for the sampler block."""
     latent_sampler: str = choice("ddim", "ddim", "dpmpp_2m", "heun")
     """ddim: first order; dpmpp_2m: second order at the same cost; heun: second order, two passes a step."""
-    joint_order: str = choice("interleaved", "interleaved", "latent_first", "text_first")
+    joint_order: str = choice("text_first", "interleaved", "latent_first", "text_first")
     """Joint sampling: text and latent in turn, or one of them first, from noise alone."""
-    joint_sampler: str | None = choice(None, "confidence", "ancestral", "first_hitting", "margin", "block")
-    """Text sampler of joint sampling; null: text_sampler."""
-    joint_temperature: float | None = number(None, 0)
-    """Temperature of joint sampling; null: temperature."""
+    joint_sampler: str = choice("ancestral", "confidence", "ancestral", "first_hitting", "margin", "block")
+    """Text sampler of joint sampling. Surest tokens first, which suits a given latent, repeats words without one."""
+    joint_temperature: float = number(1.0, 0)
+    """Temperature of joint sampling."""
     num_sampling_steps: int = number(16, 1)
     num_latent_steps: int = number(16, 1)
     """Steps of the latent in joint sampling."""
     num_encode_steps: int | None = number(None, 1)
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
     latent. null: 1, but 16 with a prediction of noise, whose first step determines little of the latent."""
-    num_lengths: int = number(4, 1)
+    num_lengths: int = number(3, 1)
     """Likely lengths that are decoded where none is given, at temperature 0; the text whose own latent by the model is
     nearest is kept. Costs so many times one length; 1: the likeliest alone."""
     temperature: float = number(1.0, 0)

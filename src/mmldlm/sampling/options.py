@@ -33,13 +33,13 @@ class SamplingOptions:
     text_sampler: str = "confidence"
     block_length: int = 32
     latent_sampler: str = "ddim"
-    joint_order: str = "interleaved"
-    joint_sampler: str | None = None
-    joint_temperature: float | None = None
+    joint_order: str = "text_first"
+    joint_sampler: str = "ancestral"
+    joint_temperature: float = 1.0
     num_sampling_steps: int = 16
     num_latent_steps: int = 16
     num_encode_steps: int | None = None
-    num_lengths: int = 4
+    num_lengths: int = 3
     temperature: float = 1.0
     top_p: float = 1.0
     guidance: float = 1.0
@@ -66,7 +66,7 @@ class SamplingOptions:
         for item in fields(self):
             value, whole = getattr(self, item.name), str(item.type).startswith("int")
             kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-            if not str(item.type).startswith("str") and value is not None and not isinstance(value, kinds):
+            if item.type != "str" and value is not None and not isinstance(value, kinds):
                 problems.append(f"{item.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         if problems:
             raise UserError("; ".join(problems))
@@ -107,12 +107,7 @@ class SamplingOptions:
 
 def for_joint(config: SamplingConfig) -> SamplingConfig:
     """The settings with which pairs are sampled from nothing."""
-    temperature = config.joint_temperature
-    return replace(
-        config,
-        text_sampler=config.joint_sampler or config.text_sampler,
-        temperature=config.temperature if temperature is None else temperature,
-    )
+    return replace(config, text_sampler=config.joint_sampler, temperature=config.joint_temperature)
 
 
 def lengths_tried(model: LoadedModel, options: SamplingOptions) -> int:

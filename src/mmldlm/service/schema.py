@@ -107,7 +107,7 @@ def request_types(model: Model, limits: Limits) -> dict[str, type[BaseModel]]:
     )
     solver: Any = (Literal["ddim", "dpmpp_2m", "heun"] | None, None)
     count: Any = (whole(1, limits.documents), 1)
-    candidates: Any = (whole(1, 16), 1)
+    candidates: Any = (whole(1, 16) | None, None)
 
     def body(name: str, base: type[BaseModel], **fields: Any) -> type[BaseModel]:
         return create_model(name, __base__=base, __doc__=base.__doc__, **fields)
