@@ -243,7 +243,7 @@ def test_bad_data_is_one_clear_line_from_a_worker_too(store, tmp_path, num_worke
 
 def test_a_setting_younger_than_the_run_must_keep_its_default(store, tmp_path):
     from mmldlm.config.recipe import config_to_dict
-    from mmldlm.training.resume import check_resume
+    from mmldlm.training.checkpoints import check_resume
 
     trainer = make_trainer(tmp_path, store)
     meta = trainer.snapshot().meta

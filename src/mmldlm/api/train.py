@@ -40,9 +40,9 @@ from mmldlm.runtime import start_runtime
 from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
+from mmldlm.training.checkpoints import start_from_init
 from mmldlm.training.fit import Trainer
 from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
-from mmldlm.training.resume import start_from_init
 from mmldlm.training.setup import Hooks, Reporter, Setup, set_up
 from mmldlm.training.signals import StopFlag
 from mmldlm.training.start import StartClock

@@ -1,4 +1,7 @@
-"""The checkpoints of a run: saved by the main rank, restored by all ranks alike."""
+"""The checkpoints of a run: saved by the main rank, restored by all ranks alike; and how a run starts.
+
+It starts from its own checkpoint, where some settings must not have changed, or from other weights.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,153 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmldlm.checkpoint.load import load_latest
+from torch import Tensor
+
+from mmldlm.checkpoint.export import Export
+from mmldlm.checkpoint.load import find_model, load_latest, read_weights
 from mmldlm.checkpoint.save import Retention, Saver
-from mmldlm.checkpoint.state import Part, Snapshot, restore_snapshot
-from mmldlm.config import TrainConfig
+from mmldlm.checkpoint.state import Part, Snapshot, load_weights, restore_snapshot
+from mmldlm.config import Config, TrainConfig, resolve_model
+from mmldlm.config.recipe import config_from_dict, config_to_dict, flatten
+from mmldlm.data.store import PairStore
 from mmldlm.distributed.ranks import Muted, Ranks
 from mmldlm.errors import UserError
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.training.recovery import Rollbacks, is_good
 
 log = logging.getLogger(__name__)
+
+FIXED = (
+    "model",
+    "corruption",
+    "objective",
+    "optim",
+    "data.train_split",
+    "batch.tokens_per_step",
+    "batch.documents_per_step",
+    "train.seed",
+    "train.steps",
+    "train.frozen",
+)
+"""Settings that decide what the weights become. All others may change at any time."""
+
+LONGER = ("train.steps",)
+"""Of these, a larger value is allowed: it stretches the learning-rate schedule."""
+
+
+def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: str) -> None:
+    """Reject settings or data under which the run would become another one."""
+    if meta["content"] != store.content:
+        other = (
+            "other documents" if meta["fingerprint"] == store.fingerprint else "another tokenizer or encoder"
+        )
+        raise UserError(
+            f"data.store={config.data.store}: the run in {run} was trained on another pair store "
+            f"(this one has {other}); use the old store, or a new run folder"
+        )
+    # a setting younger than the run had its default, which means what was done before
+    old = flatten(config_to_dict(config_from_dict(meta["settings"])))
+    new = flatten(config_to_dict(config))
+    for values in (old, new):
+        values["batch.schedule"] = [
+            {key: value for key, value in stage.items() if not key.startswith("micro_")}
+            for stage in values["batch.schedule"]
+        ]
+    changed = [
+        f"{key}: {old.get(key)} -> {new[key]}"
+        for key in new
+        if _is_fixed(key) and not _allowed(key, old, new)
+    ]
+    if changed:
+        raise UserError(
+            f"the run in {run} was started with other settings ({'; '.join(changed)}); "
+            f"put them back, or choose a new run folder"
+        )
+
+
+def report_ignored_init(config: Config, meta: dict[str, Any]) -> None:
+    """Say once that a resumed run does not start from `train.init`, if that is not what it started from."""
+    before, now = meta["settings"]["train"].get("init"), config.train.init
+    if now != before:
+        log.warning("train.init=%s: ignored, the run resumes from its own checkpoint (it started from %s)",
+                    now, before or "new weights")  # fmt: skip
+
+
+def start_from_init(config: Config, denoiser: Denoiser, store: PairStore) -> list[tuple[int, str]]:
+    """Give the denoiser the averaged weights of `train.init`, which must have the same shape and vocabulary.
+
+    To be called before anything is made of the denoiser, and before a run folder exists. So what is to be logged is
+    returned, as levels and messages.
+    """
+    source = config.train.init
+    if source is None:
+        return []
+    try:
+        folder = find_model(source)
+        export = read_weights(folder)
+    except UserError as error:
+        raise UserError(f"train.init={source}: {error}") from error
+    differences = _differences(export, denoiser, store)
+    if differences:
+        raise UserError(
+            f"train.init={source}: its weights do not fit this run ({'; '.join(differences)}); "
+            f"use the same values, or train from new weights with train.init=null"
+        )
+    load_weights(denoiser, _fit_length_head(export.weights, denoiser), source=str(folder))
+    started = f"starting from the weights of {folder}, step {export.data.get('step')}"
+    return [*_other_meaning(source, export, store, config), (logging.INFO, started)]
+
+
+def _differences(export: Export, denoiser: Denoiser, store: PairStore) -> list[str]:
+    """What keeps weights from being used here, as `setting: theirs -> ours`."""
+    manifest, data = store.manifest, export.data
+    theirs, ours = vars(resolve_model(config_from_dict(export.config).model)), vars(denoiser.config)
+    pairs = {f"model.{name}": (theirs.get(name), ours[name]) for name in ours}
+    pairs |= {
+        name: (data[name], getattr(manifest, name)) for name in ("vocab_size", "num_slots", "num_channels")
+    }
+    if data["vocab_size"] == manifest.vocab_size and data.get("tokenizer") and manifest.tokenizer:
+        pairs["tokenizer"] = (_tokenizer(data["tokenizer"]), _tokenizer(manifest.tokenizer))
+    return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+
+
+def _tokenizer(described: dict[str, Any]) -> str:
+    """The same for the same vocabulary and rules, whatever the tokenizer was called."""
+    return f"sha256 {described['sha256'][:12]}"
+
+
+def _other_meaning(source: str, export: Export, store: PairStore, config: Config) -> list[tuple[int, str]]:
+    """Weights that fit but meant something else take a while to adapt."""
+    changed = []
+    if export.data["fingerprint"] != store.fingerprint:
+        changed.append("the latents were made by another encoder")
+    before = config_from_dict(export.config).corruption
+    for name in ("prediction_type", "latent_schedule"):
+        old, new = getattr(before, name), getattr(config.corruption, name)
+        if old != new:
+            changed.append(f"corruption.{name}: {old} -> {new}")
+    text = f"train.init={source}: the weights fit, but {'; '.join(changed)}; they have to adapt"
+    return [(logging.WARNING, text)] if changed else []
+
+
+def _fit_length_head(weights: dict[str, Tensor], denoiser: Denoiser) -> dict[str, Tensor]:
+    """The head has an output per document length; where the longest differs, the lengths that both have are kept."""
+    fitted, own = dict(weights), denoiser.state_dict()
+    for name in ("length_head.output.weight", "length_head.output.bias"):
+        if name in fitted and name in own and fitted[name].shape[0] != own[name].shape[0]:
+            common = min(len(fitted[name]), len(own[name]))
+            merged = own[name].clone()
+            merged[:common] = fitted[name][:common]
+            fitted[name] = merged
+    return fitted
+
+
+def _is_fixed(key: str) -> bool:
+    return key == "batch.schedule" or any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    return old[key] == new[key] or (key in LONGER and new[key] > old[key])
 
 
 class Checkpoints:

@@ -27,7 +27,7 @@ from mmldlm.metrics import TrainingLog
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
 from mmldlm.trackers import TrackedRun, open_trackers
-from mmldlm.training.checkpoints import Checkpoints
+from mmldlm.training.checkpoints import Checkpoints, check_resume, report_ignored_init
 from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import LogWindow, gpu_memory
 from mmldlm.training.optim import Plateau, judged_loss, lr_at
@@ -40,7 +40,6 @@ from mmldlm.training.recovery import (
     over_budget,
     report_skipped,
 )
-from mmldlm.training.resume import check_resume, report_ignored_init
 from mmldlm.training.setup import Batches, Fields, Hooks, Progress, Setup
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
 from mmldlm.training.start import StartClock
