@@ -5,7 +5,8 @@
 #   bash scripts/newcomer.sh [TEXT] [FOLDER]
 #
 # TEXT is a text file of yours (default: some speeches of the built-in text), FOLDER is where everything happens (default: a
-# new one under TMPDIR). SENTENCE, STEPS (of training), SOURCE (of the clone) and PYTHON can be set.
+# new one under TMPDIR; given again, the walk goes on after the last step that was done). SENTENCE, STEPS (of training), SOURCE
+# (of the clone) and PYTHON can be set.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,16 +16,18 @@ SENTENCE=${SENTENCE:-a small boat on a quiet lake}
 STEPS=${STEPS:-150}
 SOURCE=${SOURCE:-$root}
 port=$((20000 + RANDOM % 20000))
-times=()
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+times=$folder/times.jsonl
 
-step() { # step NAME COMMAND...: run it, and remember how long it took
-  local name=$1 began=$EPOCHREALTIME
+step() { # step NAME COMMAND...: run it, and remember how long it took; a step that was done is not done again
+  local name=$1 began=$EPOCHREALTIME seconds
   shift
+  if grep -qs "\"$name\"" "$times"; then return; fi
   echo "== $name"
   "$@"
-  local seconds
   seconds=$(awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $began}")
-  times+=("{\"step\": \"$name\", \"seconds\": $seconds}")
+  echo "{\"step\": \"$name\", \"seconds\": $seconds}" >>"$times"
   echo "   $seconds s"
 }
 
@@ -49,7 +52,7 @@ request() { # start the service, ask it for a sentence through its latent and ba
   wait "$server"
 }
 
-mkdir -p "$folder" && cd "$folder"
+cd "$folder"
 step "clone" git clone --quiet "$SOURCE" mm-ldlm
 cd mm-ldlm
 step "install" install
@@ -68,12 +71,12 @@ Path(sys.argv[1]).write_text("\n\n".join(path.read_text(encoding="utf-8") for pa
 PYTHON
 fi
 step "prepare an own text" .venv/bin/mmldlm prepare "$text" --out data/mine --cut sentences --max-tokens 48 --limit 3000
-step "train an own model" .venv/bin/mmldlm train --recipe laptop "train.steps=$STEPS"
-step "decode with it" .venv/bin/mmldlm decode saved/laptop --text "$SENTENCE"
-step "publish it as a folder" .venv/bin/python -c "import mmldlm; mmldlm.load('saved/laptop').save_pretrained('published')"
+step "train an own model" .venv/bin/mmldlm train --recipe demo --run saved/mine data.store=data/mine "train.steps=$STEPS"
+step "decode with it" .venv/bin/mmldlm decode saved/mine --text "$SENTENCE"
+step "publish it as a folder" .venv/bin/python -c "import mmldlm; mmldlm.load('saved/mine').save_pretrained('published')"
 step "ask the service" request
 
 cores=$(nproc --all)
 printf '{"date": "%s", "cores": %s, "load": %s, "steps": [%s]}\n' "$(date -u +%F)" "$cores" \
-  "$(cut -d' ' -f1 /proc/loadavg)" "$(IFS=,; echo "${times[*]}")" >newcomer.json
+  "$(cut -d' ' -f1 /proc/loadavg)" "$(paste -sd, "$times")" >newcomer.json
 echo "$PWD/newcomer.json"
