@@ -1,6 +1,6 @@
 """How a service holds up: requests/s and latency at several numbers of clients, and what bad clients do to good ones.
 
-    mmldlm serve builtin:wordnet --port 8000 &
+    mmldlm serve saved/wordnet-box --port 8000 &
     python scripts/load_test.py --port 8000 --out load.json
 
 Each client has one connection and asks again as soon as it is answered: /decode of one sentence in 8 steps. Then the

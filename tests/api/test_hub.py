@@ -120,5 +120,5 @@ def test_a_package_of_data_is_loaded_by_its_name(
     model.save(tmp_path / "site" / "mmldlm_toy" / "export", precision="int8")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert mmldlm.load("builtin:toy").step == model.step
-    with pytest.raises(UserError, match="pip install mmldlm-nothing"):
+    with pytest.raises(UserError, match="no package mmldlm_nothing is installed"):
         mmldlm.load("builtin:nothing")

@@ -74,7 +74,7 @@ def load(
 ) -> Model:
     """A model from a run folder (also one that is still training), an export folder, or a name on the Hugging Face Hub.
 
-    `builtin:wordnet` is the trained model of the package mmldlm-wordnet. `source` may also be the run that
+    `builtin:NAME` is the model that an installed package mmldlm_NAME carries. `source` may also be the run that
     `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
     `encoder` is needed only for `embed`, and only where your own Python code made the training latents: the object, or
     "module:name".

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
-from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line
+from mmldlm.data.tokenizer import Tokenizer, first_line
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
@@ -190,12 +191,12 @@ def require_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 def local_folder(source: Any) -> Path:
     """The folder that a source names; one on the Hub is downloaded first.
 
-    builtin:NAME is the model in the package mmldlm-NAME.
+    builtin:NAME is the model in the folder `export` of the installed package mmldlm_NAME.
     """
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"source={source!r}: give a folder, a name on the Hugging Face Hub, or a run")
     if isinstance(source, str) and (builtin := _BUILTIN.fullmatch(source)):
-        return builtin_folder(f"mmldlm_{builtin[1]}", f"mmldlm-{builtin[1]}", source) / "export"
+        return _packaged(f"mmldlm_{builtin[1]}", source) / "export"
     path = Path(source).expanduser()
     if not isinstance(source, str) or not _HUB_NAME.fullmatch(source) or _is_local(path):
         return path
@@ -207,6 +208,17 @@ def local_folder(source: Any) -> Path:
         raise UserError(
             f"{source}: there is no such folder here, and the Hugging Face Hub does not provide it "
             f"({first_line(error)})"
+        ) from error
+
+
+def _packaged(package: str, name: str) -> Path:
+    """The folder of an installed package that carries a model."""
+    try:
+        return Path(str(files(package)))
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name}: no package {package} is installed; install it, or train a model and load its run or export "
+            "(mmldlm train --recipe wordnet-box, mmldlm export)"
         ) from error
 
 

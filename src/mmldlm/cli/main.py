@@ -84,6 +84,7 @@ _add("infill", infill.infill, _USE, "Fill the blanks of a text.", SectionedComma
 _add("interpolate", interpolate.interpolate, _USE, "Texts between two texts.", SectionedCommand)
 _add("paraphrase", paraphrase.paraphrase, _USE, "Texts near a text.", SectionedCommand)
 _add("serve", serve.serve, _USE, "Serve a trained model over HTTP.")
+_add("ui", serve.ui, _USE, "A local page to try a trained model.")
 _add("export", runs.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
 _add("compare", evaluate.compare, _JUDGE, "Compare the evaluations of two runs or more.")

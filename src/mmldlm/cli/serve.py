@@ -45,6 +45,25 @@ def serve(
     typer.echo("stopped", err=True)
 
 
+def ui(
+    run: option.Run,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+) -> None:
+    """Open a local page to try a trained model: there and back, between two sentences, blanks, paraphrases."""
+    token = require_token(host)
+    require_free(host, port)
+    _require_extra("gradio", "ui")
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    from mmldlm.api.model import load
+    from mmldlm.service.page import launch_page
+
+    model = load(run, device)
+    typer.echo(f"{model!r}\nopen http://{host}:{port} in a browser   Ctrl-C stops", err=True)
+    launch_page(model, host, port, token=token)
+
+
 def require_token(host: str) -> str:
     """The token of the environment; without one only this machine may be listened to."""
     token = os.environ.get(TOKEN, "")

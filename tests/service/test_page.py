@@ -1,0 +1,77 @@
+"""The page shows what the model says, and a mistake is a note on it."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gradio")
+import gradio as gr
+
+import mmldlm
+from mmldlm.api.model import Model
+from mmldlm.api.trace import trace_decode
+from mmldlm.service.page import Demonstration, _clear, draw_table, launch_page
+from tests.tiny_models import make_run, make_store
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    root = tmp_path_factory.mktemp("model")
+    return mmldlm.load(make_run(root / "run", make_store(root / "store")))
+
+
+@pytest.mark.parametrize("settings", [{}, {"steps": 4}, {"steps": 3, "seed": 5}])
+def test_a_watched_decode_ends_where_the_decode_ends(model: Model, settings: dict[str, int]) -> None:
+    latents = model.encode(["w3 w1 w7"])
+    states = trace_decode(model, latents, **settings)
+    assert states[-1] == model.decode(latents, **settings)[0]
+    masked = [state.split().count("____") for state in states]
+    assert masked[0] == len(states[0].split())
+    assert masked == sorted(masked, reverse=True)
+    assert masked[-1] == 0
+
+
+def test_every_part_of_the_page_answers(model: Model) -> None:
+    demo = Demonstration(model)
+    latent, steps = list(demo.there_and_back("w3 w1 w7", 3.0, 0.0))[-1]
+    assert latent.count("<rect") == model.num_channels
+    assert steps.count("step ") == 4
+    ends = model.decode(model.encode(["w3 w1", "w4"]))
+    assert [demo.between("w3 w1", "w4", place) for place in (0, 8)] == ends
+    assert demo.fill("w3 ____ w1", "").split()[::2] == ["w3", "w1"]
+    assert demo.fill("w3 ____ w1", "w4") == model.infill(["w3 ____ w1"], model.encode(["w4"]))[0]
+    assert demo.paraphrase("w3 w1 w7", 0.4) == model.paraphrase(
+        "w3 w1 w7", strength=0.4, latents=model.encode(["w3 w1 w7"])
+    )
+    near = demo.neighbours("w4", "w3\n\nw4")
+    assert all(f"<td>{word}</td>" in near for word in ("w3", "w4"))
+    assert demo.compare("w3 w1", "w4 w5").count("<tr>") == 4
+
+
+def test_a_mistake_is_a_note_and_no_markup_gets_through(model: Model) -> None:
+    demo = Demonstration(model)
+    with pytest.raises(gr.Error, match="blank"):
+        _clear(demo.fill)("no blank", "")
+    with pytest.raises(gr.Error, match="empty"):
+        list(_clear(demo.there_and_back, several=True)(" ", 2.0, 0.0))
+    with pytest.raises(gr.Error, match="no line"):
+        _clear(demo.neighbours)("w4", " \n")
+    assert "<script>" not in draw_table(["<script>"], [["<script>"]])
+
+
+def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model) -> None:
+    for token in ("", "a secret that nobody knows"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        app, address, _ = launch_page(model, "127.0.0.1", port, token=token, block=False)
+        try:
+            content = urllib.request.urlopen(address, timeout=20).read().decode()
+            assert ("auth_required" in content) or not token
+            assert Path(model.source).name in content or token
+        finally:
+            app.blocks.close()
