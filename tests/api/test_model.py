@@ -339,3 +339,28 @@ def test_pairs_are_shown_in_one_line(model: Model) -> None:
     assert shown.startswith("Pairs(5: [")
     assert shown.endswith(f", ...], latents (5, 1, {NUM_CHANNELS}))")
     assert "\n" not in shown
+
+
+def test_products_may_be_computed_in_bf16(model: Model) -> None:
+    """Numbers differ from those in fp32, by no more than rounding."""
+    half = mmldlm.load(model.source, "cpu", precision="bf16")
+    latents = model.embed(TEXTS)
+    exact, rounded = (one.score(TEXTS, latents, draws=2) for one in (model, half))
+    assert not np.array_equal(exact, rounded)
+    assert rounded == pytest.approx(exact, rel=0.03)
+    assert len(half.decode(latents, temperature=0)) == len(TEXTS)
+    with pytest.raises(UserError, match=r"precision='fp8': allowed are fp32, bf16"):
+        mmldlm.load(model.source, precision="fp8")
+
+
+def test_lengths_are_chosen_unless_one_candidate_is_requested(model: Model) -> None:
+    latents = np.random.default_rng(0).normal(3.0, 1.0, (20, 1, NUM_CHANNELS)).astype(np.float32)
+    best, three = (
+        model.decode(latents, temperature=0),
+        model.decode(latents, temperature=0, candidates=model.loaded.config.sampling.num_lengths),
+    )
+    likeliest = model.decode(latents, temperature=0, candidates=1)
+    assert best == three != likeliest
+    assert best[0].check is None
+    assert three[0].check is not None
+    assert all(map(np.array_equal, [text.tokens for text in best], [text.tokens for text in three]))

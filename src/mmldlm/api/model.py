@@ -70,20 +70,24 @@ logger = logging.getLogger(__name__)
 
 
 def load(
-    source: str | os.PathLike[str], device: str | torch.device = "auto", *, encoder: AnyEncoder | None = None
-) -> Model:
+    source: str | os.PathLike[str], device: str | torch.device = "auto", *, encoder: AnyEncoder | None = None,
+    precision: str | None = None,
+) -> Model:  # fmt: skip
     """A model from a run folder (also one that is still training), an export folder, or a name on the Hugging Face Hub.
 
     `builtin:NAME` is the model that an installed package mmldlm_NAME carries. `source` may also be the run that
     `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
     `encoder` is needed only for `embed`, and only where your own Python code made the training latents: the object, or
-    "module:name".
+    "module:name". `precision`: fp32 or bf16, the type of the matrix products; None: bf16 on a GPU that has it, else
+    fp32. On a CPU that multiplies bf16 (AVX-512 BF16, AMX) bf16 is faster.
 
     >>> load(run).num_channels
     4
     """
     path = local_folder(source)
-    loaded = load_model(path, choose_device(device, option="device"))
+    if precision is not None:
+        require_choice("precision", precision, ("fp32", "bf16"))
+    loaded = load_model(path, choose_device(device, option="device"), precision)
     apply_generation_config(path, loaded.config.sampling)
     return Model(loaded, str(path), encoder)
 

@@ -215,7 +215,9 @@ class LoadedModel:
         return autocast(self.device, self.precision)
 
 
-def build_model(export: Export, device: torch.device, *, source: str) -> LoadedModel:
+def build_model(
+    export: Export, device: torch.device, *, source: str, precision: str | None = None
+) -> LoadedModel:
     """A model in evaluation mode from exported weights and settings.
 
     They may be a stranger's: nothing is allocated before the settings are seen to agree with the tensors that exist.
@@ -228,7 +230,7 @@ def build_model(export: Export, device: torch.device, *, source: str) -> LoadedM
         load_weights(denoiser, export.weights, source=source)
     except UserError as error:
         raise error if str(error).startswith(source) else UserError(f"{source}: {error}") from error
-    precision = best_precision(device) if device.type == "cuda" else "fp32"
+    precision = precision or (best_precision(device) if device.type == "cuda" else "fp32")
     flash = flash_runs(device, precision, denoiser.config.head_width)
     attention = "varlen" if flash else plain_attention(device)
     denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
@@ -283,13 +285,15 @@ def export_of(model: LoadedModel) -> Export:
     return Export(weights, config_to_dict(model.config), data, model.tokenizer_path)
 
 
-def load_model(source: str | Path | os.PathLike[str], device: torch.device) -> LoadedModel:
+def load_model(
+    source: str | Path | os.PathLike[str], device: torch.device, precision: str | None = None
+) -> LoadedModel:
     """The model of an export folder or of a run, given by its folder or by its name below `saved`.
 
     A run may be finished, still training, or killed, and its pair store may be gone.
     """
     folder = find_model(source)
-    return build_model(read_weights(folder), device, source=str(folder))
+    return build_model(read_weights(folder), device, source=str(folder), precision=precision)
 
 
 def find_model(source: str | Path | os.PathLike[str]) -> Path:

@@ -47,6 +47,7 @@ def decode(
     out: option.Out = None,
     json_output: option.Json = False,
     device: option.Device = "auto",
+    precision: option.Precision = None,
 ) -> None:
     """Decode latents into texts: those of texts, of a file, or of held-out pairs."""
     require_one_of({"--text": text, "--latents": latents, "--from-split": from_split, "--in": in_file})
@@ -56,7 +57,7 @@ def decode(
     answer = Answer("decode", out, as_json=json_output)
     from mmldlm.api.model import load
 
-    model = load(run, device)
+    model = load(run, device, precision=precision)
     options: dict[str, Any] = chosen(
         steps=steps, order=order, temperature=temperature, top_p=top_p, guidance=guidance, seed=seed,
         candidates=candidates, refine=refine, check=check,

@@ -52,6 +52,7 @@ def encode(
     out: option.LatentOut = None,
     json_output: option.Json = False,
     device: option.Device = "auto",
+    precision: option.Precision = None,
 ) -> None:
     """Turn texts into latents in the encoder's own space, without the encoder."""
     require_one_of({"TEXT": texts, "--from-split": from_split, "--in": in_file})
@@ -60,7 +61,7 @@ def encode(
     answer = Answer("encode", out, as_json=json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load
 
-    model = load(run, device)
+    model = load(run, device, precision=precision)
     options: dict[str, Any] = chosen(steps=steps, solver=solver, guidance=guidance, seed=seed)
     work = _Encoding(model, options, encode_with, compare, neighbours, data)
     request = options | chosen(encode_with=encode_with, compare=compare, neighbours=neighbours)

@@ -34,6 +34,7 @@ def generate(
     out: option.LatentOut = None,
     json_output: option.Json = False,
     device: option.Device = "auto",
+    precision: option.Precision = None,
 ) -> None:
     """Generate texts and their latents from nothing."""
     if num < 1:
@@ -42,7 +43,7 @@ def generate(
     answer = Answer("generate", out, as_json=json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load
 
-    model = load(run, device)
+    model = load(run, device, precision=precision)
     options: dict[str, Any] = chosen(
         steps=steps, latent_steps=latent_steps, order=order, solver=solver, turns=turns,
         temperature=temperature, top_p=top_p, guidance=guidance, seed=seed,

@@ -91,3 +91,9 @@ LatentOut = Annotated[
 ]
 Json = Annotated[bool, _option("--json", help="Print one JSON object.", panel=_OUTPUT)]
 Device = Annotated[str, _option("--device", help="auto, cpu, cuda, ...", panel=_OUTPUT)]
+Precision = Annotated[
+    str | None,
+    _option(
+        "--precision", help="Of matrix products: fp32 or bf16. [bf16 on a GPU, else fp32]", panel=_OUTPUT
+    ),
+]
