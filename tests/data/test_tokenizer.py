@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
+from base64 import b64decode
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.data.tokenizer import PROBE, QWEN_WORDS, Tokenizer
 from mmldlm.errors import UserError
 
 
@@ -61,3 +64,24 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="tokenizer") as caught:
             Tokenizer.load(name)
         assert "\n" not in str(caught.value)
+
+
+def test_qwen_cuts_text_as_its_own_library_does() -> None:
+    tiktoken, dashscope = pytest.importorskip("tiktoken"), find_spec("dashscope")
+    if dashscope is None or dashscope.origin is None:
+        pytest.skip("dashscope is not installed")
+    lines = (Path(dashscope.origin).parent / "resources" / "qwen.tiktoken").read_bytes().splitlines()
+    ranks = {b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+    own = tiktoken.Encoding("qwen", pat_str=QWEN_WORDS, mergeable_ranks=ranks, special_tokens={})
+    ours = Tokenizer.load("builtin:qwen")
+    texts = [
+        PROBE,
+        "  two  spaces\n\n\n and lines\r\n",
+        "a" * 22,
+        "日本語の文章 12345",
+        "I'LL say it's we've",
+    ]
+    texts = [unicodedata.normalize("NFC", text) for text in texts]
+    assert ours.encode_batch(texts) == [own.encode_ordinary(text) for text in texts]
+    assert ours.decode_batch(ours.encode_batch(texts)) == texts
+    assert (ours.vocab_size, ours.special_ids()) == (151_646, {151_643, 151_644, 151_645})

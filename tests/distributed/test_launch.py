@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmldlm.errors import UserError
-from mmldlm.launch.ranks import plan_launch
+from mmldlm.launch.ranks import plan_launch, run_ranks
 from tests.distributed.pair import environment
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -122,3 +123,84 @@ def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place
         errors.strip().splitlines()[-1] == "mmldlm launch: stopped in order; the same command resumes the run"
     )
     assert any("[rank 0] " in line for line in errors.splitlines())
+
+
+def start_node(place, port, *words):
+    node = [
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-endpoint",
+        f"localhost:{port}",
+        "--max-restarts",
+        "3",
+    ]
+    train = ["--log-dir", "logs", "--", "train", "--recipe", "small.yaml", *words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmldlm", "launch", *node, *train],
+        cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None and not condition():
+        time.sleep(0.1)
+    assert condition(), process.communicate(timeout=5)[0]
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.soak
+def test_a_node_that_vanishes_leaves_a_run_that_goes_on_and_a_lost_meeting_point_is_one_line(place):
+    """Two agents on one machine stand for two nodes; the one that came second is killed with its rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        "--run",
+        "nodes",
+        "train.steps=300",
+        "train.checkpoint_every=20",
+        "train.log_every=5",
+        "train.valid_every=0",
+    ]
+    first = start_node(place, port, *words)
+    wait_for(lambda: listens(port), first)
+    second = start_node(place, port, *words)
+    run = place / "nodes"
+    wait_for(lambda: list((run / "checkpoints").glob("step_*")), first)
+    ranks = [find_rank(place, rank) for rank in (0, 1)]
+    (child,) = [pid for pid in ranks if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) == second.pid]
+    second.kill()
+    os.kill(child, signal.SIGKILL)
+    output = first.communicate(timeout=240)[0]
+    assert first.returncode == 0, output[-3000:]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event["event"] in ("resumed", "finished")] == [
+        "resumed",
+        "finished",
+    ]
+    assert [event["world_size"] for event in events if event["event"] in ("started", "resumed")] == [2, 1]
+
+
+def test_nodes_that_do_not_meet_are_one_clear_line(monkeypatch, tmp_path):
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+    from torch.distributed.launcher import api
+
+    def lost(*_):
+        raise RendezvousConnectionError("The connection to the C10d store has failed.")
+
+    monkeypatch.setattr(api, "launch_agent", lost)
+    plan = plan_launch(
+        {}, nnodes="2", nproc_per_node=1, rdzv_endpoint="first:29500", log_dir=tmp_path / "logs"
+    )
+    outcome = run_ranks(plan, ["train"])
+    assert outcome.code == 1
+    assert outcome.message.startswith(
+        "the nodes did not meet at first:29500 (The connection to the C10d store has failed."
+    )

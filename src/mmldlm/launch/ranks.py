@@ -50,11 +50,15 @@ class LaunchPlan:
     def describe(self) -> str:
         """One line for people."""
         low, high = self.nnodes
-        nodes = f"{low} nodes" if low == high else f"{low} to {high} nodes"
+        nodes = _counted(high, "node") if low == high else f"{low} to {high} nodes"
         taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())
         meeting = "a free port of this machine" if self.nnodes == (1, 1) else self.rdzv_endpoint
-        nodes = "1 node" if nodes == "1 nodes" else nodes
-        return f"launch: {nodes} x {self.nproc_per_node} ranks, meeting at {meeting}, logs in {self.log_dir}{taken}"
+        ranks = _counted(self.nproc_per_node, "rank")
+        return f"launch: {nodes} x {ranks}, meeting at {meeting}, logs in {self.log_dir}{taken}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def plan_launch(
@@ -169,6 +173,7 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) ->
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(
@@ -180,6 +185,10 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) ->
         elastic_launch(config, sys.executable)("-u", "-m", "mmldlm", *words)
     except ChildFailedError as error:
         return _explain(error.failures, plan)
+    except RendezvousError as error:
+        reason = str(error).strip().splitlines()[0][:160]
+        remedy = "is its node up, its port free and reachable? The same command on all nodes resumes the run"
+        return Outcome(1, f"the nodes did not meet at {plan.rdzv_endpoint} ({reason}); {remedy}")
     except SignalException as stop:
         codes = _recorded_codes(config.logs_specs._run_log_dir)
         code = max(codes, default=0) or 128 + int(stop.sigval)
