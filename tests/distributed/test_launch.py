@@ -192,7 +192,7 @@ def test_nodes_that_do_not_meet_are_one_clear_line(monkeypatch, tmp_path):
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.launcher import api
 
-    def lost(*_):
+    def lost(*_, **__):
         raise RendezvousConnectionError("The connection to the C10d store has failed.")
 
     monkeypatch.setattr(api, "launch_agent", lost)
