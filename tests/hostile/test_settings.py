@@ -21,6 +21,7 @@ WORDS = [
     "evaluation.step_counts=[1, [2, [3]]]", f"evaluation.step_counts=[{LONG}]", "evaluation.guidances=[[1]]",
     "corruption.mode_weights={l2t: [1]}", "corruption.mode_weights={1: 2}", "model.width={a: 1}", "model=[[1]]",
     "model..width=3", "=1", "model.width=!!python/object:os.system", 
+    f"model.preset={'x' * 9999}", f"train.device={'x' * 9999}", f"speed.attention={'x' * 9999}",
     "train.seed=99999999999999999999",
 ]  # fmt: skip
 FILES = {

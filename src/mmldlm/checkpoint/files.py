@@ -226,7 +226,7 @@ def read_notes(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not a readable safetensors file: {error}") from error
+        raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -238,7 +238,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         aliases = json.loads(notes.pop("aliases", "{}"))
         return tensors | {name: tensors[owner] for name, owner in aliases.items()}, notes
     except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not a readable safetensors file: {error}") from error
+        raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
 
 
 def step_name(step: int) -> str:

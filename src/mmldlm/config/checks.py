@@ -40,7 +40,7 @@ def field_problems(section: Any, prefix: str = "") -> list[str]:
             for number, entry in enumerate(value):
                 problems += field_problems(entry, f"{key}[{number}].") if is_dataclass(entry) else []
         elif value is not None and "allowed" in item.metadata and value not in item.metadata["allowed"]:
-            problems.append(f"{key}={value}: allowed are {', '.join(item.metadata['allowed'])}")
+            problems.append(f"{key}={str(value)[:80]}: allowed are {', '.join(item.metadata['allowed'])}")
         elif value is not None and "low" in item.metadata:
             problems += _range_problem(key, value, **item.metadata)
     return problems
@@ -70,12 +70,12 @@ def _joint_problems(config: Config) -> list[str]:
     """Problems between several settings."""
     problems: list[str] = []
     if not config.name or "/" in config.name or config.name.startswith("."):
-        problems.append(f"name={config.name!r}: a plain folder name is needed")
+        problems.append(f"name={config.name[:80]!r}: a plain folder name is needed")
     if not config.data.store:
         problems.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
     if not DEVICE_NAME.fullmatch(config.train.device):
         names = ", ".join(ACCELERATORS)
-        problems.append(f"train.device={config.train.device}: allowed are auto, cpu, {names}, or cuda:1")
+        problems.append(f"train.device={config.train.device[:80]}: allowed are auto, cpu, {names}, or cuda:1")
     problems += [
         f"train.trackers: {name!r}: allowed are {', '.join(TRACKERS)}"
         for name in config.train.trackers
