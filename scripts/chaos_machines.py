@@ -215,7 +215,8 @@ def torchrun(world: World, count: int) -> None:
                 workers = children(agents[0].pid)
                 os.kill(world.chance.choice(workers), signal.SIGKILL)
             else:
-                os.killpg(agents[1].pid, signal.SIGKILL)
+                for pid in [agents[1].pid, *children(agents[1].pid)]:
+                    os.kill(pid, signal.SIGKILL)
                 agents[1].wait()
                 agents[1] = start_agent(world, run, nodes, port, 1)
         try:
