@@ -250,9 +250,11 @@ def start_agent(world: World, run: Path, nodes: int, port: int, node: int) -> su
     ]  # fmt: skip
     words = ["train", "--recipe", "chaos.yaml", "--run-folder", str(run)]
     log = os.open(world.logs / f"{run.name}.{node}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # else torchrun keeps its first address to itself, and a node that comes later never learns it (PyTorch 2.13)
+    env = os.environ | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if nodes > 1 else {})
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *place, "--max-restarts", "3", "-m", "mmldlm", *words],
-        cwd=world.root, stdout=log, stderr=log, start_new_session=True,
+        env=env, cwd=world.root, stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
 
 
