@@ -112,7 +112,8 @@ def _resources() -> Iterator[TrainerCase]:
     yield TrainerCase("memory_fatal", ("M401", "M502"), 0, words=fatal, inject=for_good, from_step=AT - 1)
     yield TrainerCase("slow_data", ("M303",), 10, inject=faults.slow_reader(AT, 0.4), also=("M301",))
     yield TrainerCase("slow_steps", ("M301",), 6, inject=faults.slow_steps(AT, 2.2))
-    yield TrainerCase("full_disk", ("M403", "M702", "M701"), 60, inject=faults.full_disk(AT))
+    stopped = ("M502",)  # the last state is not on the disk, so the run is not finished
+    yield TrainerCase("full_disk", ("M403", "M702", "M701"), 60, inject=faults.full_disk(AT), also=stopped)
     loader = ("data.num_workers=1", "data.prefetch=1")
     yield TrainerCase("killed_loader", ("M304",), 2, words=loader, inject=faults.killed_loader(AT))
     yield TrainerCase("damaged_shard", ("M502",), 0, inject=faults.damaged_shard(AT), from_step=AT - 1)
