@@ -31,8 +31,17 @@ from pathlib import Path
 from typing import Any
 
 MOST_MEMORY, MOST_SECONDS = 2**30, 20
-OUTCOMES = ("clean error", "loaded", "traceback", "allocation", "crash", "hang", "code executed")
-_CODES = {0: "loaded", 2: "clean error", 3: "traceback", 4: "allocation"}
+OUTCOMES = (
+    "clean error",
+    "loaded",
+    "long message",
+    "traceback",
+    "allocation",
+    "crash",
+    "hang",
+    "code executed",
+)
+_CODES = {0: "loaded", 2: "clean error", 3: "traceback", 4: "allocation", 5: "long message"}
 _CODE = "import os, pathlib; pathlib.Path(os.environ['CANARY']).write_text('executed')\n"
 ODD: list[Any] = [
     -1, 0, 1, 2**31, 2**53, 2**63, 10**30, 1e308, -1e308, None, True, "", "x" * 100_000, "\0", "\ud800", "nan", "1e999",
@@ -259,7 +268,7 @@ def outcome_of(action: Callable[[Path], object], place: Path) -> int:
         if len(str(error)) <= 2000 and str(error).count("\n") < 2:
             return 2
         print("a long message:", str(error)[:1000])
-        return 3
+        return 5
     except BaseException as error:
         traceback.print_exc()
         full = (

@@ -328,6 +328,13 @@ def test_made_up_arrow_files_are_not_read_as_memory(tmp_path: Path) -> None:
         read_all(tmp_path / "a.arrow")
 
 
+def test_a_run_whose_settings_and_heartbeat_have_no_end_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("[" * 5000)
+    (tmp_path / "run" / "heartbeat.json").write_text("[" * 200_000)
+    assert mmldlm.list_runs(tmp_path)[0].steps is None
+
+
 @pytest.mark.parametrize("name", ["fuzz_files", "measure_verification"])
 def test_the_scripts_fit_the_library(name: str) -> None:
     """What they import exists; they are run by hand."""

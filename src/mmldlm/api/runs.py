@@ -128,7 +128,7 @@ def export_run(
 def _heartbeat(run: RunFolder) -> dict[str, Any]:
     try:
         beat = json.loads(run.heartbeat.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return beat if isinstance(beat, dict) else {}
 
@@ -185,7 +185,7 @@ def _steps(run: RunFolder) -> int | None:
 
     try:
         steps = yaml.safe_load(run.config.read_text("utf-8"))["train"]["steps"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
         return None
     return steps if isinstance(steps, int) else None
 

@@ -54,6 +54,8 @@ FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
 SAVED = "the saved settings"
 MOST_BYTES, MOST_VALUES, LARGEST = 2**20, 50_000, 2**53
 """Of a settings file, of the values in it with aliases written out, and of a whole number."""
+MOST_PROBLEMS = 12
+"""That one message names."""
 _PLAIN_LISTS = {
     "list[int]": "a list of whole numbers is needed, such as [1, 2]",
     "list[float]": "a list of numbers is needed, such as [1, 1.5]",
@@ -197,7 +199,9 @@ def _build(
         problems += find_problems(built)
         if not problems:
             return built
-    raise UserError("; ".join(dict.fromkeys([*problems, *unresolved])))
+    listed = list(dict.fromkeys([*problems, *unresolved]))
+    more = [f"and {len(listed) - MOST_PROBLEMS} more problems"] if len(listed) > MOST_PROBLEMS else []
+    raise UserError("; ".join([*listed[:MOST_PROBLEMS], *more]))
 
 
 def _unresolved(config: DictConfig, key: str) -> list[str]:
