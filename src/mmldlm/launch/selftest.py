@@ -5,6 +5,7 @@ Every check ends as a line with a tick or a cross, and a remedy where it failed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -69,7 +70,8 @@ def check_folder(name: str, folder: Path, size: int = 64 * MEBIBYTE) -> Check:
             name, False, f"{folder}: {error.strerror}", "choose a folder that all ranks may write to"
         )
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            probe.unlink()
     detail = f"{folder}: {free:,.0f} GiB free, {rate:,.0f} MiB/s written and flushed"
     remedy = "free some space" if free < FREE_GIB else "use a faster disk, or larger train.checkpoint_every"
     return Check(name, free >= FREE_GIB and rate >= SLOW_DISK, detail, remedy)
