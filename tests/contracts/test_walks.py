@@ -3,6 +3,7 @@
 A file counts where a function of it runs; a module that is only imported does not.
 """
 
+import gc
 import re
 import sys
 from collections.abc import Callable
@@ -28,11 +29,14 @@ def files_run(work: Callable[[], object]) -> set[str]:
             seen.add(frame.f_code.co_filename)
 
     before = sys.getprofile()
+    gc.collect()  # what other tests left behind is not cleared away meanwhile: that would count too
+    gc.disable()
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     inside = (Path(name) for name in seen if name.startswith(str(SOURCE)))
     return {path.relative_to(SOURCE).as_posix() for path in inside}
 
