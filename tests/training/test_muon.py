@@ -124,3 +124,28 @@ def test_rows_that_stand_still_have_no_say_in_the_update_of_the_others():
     torch.testing.assert_close(whole.detach()[4:], part.detach(), atol=5e-3, rtol=0)
     assert torch.equal(whole.detach()[:4], start)
     assert (momentum[:4] == 5.0).all()
+
+
+@pytest.mark.parametrize(("words", "recorded"), [
+    (("speed.fused_optimizer=true",), True),
+    (("speed.fused_optimizer=true", "optim.name=muon"), True),
+    (("speed.fused_optimizer=false",), False),
+])  # fmt: skip
+def test_an_update_that_asks_the_device_whether_to_skip_is_not_recorded(tmp_path, words, recorded):
+    trainer = make_trainer(tmp_path, write_store(tmp_path / "store", num_train=40).path, *words)
+    calls = []
+
+    class Graphs:
+        broken = ""
+
+        def __call__(self, parcel, run):
+            return run(parcel.open())
+
+        def update(self, run):
+            calls.append(run)
+            return run()
+
+    trainer.stepper.graphs = Graphs()
+    trainer.train_step(*trainer.next_batch())
+    trainer.close()
+    assert bool(calls) == recorded

@@ -158,6 +158,11 @@ class Optimizers:
         """The groups of all."""
         return [group for part in self.parts for group in part.param_groups]
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a step can be recorded: nothing in it waits for the device."""
+        return all(_decides_on_device(part) for part in self.parts)
+
     def set_lr(self, lr: float) -> None:
         """The same rate for all groups; on a GPU it is a tensor, which a recorded update reads anew."""
         for group in self.param_groups:
@@ -226,8 +231,13 @@ def _rate_on(device: torch.device, rate: float) -> float | Tensor:
     return torch.tensor(rate, device=device) if device.type == "cuda" else rate
 
 
+def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is skipped without the host knowing."""
+    return bool(optimizer.defaults.get("fused")) or isinstance(optimizer, Muon)
+
+
 def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | None) -> None:
-    if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
+    if _decides_on_device(optimizer):
         # the kernel looks at these: nothing waits for the device, and clipping takes no pass of its own
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.grad_scale = None if shrink is None else shrink.reciprocal()  # type: ignore[attr-defined]

@@ -190,7 +190,7 @@ class Stepper:
         self.optimizers.set_lr(lr)
         if self.ema is not None:
             self.ema.set_step(step + 1)
-        recorded = self.graphs is not None and not self.scaler.is_enabled()
+        recorded = self.graphs is not None and self.optimizers.recordable and not self.scaler.is_enabled()
         grad_norm, skipped = self.graphs.update(self._update) if recorded and self.graphs else self._update()
         if self.balance is not None and self._norms is not None:
             self.balance.settle(self._norms, step)
