@@ -123,7 +123,11 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(place):
     assert (run / "export" / "model.safetensors").exists()
     assert [line["step"] for line in read_log(log) if "loss" in line] == list(range(1, 21))
     events = [event["event"] for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())]
-    assert [event for event in events if event != "first_step"] == ["started", "resumed", "finished"]
+    assert [event for event in events if event in ("started", "resumed", "finished")] == [
+        "started",
+        "resumed",
+        "finished",
+    ]
 
 
 @pytest.mark.parametrize(("names", "told"), [
