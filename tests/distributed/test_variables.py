@@ -138,7 +138,7 @@ def test_the_script_imports_trains_and_stops_in_order(place):
         place, "train.log_every=1", "train.valid_every=0", "train.checkpoint_every=100000", **names
     )
     log = place / "saved" / "mine" / "training_log.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and not log.exists() and process.poll() is None:
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
@@ -155,4 +155,4 @@ def test_the_script_passes_on_the_exit_code_of_a_wrong_setting(place):
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2, output
     assert "optim.lr=-1" in output
-    assert start(place, "--what").wait(timeout=60) == 2
+    assert start(place, "--what").wait(timeout=200) == 2

@@ -99,7 +99,7 @@ def test_a_stage_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPat
     assert ahead._thread.is_alive()
     assert ahead._thread.daemon
     answer.set()
-    ahead._thread.join(10)
+    ahead._thread.join(100)
 
 
 def test_jobs_are_done_in_order_and_their_errors_are_raised() -> None:

@@ -83,7 +83,7 @@ def test_the_old_entry_point_reads_the_old_format(tmp_path):
     script = Path(__file__).parents[3] / "scripts" / "monitor_training.py"
     paths = sorted(map(str, logs.iterdir()))
     done = subprocess.run(
-        [sys.executable, script, *paths, "--interval", "10"], capture_output=True, text=True, timeout=60
+        [sys.executable, script, *paths, "--interval", "10"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 1
     assert "train_a: fine, finished, step 50 of 50" in done.stdout
@@ -116,7 +116,7 @@ def test_a_closed_pipe_is_no_error(tmp_path, options):
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "runwatch", str(log), *options]
-    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, timeout=200, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
 

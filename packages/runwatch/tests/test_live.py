@@ -79,7 +79,7 @@ def test_a_finished_run_ends_the_watching(tmp_path):
     log.write_text("\r".join(bars) + "\n")
     os.utime(log, (time.time() - 3600, time.time() - 3600))  # a full bar may be that of the first epoch only
     done = subprocess.run(
-        [*COMMAND, "--interval", "0.1", "--json", str(log)], capture_output=True, text=True, timeout=30
+        [*COMMAND, "--interval", "0.1", "--json", str(log)], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["runs"][0]["state"] == "finished"
@@ -162,7 +162,9 @@ def test_alerts_reach_a_webhook_a_command_and_a_file(tmp_path, server):
     words += ["--webhook-format", "discord"]
     for _ in range(2):  # the same log again is no news for the file
         environment = {**os.environ, "RUNWATCH_WEBHOOK": address}
-        done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=environment, timeout=60)
+        done = subprocess.run(
+            [*map(str, words)], capture_output=True, text=True, env=environment, timeout=200
+        )
         assert done.returncode == 1
         assert SECRET not in done.stdout + done.stderr
     (path, first), (_, second), *_ = server.seen

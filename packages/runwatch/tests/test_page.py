@@ -68,7 +68,7 @@ def browse(address, folder, *more):
     ]
     flags += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder}"]
     words = [CHROMIUM, *flags, "--virtual-time-budget=3000", *more, address]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(words, capture_output=True, text=True, timeout=200).stdout
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")

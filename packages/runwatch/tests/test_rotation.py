@@ -20,7 +20,7 @@ def test_a_reader_that_closes_the_pipe(tmp_path, options):
         [sys.executable, "-c", "'from runwatch.cli import main; main()'", "train.log", "--once", *options]
     )
     script = f'set -o pipefail; {command} | head -c 1; echo "${{PIPESTATUS[0]}}" >&2'
-    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
     assert result.stderr.strip().splitlines()[-1] == "1"
@@ -40,7 +40,7 @@ class Follower:
         rows = self.output.read_text().splitlines()
         return [json.loads(row) for row in rows if row.endswith("}")]
 
-    def wait_for_step(self, step: int, seconds: float = 20.0) -> None:
+    def wait_for_step(self, step: int, seconds: float = 120.0) -> None:
         end = time.time() + seconds
         while time.time() < end:
             looks = self.looks()
