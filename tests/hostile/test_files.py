@@ -344,3 +344,39 @@ def test_the_scripts_fit_the_library(name: str) -> None:
             module = importlib.import_module(str(node.module))
             for alias in node.names:
                 assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
+
+
+def test_a_small_table_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed Arrow buffers, plain or in a dictionary, and Parquet pages say what they unpack to."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(readers, "MOST_UNPACKED", 2**20)
+    texts = pa.array(["a" * 2**16] * 64)
+    table = pa.table({"text": texts})
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    words = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(["a" * 2**22]))
+    for name, kind, content in (
+        ("stream.arrow", pa.ipc.new_stream, table),
+        ("file.arrow", pa.ipc.new_file, table),
+        ("words.arrow", pa.ipc.new_stream, pa.table({"text": texts[:1], "words": words})),
+    ):
+        with kind(tmp_path / name, content.schema, options=packed) as out:
+            out.write_table(content)
+    pq.write_table(table, tmp_path / "plain.parquet", compression="zstd", use_dictionary=False)
+    for path in tmp_path.iterdir():
+        with pytest.raises(
+            UserError, match=rf"{path.name}: [\d,]+ bytes would unpack to 4,[\d,]+, more than 64"
+        ):
+            read_all(path)
+
+
+def test_a_text_stored_once_and_repeated_in_every_row_is_read_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a" * 2**20] * 1000}), tmp_path / "a.parquet", compression="zstd")
+    before = pa.total_allocated_bytes()
+    rows = readers.read_file(tmp_path / "a.parquet", readers.Fields())
+    assert len(next(rows)[0].text or "") == 2**20
+    assert pa.total_allocated_bytes() - before < 100 * 2**20

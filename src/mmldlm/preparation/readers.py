@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,11 @@ MOST_CHARACTERS = 2**23
 MOST_LINE = 2**24
 """Bytes of a line of a table or of JSON lines."""
 MOST_WHOLE, MOST_UNPACKED = 2**30, 2**28
-"""Bytes of a JSON file, and of a compressed file that has to be unpacked as a whole."""
+"""Bytes of a JSON file, and of anything compressed that has to be unpacked as a whole."""
+MOST_PACKED = 64
+"""Times its size to which a part of a table may unpack; text packs about tenfold."""
+ROWS_AT_ONCE = 32
+"""Of a Parquet file: one long text that is stored once can stand in each of them."""
 SAMPLED_ROWS = 64
 """Rows of an array that identify it."""
 
@@ -308,25 +313,65 @@ def _read_parquet(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a parquet file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(table.schema_arrow, fields, path)
-    return _rows_of_batches(table.iter_batches(batch_size=4096, columns=columns), columns, path)
+    for group in range(table.num_row_groups):
+        for idx in range(table.metadata.num_columns):
+            part = table.metadata.row_group(group).column(idx)
+            if part.path_in_schema.split(".")[0] in columns:
+                _check_unpacked(part.total_uncompressed_size, part.total_compressed_size, path)
+    batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns, use_threads=False)
+    return _rows_of_batches(batches, columns, path)
 
 
 def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
-    """An Arrow IPC file, or a stream as Hugging Face datasets write them."""
+    """A stream as Hugging Face datasets write them, or an Arrow IPC file, which holds one behind its first 8 bytes."""
     import pyarrow as pa
 
-    content = pa.BufferReader(_whole(stream, path))
+    whole = pa.py_buffer(_whole(stream, path))
+    content = whole[8:] if whole[:6] == b"ARROW1" else whole
     try:
-        try:
-            reader = pa.ipc.open_file(content)
-            batches: Any = (reader.get_batch(idx) for idx in range(reader.num_record_batches))
-        except pa.ArrowInvalid:
-            content.seek(0)
-            batches = reader = pa.ipc.open_stream(content)
-    except (pa.ArrowException, OSError) as error:
+        for message in pa.ipc.MessageReader.open_stream(content):
+            if message.type != "schema":
+                _check_unpacked(_unpacked_size(message), message.body.size, path)
+        reader = pa.ipc.open_stream(content)
+    except (pa.ArrowException, OSError, struct.error) as error:
         raise UserError(f"{path}: not an Arrow file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(reader.schema, fields, path)
-    return _rows_of_batches((batch.select(columns) for batch in batches), columns, path)
+    return _rows_of_batches((batch.select(columns) for batch in reader), columns, path)
+
+
+def _check_unpacked(unpacked: int, packed: int, path: Path) -> None:
+    if unpacked > MOST_UNPACKED and unpacked > MOST_PACKED * packed:
+        raise UserError(
+            f"{path}: {packed:,} bytes would unpack to {unpacked:,}, more than {MOST_PACKED} times as many; "
+            "no ordinary text does; write it uncompressed if you trust it"
+        )
+
+
+def _unpacked_size(message: Any) -> int:
+    """What the compressed buffers of an Arrow message say they unpack to: 8 bytes at the head of each."""
+    meta, body = memoryview(message.metadata), memoryview(message.body)
+
+    def place(table: int, field: int) -> int:
+        """Where a field of a flatbuffers table lies, 0 where the table has none."""
+        fields = table - struct.unpack_from("<i", meta, table)[0]
+        slot = 4 + 2 * field
+        if slot >= struct.unpack_from("<H", meta, fields)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", meta, fields + slot)[0]
+        return table + offset if offset else 0
+
+    def target(position: int) -> int:
+        return position + int(struct.unpack_from("<I", meta, position)[0])
+
+    batch = target(place(target(0), 2))
+    if message.type == "dictionary":
+        batch = target(place(batch, 1))
+    if not place(batch, 3):  # no compression
+        return 0
+    buffers = target(place(batch, 2))
+    count = struct.unpack_from("<I", meta, buffers)[0]
+    places = (struct.unpack_from("<qq", meta, buffers + 4 + 16 * idx) for idx in range(count))
+    return sum(max(0, struct.unpack_from("<q", body, offset)[0]) for offset, length in places if length >= 8)
 
 
 def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[str]:
