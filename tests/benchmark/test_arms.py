@@ -14,6 +14,8 @@ from mmldlm.benchmark.arms import (
     reference_settings,
     select,
 )
+from mmldlm.benchmark.plan_ladder import plan_ladder
+from mmldlm.config import BatchConfig
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
 
@@ -94,3 +96,39 @@ def test_a_selection_keeps_the_baseline_and_refuses_what_is_not_there():
         select(arms, ["z"], "baseline")
     with pytest.raises(UserError, match="--arm x: two arms have this name"):
         select([*arms, Arm("x")], [], "baseline")
+
+
+PLAN = [
+    "baseline", "data loading", "activation checkpointing", "larger batch", "DDP", "fused optimizer", "compile",
+    "flash attention", "accumulation without sync", "defaults",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_plan_is_climbed_in_its_order_and_every_step_keeps_the_ones_before(on_gpu):
+    arms = plan_ladder(BatchConfig(tokens_per_step=4096), 64, on_gpu)
+    assert [arm.name for arm in arms] == PLAN
+    assert [arm.name for arm in arms if arm.absent] == ["DDP", "accumulation without sync"]
+    assert [arm.name for arm in arms if arm.gpu_only] == ["flash attention"]
+    for arm in arms:
+        assert arm.comparable
+        load_recipe("small", list(arm.settings))
+    climbed = [arm for arm in arms[:-1] if not arm.absent and (on_gpu or not arm.gpu_only)]
+    for low, high in itertools.pairwise(climbed):
+        assert set(high.settings) - set(low.settings) == set(high.change.removeprefix("+ ").split())
+    assert "batch.micro_tokens=1024" in arms[0].settings
+    assert "batch.micro_tokens=2048" in arms[-2].settings
+
+
+def test_the_plan_expects_what_its_authors_wrote():
+    arms = plan_ladder(BatchConfig(tokens_per_step=4096), 64, on_gpu=True)
+    speeds = [arm.expected.speed for arm in arms if arm.expected]
+    memory = [arm.expected.memory for arm in arms if arm.expected]
+    assert speeds == [1.0, 1.1, 1.1, 1.3, 1.5, 1.8]
+    assert memory == [1.0, 1.0, 0.65, 0.65, 0.65, 0.65]
+
+
+def test_a_step_that_cannot_be_cut_in_four_says_so():
+    batch = BatchConfig(tokens_per_step=None, documents_per_step=1)
+    step = next(arm for arm in plan_ladder(batch, 64, on_gpu=True) if arm.name == "larger batch")
+    assert "too few documents" in step.absent

@@ -92,7 +92,7 @@ def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tm
     (["--arm", "x: speed.fly=1"], "arm 'x': command line: unknown setting speed.fly"),
     (["data.store=x"], "data.store=x: a benchmark takes its store from --store x"),
     (["--ladder", "none"], "--ladder none: nothing is left to measure"),
-    (["--ladder", "tall"], "--ladder tall: allowed are full, short, none"),
+    (["--ladder", "tall"], "--ladder tall: allowed are full, short, plan, none"),
     (["--only", "x"], "no arm is called 'x'; the arms are baseline"),
     (["--baseline", "bf16"], "--baseline bf16: this arm needs a GPU"),
     (["--fail-if", "speedup(x,baseline)<1"], "no arm is called 'x'"),

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from mmldlm.benchmark import comparison
-from mmldlm.benchmark.arms import Arm
+from mmldlm.benchmark.arms import Arm, Expected
 from mmldlm.benchmark.comparison import REFERENCE, compare, judge, parse_condition
 from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Failure
-from mmldlm.benchmark.report import Report
+from mmldlm.benchmark.report import Report, comparison_table
 from mmldlm.errors import UserError
 from tests.benchmark.measurements import measurement, pretend
 
@@ -109,7 +109,7 @@ def test_a_condition_that_cannot_be_judged_is_refused_before_anything_runs(text,
 
 def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
     bench, found = measured
-    report = Report(tmp_path, bench, describe_environment(["mmldlm", "benchmark"]), DATA, ["x: left out"])
+    report = Report(tmp_path, bench, describe_environment(["mmldlm", "benchmark"]), DATA)
     outcome = judge([parse_condition("mfu(quick)<0.5", ["quick"])], found)
     table = report.write(found, outcome)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -123,7 +123,6 @@ def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
     )
     assert {"cpu", "gpus", "versions", "commit", "command", "load_average"} <= result["environment"].keys()
     assert sum(line.startswith("| ") for line in markdown.splitlines()) == len(found.rows) + 2
-    assert "x: left out" in markdown
     assert "out of memory" in markdown
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "report.html").read_text()
@@ -164,3 +163,18 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
     assert found.partial
     assert found.row("plain again").speedup is not None
     assert found.row("quick").failure == "not measured"
+
+
+def test_what_cannot_run_here_keeps_its_row_and_plans_stand_beside_the_figures(monkeypatch, tmp_path):
+    arms = [
+        Arm("plain", expected=Expected(1.0, 1.0)), Arm("quick", ("speed.compile=true",), expected=Expected(1.1, 0.65)),
+        Arm("flash", ("speed.attention=varlen",), absent="not run: needs a GPU", expected=Expected(1.8, 0.65)),
+    ]  # fmt: skip
+    bench = pretend(monkeypatch, tmp_path, answer)
+    result = compare(bench, arms, "plain")
+    assert not [trial for trial in bench.trials if trial.arm == "flash"]
+    table = comparison_table(result)
+    cells = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert (cells["quick"]["plan: speed"], cells["quick"]["plan: memory"]) == ("110 %", "65 %")
+    assert cells["quick"]["memory"] == "25.0 %", "half a GiB instead of two"
+    assert (cells["flash"]["plan: speed"], cells["flash"]["verdict"]) == ("180 %", "not run: needs a GPU")

@@ -24,7 +24,15 @@ from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError
 
 BASELINE, EVERYTHING, AGAIN = "baseline", "everything", "again"
-LADDERS = ("full", "short", "none")
+LADDERS = ("full", "short", "plan", "none")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a plan hoped for, as shares of its baseline."""
+
+    speed: float
+    memory: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,9 @@ class Arm:
     change: str = ""
     """What differs from the arm it builds on, for people."""
     gpu_only: bool = False
+    absent: str = ""
+    """Why it cannot run on this machine; its row says so."""
+    expected: Expected | None = None
 
     @property
     def comparable(self) -> bool:

@@ -13,11 +13,12 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmldlm.benchmark.arms import AGAIN, Arm, again, interleave, reference_settings
+from mmldlm.benchmark.arms import AGAIN, Arm, Expected, again, interleave, reference_settings
 from mmldlm.benchmark.measuring import Bench, Measurement, Trial, parse_bytes
 from mmldlm.errors import UserError
 from mmldlm.statistics import SAME
@@ -122,6 +123,10 @@ class Row:
     verdict: str = ""
     memory: int | None = None
     """Peak bytes, the largest of the repeats."""
+    memory_share: float | None = None
+    """Of the baseline's memory."""
+    expected: Expected | None = None
+    """By the plan that the ladder climbs."""
     resident: int | None = None
     """Peak bytes of the process on the host."""
     set_up_seconds: float | None = None
@@ -188,21 +193,24 @@ def reference_arm(bench: Bench, arms: Iterable[Arm]) -> Arm | None:
     """The plain fp32 path in small micro-batches; none where no arm is to be gated."""
     if not bench.options.gate_steps or not any(arm.comparable for arm in arms):
         return None
-    from mmldlm.data.store import PairStore
-
-    longest = max(
-        split["max_length"] for split in PairStore.open(bench.options.store).manifest.splits.values()
-    )
     plain = Arm(REFERENCE, reference_settings())
-    wanted = max(longest, _MICRO_TOKENS)
+    wanted = max(longest_document(bench.options.store), _MICRO_TOKENS)
     tokens = bench.options.config(plain).batch.tokens_per_step
     if tokens is not None and tokens <= wanted:
         return plain
     return Arm(REFERENCE, (*plain.settings, f"batch.micro_tokens={wanted}"))
 
 
+def longest_document(store: Path) -> int:
+    """Tokens of the longest document of a pair store."""
+    from mmldlm.data.store import PairStore
+
+    return int(max(split["max_length"] for split in PairStore.open(store).manifest.splits.values()))
+
+
 def run_rounds(bench: Bench, arms: list[Arm]) -> None:
-    """All arms once a round, in rotating order. An arm that died is not tried again."""
+    """All arms that can run, once a round, in rotating order. An arm that died is not tried again."""
+    arms = [arm for arm in arms if not arm.absent]
     repeats = bench.options.repeats
     bench.total += len(arms) * repeats
     dead: set[str] = set()
@@ -243,9 +251,9 @@ def _sample(trials: list[Trial]) -> Sample:
 
 def row_of(arm: Arm, trials: list[Trial]) -> Row:
     """What the trials of an arm come to, before it is compared with others."""
-    row = Row(arm.name, arm.change, arm.settings)
+    row = Row(arm.name, arm.change, arm.settings, expected=arm.expected)
     failures = [trial.failure.reason for trial in trials if trial.failure]
-    row.failure = failures[0] if failures else (None if trials else "not measured")
+    row.failure = failures[0] if failures else (None if trials else arm.absent or "not measured")
     measured = [trial.measurement for trial in trials if trial.measurement]
     if not measured:
         return row
@@ -291,10 +299,12 @@ def _compare_speeds(rows: list[Row], samples: dict[str, Sample], baseline: str, 
     if not base:
         return None
     noise = ratio(twin, base, seed) if twin else None
+    base_memory = next(row.memory for row in rows if row.name == baseline)
     for row in rows:
         if not samples[row.name]:
             continue
         row.speedup = ratio(samples[row.name], base, seed)
+        row.memory_share = row.memory / base_memory if row.memory and base_memory else None
         if row.name == baseline:
             row.speedup, row.verdict = Ratio(1.0, 1.0, 1.0), "baseline"
         elif row.name == f"{baseline} {AGAIN}":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,12 +80,19 @@ def _share(value: float | None) -> str:
     return _shown(value, "{:.1f} %", 100.0)
 
 
+def _planned(row: Row, what: str) -> str:
+    return "" if row.expected is None else f"{100 * getattr(row.expected, what):.0f} %"
+
+
 COLUMNS: dict[str, Cell] = {
     "tokens/s (quartiles)": _rate,
     "documents/s": lambda row: _shown(row.documents_per_second, "{:,.1f}"),
     "s/step": lambda row: _shown(row.seconds_per_step),
     "speed-up (95 %)": _speedup,
+    "plan: speed": lambda row: _planned(row, "speed"),
     "peak GiB": lambda row: _gib(row.memory),
+    "memory": lambda row: _share(row.memory_share),
+    "plan: memory": lambda row: _planned(row, "memory"),
     "host GiB": lambda row: _gib(row.resident) if row.resident != row.memory else "",
     "set-up s": lambda row: _shown(row.set_up_seconds),
     "MFU": lambda row: _share(row.mfu),
@@ -105,7 +112,8 @@ def _filled(names: list[str], rows: list[Row]) -> list[str]:
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each arm."""
     rows = comparison.rows
-    columns = _filled([name for name in COLUMNS if name not in ("host GiB", "set-up s")], rows)
+    unused = ["host GiB", "set-up s", *([] if any(row.expected for row in rows) else ["memory"])]
+    columns = _filled([name for name in COLUMNS if name not in unused], rows)
     cells = [
         [row.name, row.change, *(COLUMNS[name](row) for name in columns), row.failure or row.verdict]
         for row in rows
@@ -167,8 +175,6 @@ class Report:
     environment: dict[str, Any]
     data: dict[str, Any]
     """Where the documents come from."""
-    notes: list[str] = field(default_factory=list)
-    """What a reader must know, such as arms that were left out."""
 
     def write_trials(self) -> None:
         """What is known while the measuring goes on."""
@@ -209,7 +215,6 @@ class Report:
             "environment": self.environment,
             "options": self.bench.options.to_json(),
             "data": self.data,
-            "notes": self.notes,
             "trials": [trial.to_json() for trial in self.bench.trials],
         }
         text = json.dumps(whole, indent=1, allow_nan=False)
@@ -237,10 +242,10 @@ class Report:
         """What stands below the table, for people."""
         if isinstance(result, Comparison):
             said = [f"{row.name}: {text}" for row in result.rows for text in row.warnings]
-            return [*self.notes, *said, *_noise_lines(result), *self._gate_lines()]
+            return [*said, *_noise_lines(result), *self._gate_lines()]
         if isinstance(result, Search) and result.stopped_by:
-            return [*self.notes, f"the search ended early: {result.stopped_by}"]
-        return self.notes
+            return [f"the search ended early: {result.stopped_by}"]
+        return []
 
     def _gate_lines(self) -> list[str]:
         options = self.bench.options

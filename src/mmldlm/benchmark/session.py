@@ -19,9 +19,17 @@ from mmldlm.benchmark.arms import (
     parse_arm,
     select,
 )
-from mmldlm.benchmark.comparison import Condition, Outcome, compare, judge, parse_condition
+from mmldlm.benchmark.comparison import (
+    Condition,
+    Outcome,
+    compare,
+    judge,
+    longest_document,
+    parse_condition,
+)
 from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Bench, Options, Show
+from mmldlm.benchmark.plan_ladder import plan_ladder
 from mmldlm.benchmark.report import Report, Result
 from mmldlm.benchmark.search import find_batch, parse_sweep, sweep, sweep_arms
 from mmldlm.config.recipe import load_recipe
@@ -37,7 +45,7 @@ class Wanted:
     """What is to be compared, as the user wrote it."""
 
     ladder: str | None = None
-    """full, short, none; null: short, or none with arms of one's own."""
+    """full, short, plan, none; null: short, or none with arms of one's own."""
     arms: list[str] = field(default_factory=list)
     only: list[str] = field(default_factory=list)
     baseline: str | None = None
@@ -46,12 +54,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arms that can run here, and what is said about the others."""
+    """Arms, of which those that cannot run here say why."""
 
     arms: list[Arm]
     baseline: str
     conditions: list[Condition]
-    notes: list[str]
 
 
 def check_choices(
@@ -84,7 +91,7 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
     """Choose the arms and check every one of them, so that a mistake costs nothing."""
     own = [parse_arm(text) for text in wanted.arms]
     kind = wanted.ladder or ("none" if own else "short")
-    arms = [*ladder(kind, gpu), *own]
+    arms = [*(_plan_arms(options, gpu) if kind == "plan" else ladder(kind, gpu)), *own]
     if not arms:
         raise UserError(
             "--ladder none: nothing is left to measure; give arms with --arm 'name: section.key=value'"
@@ -93,14 +100,18 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
     chosen = select(arms, wanted.only, baseline)
     for arm in chosen:
         options.config(arm)
-    usable = [arm for arm in chosen if gpu or not arm.gpu_only]
-    if baseline not in [arm.name for arm in usable]:
+    chosen = [
+        replace(arm, absent="not run: needs a GPU") if arm.gpu_only and not gpu else arm for arm in chosen
+    ]
+    names = [arm.name for arm in chosen if not arm.absent]
+    if baseline not in names:
         raise UserError(f"--baseline {baseline}: this arm needs a GPU, and there is none; choose another")
-    left_out = [arm.name for arm in chosen if arm.gpu_only and not gpu]
-    notes = [f"left out, because there is no GPU: {', '.join(left_out)}"] if left_out else []
-    names = [arm.name for arm in usable]
-    names.append(again(next(arm for arm in usable if arm.name == baseline)).name)
-    return Plan(usable, baseline, [parse_condition(text, names) for text in wanted.fail_if], notes)
+    names.append(again(next(arm for arm in chosen if arm.name == baseline)).name)
+    return Plan(chosen, baseline, [parse_condition(text, names) for text in wanted.fail_if])
+
+
+def _plan_arms(options: Options, gpu: bool) -> list[Arm]:
+    return plan_ladder(options.config(Arm("recipe")).batch, longest_document(options.store), gpu)
 
 
 def plan_sweep(options: Options, text: str, synthetic: Synthetic | None) -> tuple[str, list[Arm]]:
@@ -189,7 +200,7 @@ class Session:
     def compare(self, wanted: Wanted, gpu: bool) -> Finished:
         """Arms against a baseline."""
         plan = plan_comparison(self.options, wanted, gpu)
-        report = self._report(plan.notes)
+        report = self._report()
         result = compare(report.bench, plan.arms, plan.baseline)
         outcomes = judge(plan.conditions, result)
         return Finished(result, report, report.write(result, outcomes), outcomes)
@@ -197,24 +208,22 @@ class Session:
     def sweep(self, text: str) -> Finished:
         """Time and memory against one key."""
         key, arms = plan_sweep(self.options, text, self.synthetic)
-        report = self._report([])
+        report = self._report()
         result = sweep(report.bench, key, arms)
         return Finished(result, report, report.write(result, []))
 
     def find_batch(self, texts: list[str], unit: int | None, gpu: bool) -> Finished:
         """Largest and fastest batch under the memory limit."""
         arm = search_arm(self.options, texts, gpu)
-        report = self._report([])
+        report = self._report()
         result = find_batch(report.bench, arm, unit or max(report.data["max_length"], 1024))
         return Finished(result, report, report.write(result, []))
 
-    def _report(self, notes: list[str]) -> Report:
+    def _report(self) -> Report:
         require_writable(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(self.options, self.folder / "logs", self.show, self.progress)
         environment = describe_environment(["mmldlm", *sys.argv[1:]])
-        report = Report(
-            self.folder, bench, environment, describe_store(self.options.store, self.synthetic), notes
-        )
+        report = Report(self.folder, bench, environment, describe_store(self.options.store, self.synthetic))
         bench.after_trial = report.write_trials
         return report

@@ -41,7 +41,10 @@ Tolerance = Annotated[float, _option("Largest loss difference that passes.", _HO
 Timeout = Annotated[float, _option("Seconds for one process.", _HOW, min=1.0)]
 MemoryLimit = Annotated[str | None, _option("Such as 80GiB; of the GPU, or of the process on a CPU.", _HOW)]
 Seed = Annotated[int, _option("Of weights, order and noise.", _HOW, min=0)]
-Ladder = Annotated[str | None, _option("full, short or none; short unless --arm is given.", _ARMS)]
+Ladder = Annotated[
+    str | None,
+    _option("full, short, plan (the steps of the users' plan) or none; short unless --arm.", _ARMS),
+]
 ArmWords = Annotated[list[str] | None, _option("'name: section.key=value ...'; repeatable.", _ARMS)]
 Only = Annotated[list[str] | None, _option("Only this arm and the baseline; repeatable.", _ARMS)]
 Baseline = Annotated[str | None, _option("The arm that the others are compared with.", _ARMS)]
