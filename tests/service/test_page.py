@@ -15,7 +15,19 @@ import mmldlm
 from mmldlm.api.model import Model
 from mmldlm.api.trace import trace_decode
 from mmldlm.service.page import Demonstration, _clear, draw_table, launch_page
+from tests.browser import Browser
 from tests.tiny_models import make_run, make_store
+
+TABS = {
+    "Between": ("Decode", "w"),
+    "Blanks": ("Fill", "w"),
+    "Paraphrase": ("Paraphrase", "w"),
+    "Neighbours": ("Find", "nearest first"),
+    "The latent": ("Compare", "somebody else's"),
+    "There and back": ("Encode and decode", "step 1"),
+}
+"""Tab -> its button, and what its result shows."""
+SHOWN = "[...document.querySelectorAll('textarea, .result, .steps')].filter(one => one.offsetParent)"
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +87,39 @@ def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model) 
             assert Path(model.source).name in content or token
         finally:
             app.blocks.close()
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_every_tab_works_in_a_browser(model: Model, size: str, tmp_path: Path) -> None:
+    """At both widths, light and dark: each button gives a result, nothing scrolls sideways, no script fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    app, address, _ = launch_page(model, "127.0.0.1", port, block=False)
+    try:
+        with Browser(tmp_path / "profile") as browser:
+            browser.open(address, size, dark=True)
+            browser.wait_for("document.querySelector('button[role=tab]') != null")
+            dark = browser.ask("getComputedStyle(document.body).backgroundColor")
+            browser.open(address, size)
+            browser.wait_for("document.querySelector('button[role=tab]') != null")
+            assert browser.ask("getComputedStyle(document.body).backgroundColor") != dark
+            for tab, (button, result) in TABS.items():
+                _use(browser, tab, button, result)
+                assert browser.overflow <= 0, tab
+            assert browser.problems == []
+    finally:
+        app.blocks.close()
+
+
+def _use(browser: Browser, tab: str, button: str, result: str) -> None:
+    """Press the button of a tab and wait for its result. A tab that does not fit is in a menu of tabs."""
+    press = "(all, name) => [...all].find(one => one.innerText.trim() == name && one.offsetParent)?.click()"
+    tabs = "document.querySelectorAll('[role=tab], .overflow-dropdown button')"
+    if not browser.ask(f"[...{tabs}].some(one => one.innerText.trim() == {tab!r} && one.offsetParent)"):
+        browser.ask("document.querySelector('.overflow-menu button').click()")
+    browser.ask(f"({press})({tabs}, {tab!r})")
+    seen = f"[...document.querySelectorAll('button.primary')].some(one => one.innerText.trim() == {button!r} && one.offsetParent)"
+    browser.wait_for(seen)
+    browser.ask(f"({press})(document.querySelectorAll('button.primary'), {button!r})")
+    browser.wait_for(f"{SHOWN}.some(one => (one.value ?? one.innerText).includes({result!r}))")
