@@ -114,12 +114,15 @@ def test_every_tab_works_in_a_browser(model: Model, size: str, tmp_path: Path) -
 
 def _use(browser: Browser, tab: str, button: str, result: str) -> None:
     """Press the button of a tab and wait for its result. A tab that does not fit is in a menu of tabs."""
-    press = "(all, name) => [...all].find(one => one.innerText.trim() == name && one.offsetParent)?.click()"
-    tabs = "document.querySelectorAll('[role=tab], .overflow-dropdown button')"
-    if not browser.ask(f"[...{tabs}].some(one => one.innerText.trim() == {tab!r} && one.offsetParent)"):
+
+    def thing(selector: str, name: str) -> str:
+        visible = f"one => one.innerText.trim() == {name!r} && one.offsetParent"
+        return f"[...document.querySelectorAll('{selector}')].find({visible})"
+
+    tabs = "[role=tab], .overflow-dropdown button"
+    if browser.ask(f"{thing(tabs, tab)} == null"):
         browser.ask("document.querySelector('.overflow-menu button').click()")
-    browser.ask(f"({press})({tabs}, {tab!r})")
-    seen = f"[...document.querySelectorAll('button.primary')].some(one => one.innerText.trim() == {button!r} && one.offsetParent)"
-    browser.wait_for(seen)
-    browser.ask(f"({press})(document.querySelectorAll('button.primary'), {button!r})")
+    browser.ask(f"{thing(tabs, tab)}.click()")
+    browser.wait_for(f"{thing('button.primary', button)} != null")
+    browser.ask(f"{thing('button.primary', button)}.click()")
     browser.wait_for(f"{SHOWN}.some(one => (one.value ?? one.innerText).includes({result!r}))")
