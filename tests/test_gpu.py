@@ -123,6 +123,7 @@ def test_micro_batches_are_recorded_while_the_loader_works(store, tmp_path):
 BALANCES = {
     "fixed": ["objective.balance=fixed"],
     "gradient_norm": ["objective.balance=gradient_norm", "objective.balance_every=2"],
+    "fp8": ["speed.precision=fp8"],
 }
 
 
@@ -174,6 +175,52 @@ def plain_losses(store, tmp_path_factory):
 def test_every_fast_path_has_the_loss_of_the_plain_one(store, tmp_path, words, plain_losses):
     found = losses(make_trainer(tmp_path, store, *WIDE, *words), 10)
     np.testing.assert_allclose(found, plain_losses, rtol=0.01)
+
+
+FP8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no fp8"
+)
+
+
+@FP8
+@pytest.mark.parametrize("words", [
+    [], ["speed.cuda_graphs=true", "batch.micro_tokens=80"], ["speed.activation_checkpointing=selective"],
+    ["speed.activation_checkpointing=block", "speed.cuda_graphs=true"],
+    ["speed.compile=false", "speed.fused_kernels=false"],
+])  # fmt: skip
+def test_fp8_has_nearly_the_loss_of_the_plain_path(store, tmp_path, words, plain_losses):
+    trainer = make_trainer(tmp_path, store, *WIDE, "speed.precision=fp8", *words)
+    assert trainer.setup.denoiser.kernels.fp8
+    np.testing.assert_allclose(losses(trainer, 10), plain_losses, rtol=0.02)
+    if "speed.cuda_graphs=true" in words:
+        assert trainer.stepper.graphs.recordings
+        assert not trainer.stepper.graphs.broken
+
+
+@FP8
+@pytest.mark.parametrize("way", ["plain", "gelu", "slope"])
+@pytest.mark.parametrize("shape", [(1000, 512), (77, 1536), (130, 8192)])
+def test_rows_in_eight_bits_and_their_transposes_are_those_of_plain_pytorch(way, shape, monkeypatch):
+    from mmldlm.model import fp8
+
+    torch.manual_seed(0)
+    x, inner = (3 * torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
+    x[5], x[6], x[7] = 0.0, x[6] * 1e6, x[7] * 1e-6
+    options = {"inner": inner if way == "slope" else None, "gelu": way == "gelu", "sums": True}
+    answers = []
+    for runs in (True, False):
+        monkeypatch.setattr(fp8, "_kernels_run", lambda x, runs=runs: runs)
+        q, scale, sums = fp8.quantize_rows(x, **options)
+        factor = torch.exp2(-(torch.arange(shape[0], device="cuda") % 12).float())[:, None]
+        answers.append([q, scale, sums, fp8.transpose(q), fp8.transpose(q, factor)])
+    q, scale, sums, back, shared = answers[0]
+    assert (scale == answers[1][1]).float().mean() > 0.99
+    torch.testing.assert_close(sums, answers[1][2], rtol=1e-3, atol=1e-2 * float(answers[1][2].abs().max()))
+    same = (q.float() == answers[1][0].float()).float().mean()
+    assert same == 1.0 if way == "plain" else same > 0.98
+    assert torch.equal(back[:, : shape[0]].float(), q.float().t())
+    assert torch.equal(shared[:, : shape[0]].float(), (q.float() * factor).to(fp8.FP8).float().t())
+    assert not back[:, shape[0] :].float().any()
 
 
 def test_recorded_graphs_read_the_newest_factors(store, tmp_path):

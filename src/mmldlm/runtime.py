@@ -23,7 +23,8 @@ from mmldlm.config import ACCELERATORS, DEVICE_NAME, Config, resolve_model
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""By precision. What fp8 is not used for is bf16."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def empty_cache(device: torch.device) -> None:
 def flash_runs(device: torch.device, precision: str, head_width: int) -> bool:
     """Whether flash attention is there for this device, number type and width of a head."""
     recent = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    return recent and precision in ("bf16", "fp16") and head_width % 8 == 0 and head_width <= 256
+    return recent and precision in ("bf16", "fp16", "fp8") and head_width % 8 == 0 and head_width <= 256
 
 
 TILE_WIDTHS = (16, 32, 64, 128)
@@ -149,7 +150,7 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
 def settle_runtime(config: Config, device: torch.device, world_size: int = 1) -> Runtime:
     """What a run would use on this device; settings that it does not have are rejected. The process stays as it is."""
     on_gpu, plain = device.type == "cuda", device.type not in ("cuda", "cpu")
-    precision = config.speed.precision or best_precision(device)
+    precision = _or_bf16(config.speed.precision, device) or best_precision(device)
     if precision == "fp16" and not on_gpu:
         raise UserError(f"speed.precision=fp16: needs a CUDA GPU, here it is {device.type}; use fp32")
     if config.speed.cuda_graphs and not on_gpu:
@@ -211,6 +212,23 @@ def _fused(wanted: bool | None, device: torch.device) -> bool:
     if wanted is None and device.type == "cuda" and not possible:
         log.info("the fused kernels need Triton and a GPU of the Ampere generation; plain ones are used")
     return device.type == "cuda" and possible if wanted is None else wanted
+
+
+def _or_bf16(wanted: str | None, device: torch.device) -> str | None:
+    """The precision that is wanted; bf16 instead of fp8 where the device lacks it."""
+    if wanted != "fp8" or (
+        kernels_run_on(device) and device.type == "cuda" and _capability(device) >= (8, 9)
+    ):
+        return wanted
+    log.warning(
+        "speed.precision=fp8: needs Triton and an NVIDIA GPU of the Ada or Hopper generation or newer, here it is %s; "
+        "bf16 is used", device.type,
+    )  # fmt: skip
+    return "bf16"
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def best_precision(device: torch.device) -> str:

@@ -355,8 +355,10 @@ class TrainConfig:
 class SpeedConfig:
     """Every speed-up is a switch here; none of them changes the loss beyond rounding."""
 
-    precision: str | None = choice(None, "fp32", "bf16", "fp16")
-    """Type of the matrix products, weights stay fp32; null: bf16 where a GPU has it, else fp32."""
+    precision: str | None = choice(None, "fp32", "bf16", "fp16", "fp8")
+    """Type of the matrix products, weights stay fp32; null: bf16 where a GPU has it, else fp32. fp8: those of the text
+    stream inside blocks in 8 bits with a scale for each row, in training alone, everything else bf16; bf16 where the
+    device lacks it."""
     compile: bool | None = None
     """torch.compile per block; null: on with a GPU."""
     attention: str = choice("auto", "auto", "tiles", "varlen", "sdpa", "rows", "reference")

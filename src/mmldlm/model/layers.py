@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from mmldlm.layout import Layout
 from mmldlm.model.attention import attend
+from mmldlm.model.fp8 import fits, linear8, mlp8
 from mmldlm.model.ops import RowsOf, add_and_norm, permute_rows, rotate
 
 # nothing in a block works in place, which is what this warning is about
@@ -23,7 +24,7 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
     lambda record: "context_fn" not in record.getMessage()
 )
 
-_KEPT = ("mm", "addmm", "attend_tiles", "_varlen_attn")
+_KEPT = ("mm", "addmm", "multiply8", "attend_tiles", "_varlen_attn")
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 
@@ -72,6 +73,8 @@ class Kernels(NamedTuple):
     """Type of the residual streams."""
     keep: str = "all"
     """What the backward pass finds ready: all, or products (the rest of a block is computed again)."""
+    fp8: bool = False
+    """In training, products of the text stream in fp8, where the sides of its matrices allow it."""
 
 
 class TimeEmbedding(nn.Module):
@@ -108,6 +111,10 @@ class Stream(nn.Module):
         self.mlp_in = nn.Linear(width, hidden)
         self.mlp_out = nn.Linear(hidden, width)
 
+    def products(self) -> list[nn.Linear]:
+        """What every row is multiplied with."""
+        return [self.qkv, self.attention_out, self.mlp_in, self.mlp_out]
+
     def modulation_of(self, time_embedding: Tensor) -> Modulation:
         """Computed once per document."""
         return Modulation(*self.modulation(F.silu(time_embedding)).chunk(6, dim=-1))
@@ -123,8 +130,14 @@ class Stream(nn.Module):
             return self.qkv.weight.new_ones(2, self.head_width)
         return torch.stack([self.q_norm.weight, self.k_norm.weight])
 
-    def mlp(self, y: Tensor) -> Tensor:
+    def project(self, linear: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
+        """One of the products of attention."""
+        return linear8(linear, x) if fp8 and fits(linear) else linear(x)
+
+    def mlp(self, y: Tensor, fp8: bool = False) -> Tensor:
         """The feed-forward half."""
+        if fp8 and fits(self.mlp_in):
+            return mlp8(self.mlp_in, self.mlp_out, y)
         return self.mlp_out(F.gelu(self.mlp_in(y), approximate="tanh"))
 
 
@@ -150,6 +163,7 @@ class Block(nn.Module):
         self, text: Residual, latent: Residual, time_embedding: Tensor, places: Places, kernels: Kernels
     ) -> tuple[Residual, Residual]:
         fused = kernels.fused
+        fp8 = kernels.fp8 and self.training and torch.is_grad_enabled()  # what is judged is judged in bf16
         text_mod, latent_mod = (side.modulation_of(time_embedding) for side in (self.text, self.latent))
 
         text_x, text_y = add_and_norm(
@@ -158,11 +172,13 @@ class Block(nn.Module):
         latent_x, latent_y = add_and_norm(
             *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
         )
-        qkv = self._qkv(self.text.qkv(text_y), self.latent.qkv(latent_y), places, fused)
+        qkv = self._qkv(
+            self.text.project(self.text.qkv, text_y, fp8), self.latent.qkv(latent_y), places, fused
+        )
         attended = attend(qkv, places.layout, kernels.attention).flatten(1)
         attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
         num_tokens = text_x.shape[0]
-        text_branch = self.text.attention_out(attended[:num_tokens])
+        text_branch = self.text.project(self.text.attention_out, attended[:num_tokens], fp8)
         latent_branch = self.latent.attention_out(attended[num_tokens:])
 
         text_x, text_y = add_and_norm(
@@ -174,7 +190,7 @@ class Block(nn.Module):
             places.latent, fused=fused,
         )  # fmt: skip
         return (
-            Residual(text_x, self.text.mlp(text_y), text_mod.mlp_gate),
+            Residual(text_x, self.text.mlp(text_y, fp8), text_mod.mlp_gate),
             Residual(latent_x, self.latent.mlp(latent_y), latent_mod.mlp_gate),
         )
 

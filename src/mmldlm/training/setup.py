@@ -35,7 +35,8 @@ from mmldlm.distributed.replicas import Replicas
 from mmldlm.errors import UserError
 from mmldlm.model.attention import candidates, choose_attention_for
 from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks, step_flops
-from mmldlm.model.layers import Kernels
+from mmldlm.model.fp8 import find_problem, fits
+from mmldlm.model.layers import Kernels, Stream
 from mmldlm.objective.joint import Active, Objective, build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
@@ -234,10 +235,28 @@ def choose_kernels(setup: Setup) -> None:
     denoiser.recomputed = recomputed_blocks(depth, share)
     keep = "products" if kind == "selective" else "all"
     denoiser.kernels = Kernels(runtime.attention, runtime.fused, DTYPES[config.residual], keep)
+    if runtime.precision == "fp8":
+        _choose_fp8(setup)
     if runtime.attention == "auto":
         denoiser.kernels = denoiser.kernels._replace(
             attention=setup.ranks.from_main(_fastest_attention(setup))
         )
+
+
+def _choose_fp8(setup: Setup) -> None:
+    """Products in fp8; in bf16, with a line in the log, where a try on the device fails or a matrix does not fit."""
+    products = next(part for part in setup.denoiser.modules() if isinstance(part, Stream)).products()
+    unfit = [linear for linear in products if not fits(linear)]
+    reason = find_problem(setup.runtime.device)
+    if unfit:
+        sides = ", ".join(f"{linear.in_features} x {linear.out_features}" for linear in unfit)
+        log.warning("speed.precision=fp8: bf16 is used for %s, whose sides are no multiples of 16", sides)
+    if reason is not None:
+        log.warning("speed.precision=fp8: does not work on this device, bf16 is used: %s", reason)
+    if reason is not None or len(unfit) == len(products):
+        setup.runtime = replace(setup.runtime, precision="bf16")
+    else:
+        setup.denoiser.kernels = setup.denoiser.kernels._replace(fp8=True)
 
 
 def _fastest_attention(setup: Setup) -> str:
