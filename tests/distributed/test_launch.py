@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmldlm.errors import UserError
-from mmldlm.launch.ranks import plan_launch, run_ranks
+from mmldlm.launch.ranks import own_address, plan_launch, run_ranks
 from tests.distributed.pair import environment
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -83,6 +83,19 @@ def test_what_cannot_be_launched_is_one_clear_line(environment, options, reporte
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         plan_launch(environment, nproc_per_node=1, **options)
     assert reported in str(error.value)
+
+
+def test_the_meeting_point_is_known_as_our_own_whatever_the_name_of_the_machine_resolves_to():
+    """PyTorch looks at the name alone, and then no node opens the port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no network")
+        address = probe.getsockname()[0]
+    assert own_address(f"{address}:29500") == (address, True)
+    assert own_address("192.0.2.1:29500") == (address, False)
+    assert own_address("localhost:29500") == own_address("no.such.host.invalid:1") == (None, False)
 
 
 def test_a_wrong_setting_is_the_root_cause_and_its_exit_code_is_passed_on(place):

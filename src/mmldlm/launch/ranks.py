@@ -6,10 +6,12 @@ What is not stated is taken from the machine and from SLURM: the number of ranks
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -196,6 +198,24 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) ->
     return Outcome()
 
 
+def own_address(endpoint: str) -> tuple[str | None, bool]:
+    """Address by which this machine reaches the meeting point, and whether the point is that address.
+
+    PyTorch compares the point with what the name of this machine resolves to, which on many is 127.0.1.1 or the
+    address of another network card. None where the name is unknown or local, which PyTorch handles itself.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, _, _, point = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(point)  # sends nothing
+            address = probe.getsockname()[0]
+    except (OSError, ValueError):
+        return None, False
+    local = ipaddress.ip_address(point[0]).is_loopback
+    return (None, False) if local else (address, address == point[0])
+
+
 def _agent_config(plan: LaunchPlan, quiet: bool) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
@@ -203,6 +223,7 @@ def _agent_config(plan: LaunchPlan, quiet: bool) -> Any:
     shown = Std.NONE if quiet else Std.ALL
     static = plan.node_rank is not None and plan.nnodes != (1, 1)
     stamp = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    address, hosts = own_address(plan.rdzv_endpoint) if plan.nnodes != (1, 1) else (None, False)
     return LaunchConfig(
         min_nodes=plan.nnodes[0],
         max_nodes=plan.nnodes[1],
@@ -210,7 +231,8 @@ def _agent_config(plan: LaunchPlan, quiet: bool) -> Any:
         run_id=plan.rdzv_id if plan.nnodes != (1, 1) else f"launch_{stamp}",
         rdzv_backend="static" if static else "c10d",
         rdzv_endpoint=plan.rdzv_endpoint,
-        rdzv_configs={"rank": plan.node_rank} if static else {},
+        rdzv_configs={"rank": plan.node_rank} if static else {"is_host": True} if hosts else {},
+        local_addr=address,
         max_restarts=plan.max_restarts,
         logs_specs=DefaultLogsSpecs(str(plan.log_dir), redirects=shown, tee=shown),
         log_line_prefix_template="[rank ${rank}] ",
