@@ -1,12 +1,20 @@
-"""One benchmark from its options to its report: a comparison of arms, a sweep, or the search for a batch."""
+"""One benchmark from its options to its report: a comparison of arms, a sweep, the search for a batch, or scaling."""
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from mmldlm.benchmark.arms import (
     BASELINE,
@@ -30,14 +38,28 @@ from mmldlm.benchmark.comparison import (
 from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Bench, Options, Show
 from mmldlm.benchmark.plan_ladder import plan_ladder
-from mmldlm.benchmark.report import Report, Result
+from mmldlm.benchmark.report import FORMAT, Report, Result
+from mmldlm.benchmark.scaling import (
+    LINKS,
+    SHAPES,
+    Measured,
+    measured_table,
+    predict_all,
+    predict_here,
+    prediction_table,
+    ring_bytes,
+)
 from mmldlm.benchmark.search import find_batch, parse_sweep, sweep, sweep_arms
+from mmldlm.benchmark.worker import Drive, watch_exchanges
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
-from mmldlm.durable import require_writable
+from mmldlm.distributed.launch import read_place, start_ranks
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.durable import replace_file, require_writable
 from mmldlm.errors import UserError
 from mmldlm.reports import Table
-from mmldlm.runtime import choose_device
+from mmldlm.runtime import choose_device, start_runtime, synchronize
+from mmldlm.training.setup import Setup, set_up
 
 
 @dataclass(frozen=True)
@@ -62,18 +84,28 @@ class Plan:
 
 
 def check_choices(
-    ladder: str | None, sweep: str | None, *, find_batch: bool, fail_if: Any, arms: Any, only: Any
+    ladder: str | None,
+    sweep: str | None,
+    *,
+    find_batch: bool,
+    scaling: bool,
+    fail_if: Any,
+    arms: Any,
+    only: Any,
 ) -> None:
     """Reject options that would be ignored together."""
     if ladder is not None and ladder not in LADDERS:
         raise UserError(f"--ladder {ladder}: allowed are {', '.join(LADDERS)}")
-    other = "--find-batch" if find_batch else "--sweep" if sweep is not None else None
+    other = (
+        "--scaling" if scaling else "--find-batch" if find_batch else "--sweep" if sweep is not None else None
+    )
     unused = {
         "--ladder": ladder,
         "--fail-if": fail_if,
         "--only": only,
-        "--sweep": sweep if find_batch else None,
-        "--arm": arms if other == "--sweep" else None,
+        "--find-batch": find_batch and scaling,
+        "--sweep": sweep if other != "--sweep" else None,
+        "--arm": arms if other in ("--sweep", "--scaling") else None,
     }
     for option, value in unused.items():
         if other and value:
@@ -227,3 +259,108 @@ class Session:
         report = Report(self.folder, bench, environment, describe_store(self.options.store, self.synthetic))
         bench.after_trial = report.write_trials
         return report
+
+
+_AGREEMENT = 4096
+"""Bytes below which an exchange is an agreement between hosts."""
+
+
+def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int, kind: str) -> Measured:
+    """Time steps with exchanges and without them in turn, and the exchanges alone; called by all ranks together."""
+    ranks, drive = setup.ranks, Drive(setup, folder, None)
+    together, alone = [], []
+    try:
+        drive.block(warmup)
+        with watch_exchanges() as seen:
+            drive.block(1)
+        for _ in range(steps):
+            ranks.barrier()
+            together.append(drive.block(1))
+            with watch_exchanges(leave_out=True):
+                alone.append(drive.block(1).seconds)
+    finally:
+        drive.close()
+    large = [one for one in seen if one.sent > _AGREEMENT]
+    communication = _timed(ranks, *(one.repeat for one in large))
+    agreement, bandwidth = _timed(ranks, ranks.barrier), _bandwidth(ranks)
+    seconds = ranks.total(statistics.median(block.seconds for block in together)) / ranks.world_size
+    own = statistics.median(alone)
+    mean, slowest = ranks.total(own) / ranks.world_size, ranks.largest(round(own * 1e6)) / 1e6
+    hidden = 1.0 - min(1.0, max(0.0, seconds - mean) / communication) if large else 1.0
+    return Measured(
+        kind, ranks.world_size, ranks.world_size // ranks.local_world_size,
+        sum(block.tokens for block in together) / len(together) / seconds, seconds, mean, slowest, mean / seconds,
+        {name: sum(one.kind == name for one in large) for name in sorted({one.kind for one in large})},
+        sum(one.sent for one in large), communication, hidden, len(seen) - len(large), agreement, bandwidth,
+        predict_here(setup, kind, mean, bandwidth, agreement),
+    )  # fmt: skip
+
+
+def _bandwidth(ranks: Ranks, megabytes: int = 16) -> float:
+    """Bytes a second that a rank sends in a plain sum."""
+    words = torch.zeros(megabytes * 2**18, device=ranks.device)
+    return ring_bytes(4 * words.numel(), ranks.world_size, 2) / _timed(ranks, lambda: dist.all_reduce(words))
+
+
+def _timed(ranks: Ranks, *work: Callable[[], Any], repeats: int = 5) -> float:
+    """Median seconds, on the slowest rank, after one time to warm up."""
+    seconds = []
+    for _ in range(repeats + 1):
+        ranks.barrier()
+        began = time.perf_counter()
+        for part in work:
+            part()
+        synchronize(ranks.device)
+        seconds.append(time.perf_counter() - began)
+    return ranks.largest(round(statistics.median(seconds[1:]) * 1e9)) / 1e9
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What `--scaling` shows: a prediction for clusters, and what the ranks at hand measured, if there are several."""
+
+    tables: list[Table]
+    folder: Path
+
+
+def scale(
+    options: Options, make_store: Callable[[], tuple[Path, Synthetic | None]], folder: Path
+) -> Scaled | None:
+    """Predict, measure where several ranks were started, and write `result.json`; None on ranks that only help."""
+    require_writable(folder)
+    if read_place(os.environ).world_size == 1:
+        return _write_scaling(folder, options, None, None)
+    with (
+        start_ranks(options.config(Arm("scaling"))) as ranks,
+        tempfile.TemporaryDirectory(prefix="mmldlm-scaling-") as own,
+    ):
+        if ranks.main:
+            make_store()  # before the others look for it
+        ranks.barrier()
+        path, synthetic = make_store()
+        config = replace(options, store=path).config(Arm("scaling"))
+        runtime = start_runtime(config, ranks.local_world_size, ranks.device)
+        kind = getattr(config.distributed, "parallel", "ddp")
+        setup = set_up(config, runtime, ranks)
+        measured = measure_ranks(setup, Path(own) / "run", options.steps, options.warmup, kind)
+        data = describe_store(path, synthetic)
+        return _write_scaling(folder, options, measured, data) if ranks.main else None
+
+
+def _write_scaling(
+    folder: Path, options: Options, measured: Measured | None, data: dict[str, Any] | None
+) -> Scaled:
+    rows = predict_all()
+    tables = [prediction_table(rows, link) for link in LINKS] + (
+        [measured_table(measured)] if measured else []
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "format": FORMAT, "kind": "scaling", "partial": False, "predicted": rows,
+        "clusters": {name: asdict(cluster) for name, cluster in LINKS.items()},
+        "shapes": [asdict(shape) for shape in SHAPES], "measured": asdict(measured) if measured else None,
+        "environment": describe_environment(["mmldlm", *sys.argv[1:]]), "options": options.to_json(), "data": data,
+    }  # fmt: skip
+    replace_file(folder / "result.json", json.dumps(whole, indent=1, allow_nan=False).encode())
+    replace_file(folder / "table.md", "\n".join(table.to_markdown() for table in tables).encode())
+    return Scaled(tables, folder)

@@ -7,6 +7,7 @@ checkpoints, and validates only at the end of the loss gate. The device is idle 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import math
@@ -14,12 +15,14 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from mmldlm.benchmark.measuring import Block, Job, Measurement, Memory
 from mmldlm.config import Config, resolve_model
@@ -127,6 +130,94 @@ class Drive:
             raise OverLimitError(
                 f"{taken / 2**30:.2f} GiB resident, the limit is {self.memory_limit / 2**30:.2f} GiB"
             )
+
+
+@dataclass
+class Exchange:
+    """A collective of a step."""
+
+    kind: str
+    """all-reduce, all-gather or reduce-scatter."""
+    payload: Tensor
+    """The larger side: the sum, what is gathered, or what is to be scattered."""
+    group: Any
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each rank sends in a ring: all but its own share, and twice for a sum."""
+        ranks, passes = dist.get_world_size(self.group), 2 if self.kind == "all-reduce" else 1
+        return passes * (ranks - 1) / ranks * self.payload.numel() * self.payload.element_size()
+
+    def repeat(self) -> None:
+        """The same once more, on a buffer of its own."""
+        if self.kind == "all-reduce":
+            dist.all_reduce(self.payload.zero_(), group=self.group)
+            return
+        part = self.payload.chunk(dist.get_world_size(self.group))[0].clone()
+        if self.kind == "all-gather":
+            dist.all_gather_into_tensor(self.payload, part, group=self.group)
+        else:
+            dist.reduce_scatter_tensor(part, self.payload, group=self.group)
+
+
+class _Done:
+    """The handle of an exchange that was left out."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def wait(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result([self.tensor])
+        return future
+
+
+_COLLECTIVES = {
+    "all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather", "all_gather_single": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter", "reduce_scatter_single": "reduce-scatter",
+}  # fmt: skip
+"""Functions of torch.distributed by which DDP, FSDP2 and agreements exchange data; names differ by version."""
+
+
+@contextlib.contextmanager
+def watch_exchanges(*, leave_out: bool = False) -> Iterator[list[Exchange]]:
+    """List the exchanges between ranks; left out, each rank goes on with its own part, to be timed alone."""
+    seen: list[Exchange] = []
+    before = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature, kind = inspect.signature(original), _COLLECTIVES[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs).arguments
+            values, group = list(bound.values()), bound.get("group")
+            larger = values[1] if kind == "reduce-scatter" else values[0]
+            if leave_out:
+                _own_part(kind, values, dist.get_rank(group), dist.get_world_size(group))
+                return _Done(values[0]) if bound.get("async_op") else None
+            seen.append(Exchange(kind, torch.empty_like(larger), group))
+            return original(*args, **kwargs)
+
+        return call
+
+    for name, original in before.items():
+        setattr(dist, name, wrap(name, original))
+    try:
+        yield seen
+    finally:
+        for name, original in before.items():
+            setattr(dist, name, original)
+
+
+def _own_part(kind: str, tensors: list[Tensor], rank: int, ranks: int) -> None:
+    """What a rank has without the others; numbers of a size that occurs, so that computing takes its usual time."""
+    if kind == "all-gather":
+        tensors[0].view(ranks, -1).copy_(tensors[1].reshape(1, -1))
+    elif kind == "reduce-scatter":
+        tensors[0].copy_(tensors[1].view(ranks, -1)[rank].view_as(tensors[0]))
 
 
 def measure(job: Job) -> Measurement:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 from mmldlm.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
-    from mmldlm.benchmark.session import Finished
+    from mmldlm.benchmark.session import Finished, Scaled
 
 
 def _option(help: str, panel: str | None = None, **limits: Any) -> Any:
@@ -55,6 +56,14 @@ Sweep = Annotated[str | None, _option("Time and memory against one key: section.
 FindBatch = Annotated[
     bool, typer.Option("--find-batch", help="Largest and fastest batch.", rich_help_panel=_SEARCH)
 ]
+Scaling = Annotated[
+    bool,
+    typer.Option(
+        "--scaling",
+        help="Predict the speed of many GPUs; under launch, measure it beside.",
+        rich_help_panel=_SEARCH,
+    ),
+]
 Unit = Annotated[int | None, _option("Batches are multiples of so many tokens.", _SEARCH, min=1)]
 Out = Annotated[Path | None, _option("Folder of the report; benchmarks/<date-time>.")]
 
@@ -85,25 +94,29 @@ def benchmark(
     sweep: Sweep = None,
     find_batch: FindBatch = False,
     unit: Unit = None,
+    scaling: Scaling = False,
     out: Out = None,
 ) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
     from mmldlm.benchmark.arms import describe
     from mmldlm.benchmark.measuring import Options, parse_bytes
-    from mmldlm.benchmark.session import Session, Wanted, check_choices, find_store, on_gpu
+    from mmldlm.benchmark.session import Session, Wanted, check_choices, find_store, on_gpu, scale
 
-    check_choices(ladder, sweep, find_batch=find_batch, fail_if=fail_if, arms=arm, only=only)
+    check_choices(ladder, sweep, find_batch=find_batch, scaling=scaling, fail_if=fail_if, arms=arm, only=only)
     words = list(settings or [])
     gpu = on_gpu(recipe, words)
-    path, synthetic = find_store(
-        store, words, lambda: describe(length, lengths, vocabulary, channels, documents, seed)
-    )
+    random_documents = partial(describe, length, lengths, vocabulary, channels, documents, seed)
+    make_store = partial(find_store, store, words, random_documents)
+    path, synthetic = (Path(), None) if scaling else make_store()
     options = Options(
         recipe=recipe or ("small" if gpu else "laptop"), settings=tuple(words), store=path, steps=steps, warmup=warmup,
         block=block, repeats=repeats, gate_steps=gate_steps, tolerance=tolerance, timeout=timeout, seed=seed,
         memory_limit=parse_bytes(memory_limit, "--memory-limit") if memory_limit else None,
     )  # fmt: skip
     folder = out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if scaling:
+        _show_scaling(scale(options, make_store, folder))
+        return
     with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
         session = Session(options, folder, synthetic, bar.note, bar)
         if find_batch:
@@ -113,6 +126,19 @@ def benchmark(
         else:
             finished = session.compare(Wanted(ladder, arm or [], only or [], baseline, fail_if or []), gpu)
     _show(finished, folder)
+
+
+def _show_scaling(scaled: Scaled | None) -> None:
+    """Every table; the ranks that only help show nothing."""
+    from rich.console import Console
+
+    screen = Console()
+    if not screen.is_terminal:
+        screen.width = 160
+    for table in scaled.tables if scaled else []:
+        screen.print(table.to_rich(), highlight=False, markup=False)
+    if scaled:
+        screen.print(f"report: {scaled.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(finished: Finished, folder: Path) -> None:
