@@ -175,6 +175,16 @@ class DenoiserOutput:
     """(N, longest length), where the length is modelled; index i means length i + 1."""
 
 
+class Piece(NamedTuple):
+    """Rows of a tensor that is divided among ranks."""
+
+    start: int
+    """The first one."""
+    rows: int
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+
 def map_tensors(value: Moved, change: Callable[[Tensor], Tensor]) -> Moved:
     """The same dataclass with every tensor, also in nested dataclasses, changed."""
     return cast(Moved, _map_parts(value, Tensor, change))

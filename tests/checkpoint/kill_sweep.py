@@ -2,12 +2,14 @@
 
     python -m tests.checkpoint.kill_sweep calls FOLDER        at every system call that changes the disk, in turn
     python -m tests.checkpoint.kill_sweep moments FOLDER N    at N random moments
+    python -m tests.checkpoint.kill_sweep shards FOLDER N     one of three ranks that save together, at N random moments
 
 Each child is a fork, so that torch is imported once. Prints a JSON object with what was seen.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import random
@@ -16,15 +18,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from tests.kills import die_at, fork
 
 from mmldlm.checkpoint.files import read_latest
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.checkpoint.save import Saver
+from mmldlm.checkpoint.sharded import Place, ShardSaver
 from mmldlm.checkpoint.state import Snapshot
+from mmldlm.types import Piece
 
 
 def snapshot(step: int, version: int, size: int) -> Snapshot:
@@ -113,9 +119,60 @@ def sweep_moments(root: Path, num_kills: int) -> dict:
     return {"kills": num_kills, "during_a_save": torn, "steps": steps[-1]}
 
 
+RANKS = 3
+
+
+def shards_of(whole: Snapshot, pieces: dict[str, Piece]) -> Snapshot:
+    piece = pieces["w"]
+    own = slice(piece.start, piece.start + piece.rows)
+    return Snapshot(
+        whole.step, {name: {"w": held["w"][own]} for name, held in whole.tensors.items()}, whole.meta
+    )
+
+
+def save_shards_forever(folder: Path, fd: int, size: int, rank: int, meeting: Path) -> None:
+    timeout = datetime.timedelta(seconds=60)
+    store = dist.FileStore(str(meeting), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
+    rows = -(-size // RANKS)
+    pieces = {"w": Piece(rank * rows, min(rows, size - rank * rows), (size,))}
+    newest = load_latest(folder, report=lambda message: os._exit(4))
+    dist.barrier()
+    place = Place(pieces, 0, 1, dist.group.WORLD)
+    saver = ShardSaver(folder, place, keep=2, on_error=lambda error: None, on_saved=acknowledge(fd, 0))
+    for step in range(newest.step + 1 if newest else 0, 10**9):
+        saver.save(shards_of(snapshot(step, 0, size), pieces))
+
+
+def sweep_shards(root: Path, num_kills: int) -> dict:
+    """One rank is killed; a little later the others, which have lost it."""
+    folder, size, moments = root / "run", 200_000, random.Random(0)
+    fd = os.open(root / "ack", os.O_RDWR | os.O_CREAT)
+    torn, steps = 0, []
+    for number in range(num_kills):
+        before, meeting = os.pread(fd, 32, 0), root / f"meeting{number}"
+        work = [partial(save_shards_forever, folder, fd, size, rank, meeting) for rank in range(RANKS)]
+        pids = [fork(each) for each in work]
+        while os.pread(fd, 32, 0) == before:
+            assert os.waitpid(-1, os.WNOHANG)[0] == 0, "a rank left by itself"
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.06))
+        moments.shuffle(pids)
+        os.kill(pids[0], signal.SIGKILL)
+        time.sleep(moments.uniform(0, 0.2))
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        torn += any(name.startswith(".") for name in os.listdir(folder))
+        steps.append(judge(folder, os.pread(fd, 32, 0).split(), size, least=(0, 0))[0])
+    assert steps == sorted(steps)
+    return {"kills": num_kills, "during_a_save": torn, "steps": steps[-1]}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place = Path(sys.argv[2])
-    print(
-        json.dumps(sweep_calls(place) if sys.argv[1] == "calls" else sweep_moments(place, int(sys.argv[3])))
-    )
+    sweeps = {"moments": sweep_moments, "shards": sweep_shards}
+    told = sweep_calls(place) if sys.argv[1] == "calls" else sweeps[sys.argv[1]](place, int(sys.argv[3]))
+    print(json.dumps(told))

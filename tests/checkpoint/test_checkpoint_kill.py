@@ -37,6 +37,15 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert seen["during_a_save"] > 0  # how many is up to the machine
 
 
+def test_a_rank_killed_while_all_save(tmp_path: Path) -> None:
+    sweep("shards", str(tmp_path), "3")
+
+
+@pytest.mark.soak
+def test_a_rank_killed_many_times_while_all_save(tmp_path: Path) -> None:
+    assert sweep("shards", str(tmp_path), "30")["during_a_save"] > 0
+
+
 @pytest.mark.soak
 def test_killed_at_many_random_moments(tmp_path: Path) -> None:
     assert sweep("moments", str(tmp_path), "500")["during_a_save"] >= 20

@@ -23,8 +23,10 @@ from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.training.fit import Trainer
-from tests.runs import make_trainer
+from tests import runs
 
+EXTRA: list[str] = []
+"""Words for every run from here on."""
 SCENARIOS: dict[str, Callable[[Ranks, Path, Path], Trainer]] = {}
 PLAIN: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -41,6 +43,7 @@ PLAIN: dict[str, tuple[str, ...]] = {
         "{until: 8, mode_weights: {t2l: 1}, frozen: [shared]}]",
     ),
     "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
+    "muon": ("optim.name=muon",),
     "bf16_sums": ("distributed.compression=bf16",),
     "fp16_sums": ("distributed.compression=fp16",),
     "plateau": ("optim.schedule=plateau", "optim.plateau_patience=2", "train.valid_every=2"),
@@ -51,6 +54,10 @@ PLAIN: dict[str, tuple[str, ...]] = {
     ),
 }
 """Runs without any accident, by name; the same words on one rank must give the same curve."""
+
+
+def make_trainer(folder: Path, store: Path, *words: str, ranks: Ranks) -> Trainer:
+    return runs.make_trainer(folder, store, *words, *EXTRA, ranks=ranks)
 
 
 def scenario(run: Callable[[Ranks, Path, Path], Trainer]) -> Callable[[Ranks, Path, Path], Trainer]:
@@ -76,7 +83,8 @@ def watch_documents(trainer: Trainer) -> dict[int, list[str]]:
     run = trainer.stepper.pass_over
 
     def pass_over(micro_batch: Any) -> Any:
-        if trainer.stepper.replicas is None or trainer.stepper.replicas.ddp is not None:  # no trial
+        replicas = trainer.stepper.replicas
+        if replicas is None or replicas.ddp is not None:  # no trial
             seen.setdefault(trainer.step, []).extend(digests(micro_batch.noisy))
         return run(micro_batch)
 
@@ -254,7 +262,8 @@ def memory_measuring(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
 def state_of(trainer: Trainer) -> dict[str, str]:
     """Name -> digest of each weight and moment."""
-    tensors = {**trainer.setup.denoiser.state_dict(), **trainer.snapshot().tensors["optimizer"]}
+    snapshot = trainer.snapshot()
+    tensors = {**snapshot.tensors["model"], **snapshot.tensors["optimizer"]}
     return {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in tensors.items()}
 
 

@@ -18,7 +18,7 @@ def test_for_one_rank_every_answer_is_its_own():
     assert ranks.from_main("rows") == "rows"
     tensor = torch.ones(3)
     assert ranks.sum(tensor) is tensor
-    assert ranks.tensor_from_main(tensor) is tensor
+    assert ranks.tensor_from_each(tensor) is tensor
     ranks.barrier()
 
 

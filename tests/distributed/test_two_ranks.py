@@ -16,6 +16,8 @@ from tests.runs import make_trainer
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
 ROUNDING = 3e-6
 """Sums of fp32 in another order."""
+LOOSER = {"bf16_sums": 3e-3, "fp16_sums": 3e-4, "muon": 3e-3}
+"""Half precision is somewhere inside, and makes more of rounding."""
 FACTORS = ("text_factor", "latent_factor")
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
 
@@ -85,7 +87,7 @@ def own_words(name):
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_two_ranks_give_the_curve_of_one_and_equal_weights(both, began, alone, name):
     curve, _ = alone(*own_words(name))
-    rel = {"bf16_sums": 3e-3, "fp16_sums": 3e-4}.get(name, ROUNDING)
+    rel = LOOSER.get(name, ROUNDING)
     assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), curve, rel)
     assert both[name][0]["state"] == both[name][1]["state"]
 

@@ -158,7 +158,7 @@ def _train_main(
         trainer = Trainer(setup, run, hooks, stop=stop, clock=clock)
         watched.health = Health(setup.config, trainer.events.record, lambda: trainer.checkpoints.last_saved)
         trainer.fit()
-        weights = trainer.stepper.ema.average if trainer.stepper.ema else setup.denoiser.state_dict()
+        weights = trainer.weights_for_use()
         write_export(run.export, make_export(weights, setup.config, setup.store, trainer.step))
     if trainer.checkpoints.unsaved:
         raise UserError(
@@ -169,7 +169,9 @@ def _train_main(
 def _train_beside(setup: Setup, run: RunFolder, stop: StopFlag) -> None:
     """Any other rank: it computes, and writes nothing."""
     logging.getLogger("mmldlm").setLevel(logging.ERROR)  # the main rank reports the rest
-    Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], Muted()), stop=stop).fit()
+    trainer = Trainer(setup, run, Hooks(lambda _: {}, lambda _, step: [], Muted()), stop=stop)
+    trainer.fit()
+    trainer.weights_for_use()
 
 
 class _Steps:

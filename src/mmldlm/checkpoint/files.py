@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from mmldlm import durable
 from mmldlm.errors import UserError
+from mmldlm.types import Piece
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -41,6 +42,8 @@ DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 SUFFIX = ".safetensors"
+PIECES = "pieces"
+"""Note of a file that holds rows of tensors: name -> the first row and the shape of the whole."""
 
 
 logger = logging.getLogger(__name__)
@@ -239,6 +242,66 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         return tensors | {name: tensors[owner] for name, owner in aliases.items()}, notes
     except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
+
+
+def piece_of(name: str, pieces: Mapping[str, Piece]) -> Piece | None:
+    """The rows that a rank holds of a parameter, or of what an optimizer keeps for it (`exp_avg.<parameter>`)."""
+    return pieces.get(name) or pieces.get(name.partition(".")[2])
+
+
+def read_rows(paths: Sequence[Path], held: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
+    """Tensors of the files of a group, each of which may hold rows of them; of those that are `held`, only these rows.
+
+    ValueError when a file is not readable, or the files do not hold all rows.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+            sources: dict[str, list[tuple[Any, Piece]]] = {}
+            for file in files:
+                for name, piece in _pieces(file).items():
+                    sources.setdefault(name, []).append((file, piece))
+            return {name: _assemble(name, parts, held) for name, parts in sources.items()}
+    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"not readable safetensors files: {str(error)[:300]}") from error
+
+
+def _pieces(file: Any) -> dict[str, Piece]:
+    """What a file holds of each tensor; aliases are not resolved, none of them is divided."""
+    noted = json.loads((file.metadata() or {}).get(PIECES, "{}"))
+    pieces = {}
+    for name in file.keys():  # noqa: SIM118 (not a mapping)
+        shape = file.get_slice(name).get_shape()
+        start, *whole = noted.get(name, [0, *shape])
+        if whole[1:] != shape[1:] or len(whole) != len(shape):
+            raise ValueError(f"{name}: rows of shape {shape} do not belong to a tensor of shape {whole}")
+        pieces[name] = Piece(start, shape[0] if shape else 1, tuple(whole))
+    return pieces
+
+
+def _assemble(name: str, parts: list[tuple[Any, Piece]], held: Mapping[str, Piece]) -> torch.Tensor:
+    parts = sorted(parts, key=lambda part: part[1].start)
+    shape, end = parts[0][1].shape, 0
+    for _, piece in parts:
+        if piece.start != end or piece.shape != shape:
+            raise ValueError(f"{name}: rows from {end} on are missing")
+        end += piece.rows
+    if not shape:
+        return parts[0][0].get_tensor(name)  # type: ignore[no-any-return]
+    if end != shape[0]:
+        raise ValueError(f"{name}: rows from {end} to {shape[0]} are missing")
+    wanted = piece_of(name, held)
+    if wanted is None or wanted.shape != shape:
+        wanted = Piece(0, shape[0], shape)
+    first, last = wanted.start, wanted.start + wanted.rows
+    rows = []
+    for file, piece in parts:
+        start, stop = max(first, piece.start), min(last, piece.start + piece.rows)
+        if start < stop:
+            rows.append(file.get_slice(name)[start - piece.start : stop - piece.start])
+    if not rows:
+        return parts[0][0].get_slice(name)[:1][:0]  # type: ignore[no-any-return]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def step_name(step: int) -> str:

@@ -39,6 +39,7 @@ from mmldlm.checkpoint.files import (
     check_sizes,
     published,
     read_manifest,
+    read_rows,
     read_tensors,
 )
 from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, require_fit, upgraded
@@ -57,6 +58,7 @@ from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on, plain_attention
+from mmldlm.types import Piece
 from mmldlm.untrusted import misfit
 
 RUNS = Path("saved")
@@ -66,9 +68,13 @@ logger = logging.getLogger(__name__)
 
 
 def load_latest(
-    folder: Path, *, report: Callable[[str], None], groups: Collection[str] | None = None
+    folder: Path,
+    *,
+    report: Callable[[str], None],
+    groups: Collection[str] | None = None,
+    held: Mapping[str, Piece] | None = None,
 ) -> Snapshot | None:
-    """The newest checkpoint that is whole; None when there has never been one.
+    """The newest checkpoint that is whole; None when there has never been one. For `held` see `load_checkpoint`.
 
     `report` gets a line for each one that is passed over. When there are checkpoints and all are damaged,
     that is an error: starting from the beginning without a word would look like a resumed run.
@@ -78,7 +84,7 @@ def load_latest(
         passed: list[str] = []
         for path in _newest_first(listed, passed):
             try:
-                snapshot = load_checkpoint(path, groups=groups)
+                snapshot = load_checkpoint(path, groups=groups, held=held)
             except DamagedError as error:
                 passed.append(str(error))
                 continue
@@ -110,11 +116,13 @@ def _newest_first(paths: list[Path], passed: list[str]) -> list[Path]:
     return [path for _, _, path in sorted(readable, reverse=True)]
 
 
-def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Snapshot:
-    """One checkpoint, checked while it is read.
+def load_checkpoint(
+    path: Path, *, groups: Collection[str] | None = None, held: Mapping[str, Piece] | None = None
+) -> Snapshot:
+    """One checkpoint, checked while it is read, whether one process wrote it or many.
 
     `groups` limits what is read (weights without the optimizer, say); one that was never saved is simply
-    not there.
+    not there. `held` are the rows of parameters that this rank wants; None: all of them.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such checkpoint; a folder like checkpoints/step_00001000 is needed")
@@ -122,12 +130,12 @@ def load_checkpoint(path: Path, *, groups: Collection[str] | None = None) -> Sna
     if manifest.kind != CHECKPOINT:
         raise DamagedError(path, f"holds a {manifest.kind}, not a checkpoint")
     check_sizes(path, manifest)
-    tensors = _read_groups(path, manifest, groups)
+    tensors = _read_groups(path, manifest, groups, held or {})
     return upgraded(Snapshot(manifest.step, tensors, _read_meta(path, manifest)))
 
 
 def _read_groups(
-    path: Path, manifest: Manifest, groups: Collection[str] | None
+    path: Path, manifest: Manifest, groups: Collection[str] | None, held: Mapping[str, Piece]
 ) -> dict[str, dict[str, Tensor]]:
     wanted = [
         file
@@ -135,12 +143,16 @@ def _read_groups(
         if file.name.endswith(SUFFIX) and (groups is None or file.group in groups)
     ]
     checked = in_parallel([partial(check_file, path, file) for file in wanted])
-    tensors: dict[str, dict[str, Tensor]] = {}
+    by_group: dict[str, list[Path]] = {}
     for file, good in zip(wanted, checked, strict=True):
+        by_group.setdefault(file.group, []).append(good)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for group, files in by_group.items():
         try:
-            tensors.setdefault(file.group, {}).update(read_tensors(good)[0])
+            whole = len(files) == 1 and not held
+            tensors[group] = read_tensors(files[0])[0] if whole else read_rows(files, held)
         except (ValueError, OSError) as error:
-            raise DamagedError(good, str(error)) from error
+            raise DamagedError(files[0], str(error)) from error
     return tensors
 
 

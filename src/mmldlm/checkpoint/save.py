@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,8 +93,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self.last_saved: int | None = None
         """Step of the newest checkpoint that this saver made durable."""
-        folder.mkdir(parents=True, exist_ok=True)
-        clean(folder)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        clean(self._folder)
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Take the state as it is now and publish it in the background; `wait` until that is done."""
@@ -106,15 +110,18 @@ class Saver:
                 "training waited %.1f s for the last checkpoint; save less often or on a faster disk", waited
             )
         try:
-            images = self._memory.take(snapshot.tensors)
+            work = (snapshot.step, self._take(snapshot), meta)
         except MemoryError as error:
             self._fail(snapshot.step, error)
             return
-        work = (snapshot.step, images, meta)
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint-saver")
         self._thread.start()
         if wait:
             self.wait()
+
+    def _take(self, snapshot: Snapshot) -> Any:
+        """The copy that is written."""
+        return self._memory.take(snapshot.tensors)
 
     def wait(self) -> None:
         """Until no save is under way."""
@@ -142,7 +149,10 @@ class Saver:
             return
         self.last_saved = step
         retire(self._folder, self._keep, self._spared)
-        _call(self._on_saved, step, path, time.perf_counter() - began)
+        self._report(step, path, time.perf_counter() - began)
+
+    def _report(self, step: int, path: Path, seconds: float) -> None:
+        _call(self._on_saved, step, path, seconds)
 
     def _publish_somehow(self, step: int, images: list[Image], meta: bytes) -> Path:
         """Where there is no room, checkpoints that could be done without make it, the oldest first."""
@@ -151,14 +161,13 @@ class Saver:
                 return self._publish(step, images, meta)
             except OSError as error:
                 surplus = dispensable(self._folder, self._needed) if durable.is_full(error) else []
-                if not surplus:
+                if not surplus or not self._make_room(error, surplus[0]):
                     raise
-                logger.warning(
-                    "%s; %s is deleted to make room", durable.explain(error, self._folder), surplus[0]
-                )
-                durable.discard(surplus[0])
-                if surplus[0].exists():
-                    raise
+
+    def _make_room(self, error: OSError, surplus: Path) -> bool:
+        logger.warning("%s; %s is deleted to make room", durable.explain(error, self._folder), surplus)
+        durable.discard(surplus)
+        return not surplus.exists()
 
     def _publish(self, step: int, images: list[Image], meta: bytes) -> Path:
         self._memory.finish()

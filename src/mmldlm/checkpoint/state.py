@@ -78,6 +78,34 @@ class ModuleWeights:
         load_weights(self.module, state, source="the checkpoint")
 
 
+class HeldWeights:
+    """The rows of the weights that this rank holds, as a part of a run."""
+
+    def __init__(self, held: Mapping[str, nn.Parameter]) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of them."""
+        return {name: parameter.detach() for name, parameter in self.held.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All must fit."""
+        shapes = {name: f"{name} {tuple(rows.shape)}" for name, rows in state.items()}
+        problems = {
+            "missing": sorted(self.held.keys() - state.keys()),
+            "unexpected": sorted(state.keys() - self.held.keys()),
+            "wrong shape": [
+                f"{shapes[name]} instead of {tuple(rows.shape)}"
+                for name, rows in self.held.items()
+                if name in state and state[name].shape != rows.shape
+            ],
+        }
+        _reject(problems, "the checkpoint does not fit the model", "use the settings that it was made with")
+        for name, parameter in self.held.items():
+            parameter.copy_(state[name])
+
+
 def take_snapshot(parts: Mapping[str, Part], step: int, about: Mapping[str, Any]) -> Snapshot:
     """The state of all parts after `step` updates; `about` describes the run in the meta of the checkpoint."""
     tensors: dict[str, dict[str, Tensor]] = {}

@@ -15,6 +15,7 @@ from mmldlm.config.settings import (
     BatchConfig,
     Config,
     CorruptionConfig,
+    DistributedConfig,
     ModeWeights,
     OptimConfig,
     SamplingConfig,
@@ -103,6 +104,7 @@ def _joint_problems(config: Config) -> list[str]:
     problems += _optim_problems(config.optim)
     problems += _plateau_problems(config)
     problems += _guidance_problem(config)
+    problems += _parallel_problems(config)
     every, valid = config.train.checkpoint_every, config.train.valid_every
     if config.train.keep_best and (not valid or valid % every):
         problems.append(
@@ -119,6 +121,19 @@ def _joint_problems(config: Config) -> list[str]:
             f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
         )
     return problems
+
+
+def _parallel_problems(config: Config) -> list[str]:
+    """Settings of one kind of parallelism under another."""
+    chosen, default = config.distributed, DistributedConfig()
+    foreign, needed = ["static_graph"], "distributed.parallel=ddp"
+    if chosen.parallel == "ddp":
+        foreign, needed = ["reshard", "gather", "cpu_offload"], "distributed.parallel=fsdp or hybrid"
+    return [
+        f"distributed.{name}={getattr(chosen, name)}: needs {needed}"
+        for name in foreign
+        if getattr(chosen, name) != getattr(default, name)
+    ]
 
 
 def _decoding_problems(config: Config) -> list[str]:

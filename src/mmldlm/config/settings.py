@@ -392,8 +392,18 @@ class SpeedConfig:
 
 @dataclass
 class DistributedConfig:
-    """Several ranks under torchrun; for one rank nothing here matters."""
+    """Several ranks under torchrun; for one rank nothing here matters but `parallel` and what belongs to it."""
 
+    parallel: str = choice("ddp", "ddp", "fsdp", "hybrid")
+    """ddp: every rank holds the whole network; fsdp: weights, gradients, moments and averages are divided among all
+    ranks; hybrid: divided among the ranks of a machine, the same on every machine. May change when a run resumes."""
+    reshard: bool = True
+    """fsdp and hybrid: weights of a block are dropped after its forward pass and gathered again for the backward pass;
+    false: kept in between, which saves a third of the traffic and takes the memory of the whole network."""
+    gather: str | None = choice(None, "fp32", "bf16", "fp16")
+    """fsdp and hybrid: type in which the weights of blocks travel; null: that of matrix products (speed.precision)."""
+    cpu_offload: bool = False
+    """fsdp and hybrid: weights, gradients, moments and averages stay in host memory, where the update is computed."""
     backend: str | None = choice(None, "nccl", "gloo")
     """null: nccl on GPUs, gloo on CPUs; gloo also lets several ranks share a GPU."""
     timeout_minutes: float = number(30.0, 0, above=True)
@@ -401,10 +411,10 @@ class DistributedConfig:
     compression: str = choice("none", "none", "bf16", "fp16")
     """Type in which gradients travel; bf16 and fp16 halve the bytes and round the sum."""
     bucket_mb: float = number(100.0, 0, above=True)
-    """Gradients are summed in pieces of this many MiB, beside the backward pass."""
+    """ddp: gradients are summed in pieces of this many MiB, beside the backward pass. Under fsdp a piece is a block."""
     static_graph: bool = False
-    """Let DDP assume that every step uses the same parameters in the same way, which holds here; used where the first
-    step has one micro-batch a rank."""
+    """ddp: let it assume that every step uses the same parameters in the same way, which holds here; used where the
+    first step has one micro-batch a rank."""
 
 
 @dataclass

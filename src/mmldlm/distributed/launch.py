@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from mmldlm.config import Config
+from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict, flatten
 from mmldlm.distributed.peers import Peers, meet
 from mmldlm.distributed.ranks import Ranks
@@ -81,7 +81,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 def start_ranks(config: Config) -> Iterator[Ranks]:
     """Join the other ranks for as long as the `with` lasts; leave together."""
     place = read_place(os.environ)
-    if place.world_size == 1:
+    if place.world_size == 1 and not _wants_group(config.distributed, os.environ):
         yield Ranks(device=choose_device(config.train.device))
         return
     ranks = _join(config, place)
@@ -117,11 +117,12 @@ def _join(config: Config, place: Place) -> Ranks:
     timeout = datetime.timedelta(minutes=settings.timeout_minutes)
     bound = device if backend == "nccl" else None
     try:
-        peers = _find_peers(place, timeout)
-        peers.compare("settings", _facts(config, backend))
+        peers = _find_peers(place, timeout) if place.world_size > 1 else None
+        if peers is not None:
+            peers.compare("settings", _facts(config, backend))
         dist.init_process_group(
             backend,
-            store=peers.store,
+            store=dist.HashStore() if peers is None else peers.store,
             rank=place.rank,
             world_size=place.world_size,
             timeout=timeout,
@@ -129,15 +130,21 @@ def _join(config: Config, place: Place) -> Ranks:
         )
         host = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UserError(
             f"rank {place.rank} of {place.world_size}: the ranks did not find each other at {address} "
             f"({str(error).strip().splitlines()[0][:160]}); check that all were started and reach that address"
         ) from error
-    peers.start()
+    if peers is not None:
+        peers.start()
     return Ranks(
         place.rank, place.world_size, place.local_world_size, device, host, settings.timeout_minutes, peers
     )
+
+
+def _wants_group(settings: DistributedConfig, environment: Mapping[str, str]) -> bool:
+    """Whether a single rank joins a group of its own: to hold all shards, or under torchrun with a backend named."""
+    return settings.parallel != "ddp" or (settings.backend is not None and "RANK" in environment)
 
 
 def _find_peers(place: Place, timeout: datetime.timedelta) -> Peers:

@@ -52,6 +52,11 @@ class Ranks:
         """Whether there are others."""
         return self.world_size > 1
 
+    @property
+    def joined(self) -> bool:
+        """Whether there is a group of processes, if only of one."""
+        return self.several or self.host is not None
+
     def largest(self, value: int) -> int:
         """The largest value that any rank gives."""
         return int(self._agreed(torch.tensor([value]), dist.ReduceOp.MAX)) if self.several else value
@@ -112,8 +117,8 @@ class Ranks:
         letters = self._agreed(torch.tensor(list(padded)), dist.ReduceOp.MAX)
         return bytes(letters.tolist()).rstrip(b"\0").decode()
 
-    def tensor_from_main(self, tensor: Tensor) -> Tensor:
-        """What the main rank gives, bit by bit, on all ranks; the others give zeros of the same shape, on the host."""
+    def tensor_from_each(self, tensor: Tensor) -> Tensor:
+        """On the host, where each rank has filled its own part of zeros."""
         return self._agreed(tensor, dist.ReduceOp.SUM) if self.several else tensor
 
     def _agreed(self, values: Tensor, how: Any) -> Tensor:

@@ -12,7 +12,7 @@ dies closes its connections, which ends the rung that the others wait at.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ T = TypeVar("T")
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class _Applied(nn.Module):
+class Applied(nn.Module):
     """A network and whatever is computed with it: DDP has to surround the loss too, which uses the heads."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -43,7 +43,7 @@ class Replicas:
     """Runs the passes of a step so that gradients end up summed over ranks."""
 
     def __init__(self, network: nn.Module, ranks: Ranks, config: DistributedConfig) -> None:
-        self.module, self.ranks, self.config = _Applied(network), ranks, config
+        self.module, self.ranks, self.config = Applied(network), ranks, config
         self.ddp: DistributedDataParallel | None = None
         self.unreached: list[str] | None = None
         """Parameters that the loss does not depend on, such as those after the last use of a stream; found once."""
@@ -177,11 +177,9 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def weights_digest(network: nn.Module) -> Tensor:
+def weights_digest(parameters: Iterable[Tensor]) -> Tensor:
     """A whole number that one changed bit of a weight changes; computed on the device, which nothing waits for."""
-    bits = [
-        p.contiguous().view(_SAME_SIZE[p.element_size()]).sum(dtype=torch.int64) for p in network.parameters()
-    ]
+    bits = [p.contiguous().view(_SAME_SIZE[p.element_size()]).sum(dtype=torch.int64) for p in parameters]
     sums = torch.stack(bits)
     return (sums * (2 * torch.arange(len(bits), device=sums.device) + 1)).sum()
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved by the main rank, restored by all ranks alike; and how a run starts.
+"""The checkpoints of a run: saved by the main rank, or by all where each holds a part; and how a run starts.
 
 It starts from its own checkpoint, where some settings must not have changed, or from other weights.
 """
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,6 +24,9 @@ from mmldlm.distributed.ranks import Muted, Ranks
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.training.recovery import Rollbacks, is_good
+
+if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+    from mmldlm.distributed.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -160,24 +163,44 @@ def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
     return old[key] == new[key] or (key in LONGER and new[key] > old[key])
 
 
+def _shard_saver(folder: Path, shards: Shards, options: dict[str, Any]) -> Saver:
+    from mmldlm.checkpoint.sharded import Place, ShardSaver  # DCP is loaded where it is needed
+
+    group = shards.new_host_group()  # threads that write must not meet the agreements of the loop
+    return ShardSaver(folder, Place(shards.pieces, shards.replica, shards.num_replicas, group), **options)
+
+
 class Checkpoints:
     """Saves and restores the parts of a run. `record` writes into the ledger."""
 
     def __init__(
-        self, folder: Path, settings: TrainConfig, ranks: Ranks, record: Callable[..., None]
+        self,
+        folder: Path,
+        settings: TrainConfig,
+        ranks: Ranks,
+        record: Callable[..., None],
+        shards: Shards | None = None,
     ) -> None:
+        """`shards` say which rows this rank holds, where the network is divided among ranks: then all of them save."""
         self.folder, self.ranks, self.record = folder, ranks, record
+        self.held = None if shards is None else shards.pieces
         self.unsaved: str | None = None
         """Why the newest checkpoint could not be saved, if so."""
         self.restored_step: int | None = None
         """The step of a checkpoint that holds the very state from which the run continued."""
         kept = Retention(settings.keep_best, settings.keep_every, is_good)
         self.saver: Any = Muted()
-        if ranks.main:
-            self.saver = Saver(
-                folder, keep=settings.keep_checkpoints, spared=kept, needed=replace(kept, good=1),
-                on_error=self._failed, on_saved=self._saved,
-            )  # fmt: skip
+        options: dict[str, Any] = {
+            "keep": settings.keep_checkpoints,
+            "spared": kept,
+            "needed": replace(kept, good=1),
+            "on_error": self._failed,
+            "on_saved": self._saved,
+        }
+        if shards is not None:
+            self.saver = _shard_saver(folder, shards, options)
+        elif ranks.main:
+            self.saver = Saver(folder, **options)
 
     @property
     def last_saved(self) -> int | None:
@@ -197,13 +220,13 @@ class Checkpoints:
     def latest(self) -> Snapshot | None:
         """The newest that is whole; None if there has never been one."""
         self.ranks.barrier()  # the main rank has put the folder in order
-        return self._same_everywhere(load_latest(self.folder, report=log.warning))
+        return self._same_everywhere(load_latest(self.folder, report=log.warning, held=self.held))
 
     def last_good(self, rollbacks: Rollbacks) -> Snapshot | None:
         """The one to roll back to, if there is one."""
         self.saver.wait()
         self.ranks.barrier()  # all ranks see the same checkpoints
-        return self._same_everywhere(rollbacks.choose(self.folder, log.warning))
+        return self._same_everywhere(rollbacks.choose(self.folder, log.warning, self.held))
 
     def restore(self, parts: Mapping[str, Part], snapshot: Snapshot) -> None:
         """Put all parts back into the state of a checkpoint."""

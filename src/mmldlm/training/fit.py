@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmldlm.checkpoint.save import SCORE
-from mmldlm.checkpoint.state import ModuleWeights, Part, Snapshot, take_snapshot
+from mmldlm.checkpoint.state import HeldWeights, ModuleWeights, Part, Snapshot, take_snapshot
 from mmldlm.config.recipe import config_to_dict, config_to_yaml
 from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.ranks import Muted
@@ -24,6 +24,7 @@ from mmldlm.distributed.stop_broadcast import StopBroadcast
 from mmldlm.durable import Written
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
 from mmldlm.trackers import TrackedRun, open_trackers
@@ -69,19 +70,20 @@ class Trainer:
         self.events: Any = run.open_events() if self.ranks.main else Muted()
         if self.ranks.peers is not None:
             self.ranks.peers.on_silent = self._record
-        self.checkpoints = Checkpoints(run.checkpoints, settings, self.ranks, self._record)
         self.log: Any = Muted()
         self._log_before: Written | None = None
         self.samples: Any = Muted()
         self.profiler: StepProfiler | None = None
         self.stepper = setup.stepper()
+        self.shards = self.stepper.shards
+        self.checkpoints = Checkpoints(run.checkpoints, settings, self.ranks, self._record, self.shards)
         self.progress = Progress()
         self.window = LogWindow(device, setup.flops_of, setup.peak_flops, self.ranks)
         self.resizing = Resizing(self.config.batch)
         self.rollbacks = Rollbacks()
         self.plateau = Plateau()
         self.modes = ModeStages(self.config, setup.denoiser, self._record)
-        undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.several
+        undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.joined
         self.attempts = Attempts(self.stepper, LaunchWatch(device) if undecided else None)
         self.batches = Batches(setup, self.stop, self._record)
         leave = hooks.leave if settings.step_timeout_action == "exit" else None
@@ -92,7 +94,7 @@ class Trainer:
         """All that the next step depends on; a new stateful part is one line here."""
         stepper = self.stepper
         parts: dict[str, Part | None] = {
-            "model": ModuleWeights(self.setup.denoiser),
+            "model": HeldWeights(self.shards.held) if self.shards else ModuleWeights(self.setup.denoiser),
             "optimizer": stepper.optimizers,
             "ema": stepper.ema,
             "balance": BalanceState(stepper.balance) if stepper.balance is not None else None,
@@ -242,7 +244,7 @@ class Trainer:
         self._judge_lr("loss", fields["loss"])
         skipped = int(fields["skipped_steps"])
         bad = self.window.take_skipped(wanted=skipped > 0)
-        if skipped and self.ranks.main:
+        if skipped and (self.ranks.main or self.shards is not None):
             setup = self.setup
             event = report_skipped(self.stepper, setup.reader(), bad, f"step {self.step}: {skipped} updates")
             self.events.record("skipped", step=self.step, count=skipped, **event)
@@ -250,22 +252,53 @@ class Trainer:
 
     def _compare_weights(self) -> None:
         """Several ranks train one network: weights that differ end the run before they are saved."""
-        if self.ranks.several:
-            self.ranks.compare_weights(weights_digest(self.setup.denoiser), self.step, self._compared)
-            self._compared = self.step
+        if self.shards is not None:
+            digest = int(weights_digest(self.shards.held.values())) if self.shards.num_replicas > 1 else 0
+            self.shards.compare(digest, self.step, self._compared)
+        elif self.ranks.several:
+            digest = weights_digest(self.setup.denoiser.parameters())
+            self.ranks.compare_weights(digest, self.step, self._compared)
+        self._compared = self.step
 
     def _validate(self) -> None:
         with self.watchdog.phase("validation"):
-            if self.ranks.main:
-                self._validate_here()
+            denoiser = self._averaged()
+            if self.ranks.main and denoiser is not None:
+                self._validate_here(denoiser)
             self.ranks.barrier()  # the others' next step does not wait for it
         validated = self.progress.validated
         self._judge_lr("valid_loss", validated[1] if validated else float("nan"))
 
-    def _validate_here(self) -> None:
+    def _averaged(self) -> Denoiser | None:
+        """What is validated; where the network is divided, its average is gathered on the main rank. By all ranks."""
+        denoiser, ema = self.setup.denoiser, self.stepper.ema
+        if self.shards is None:
+            return denoiser
+        whole: Denoiser | None = None
+        if self.ranks.main:
+            with torch.device(self.setup.runtime.device):
+                whole = Denoiser(self.config.model, self.setup.data_shape, seed=None)
+            whole.to(self.setup.runtime.device).kernels = denoiser.kernels
+        parameters = {} if whole is None else dict(whole.named_parameters())
+        with torch.no_grad():
+            for name, tensor in self.shards.whole(ema.average if ema else self.shards.held):
+                if whole is not None:
+                    parameters[name].copy_(tensor)
+        return whole
+
+    def weights_for_use(self) -> dict[str, torch.Tensor]:
+        """The averaged weights for an export, on the main rank. To be called by all ranks."""
+        ema = self.stepper.ema
+        if self.shards is not None:
+            gathered = self.shards.whole(ema.average if ema else self.shards.held)
+            host = ((name, tensor.cpu() if self.ranks.main else None) for name, tensor in gathered)
+            return {name: tensor for name, tensor in host if tensor is not None}
+        return ema.average if ema else self.setup.denoiser.state_dict()
+
+    def _validate_here(self, denoiser: Denoiser) -> None:
         synchronize(self.setup.runtime.device)  # what is still being computed is training
         began = time.perf_counter()
-        denoiser, ema = self.setup.denoiser, self.stepper.ema
+        ema = None if self.shards is not None else self.stepper.ema
         denoiser.eval()
         # decoding changes shape at every step; compiling for each would take longer than it saves
         eager = torch.compiler.set_stance("force_eager")

@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,10 @@ from mmldlm.checkpoint.state import load_optimizer_tensors, optimizer_tensors
 from mmldlm.config import Config, OptimConfig
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.weights import ParameterGroup, parameter_groups
+from mmldlm.types import Piece
+
+if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+    from mmldlm.distributed.shards import Shards
 
 
 def lr_at(step: int, num_steps: int, config: OptimConfig, reduction: float = 1.0) -> float:
@@ -141,6 +145,8 @@ _FUSED_DEVICES = ("cpu", "cuda")
 """Where PyTorch's fused optimizers are known to look at `found_inf`."""
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+_MOST_GATHERED = 2**28
+"""Values that are gathered at a time from all ranks."""
 
 
 @dataclass
@@ -184,6 +190,8 @@ class Optimizers:
 
     def step(self, scaler: torch.amp.GradScaler, skipped: Tensor, shrink: Tensor | None) -> None:
         """Update with gradients times `shrink`, or not at all where `skipped` is 1; decided on the device."""
+        home = self.param_groups[0]["params"][0].device  # the host, where shards are offloaded
+        skipped, shrink = skipped.to(home), None if shrink is None else shrink.to(home)
         kept = [(rows, rows.clone()) for rows in self._still_rows()]
         for rows, _ in kept:
             rows.zero_()  # a matrix that is made orthogonal as a whole is made so without them
@@ -251,10 +259,19 @@ def _step(optimizer: torch.optim.Optimizer, skipped: Tensor, shrink: Tensor | No
         optimizer.step()
 
 
-def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) -> Optimizers:
-    """Groups with and without decay; the fused kernels are used where the device has them."""
-    groups = parameter_groups(denoiser)
-    device = next(denoiser.parameters()).device
+def build_optimizers(
+    denoiser: Denoiser, config: OptimConfig, *, fused: bool, shards: Shards | None = None
+) -> Optimizers:
+    """Groups with and without decay; the fused kernels are used where the device has them.
+
+    `shards` hold the rows of each parameter that this rank updates; None: all of them.
+    """
+    held = dict(denoiser.named_parameters()) if shards is None else shards.held
+    groups = [
+        replace(group, parameters={name: held[name] for name in group.parameters})
+        for group in parameter_groups(denoiser)
+    ]
+    device = next(iter(held.values())).device
     fused = fused and device.type in _FUSED_DEVICES
     rate = _rate_on(device, config.lr) if fused else config.lr
     matrices = [_part(group, config, muon=True) for group in groups] if config.name == "muon" else []
@@ -265,8 +282,8 @@ def build_optimizers(denoiser: Denoiser, config: OptimConfig, *, fused: bool) ->
         capturable=isinstance(rate, Tensor),
     )  # fmt: skip
     matrices = [group for group in matrices if group["params"]]
-    names = {parameter: name for name, parameter in denoiser.named_parameters()}
-    muon = [Muon(matrices, lr=rate, momentum=config.muon_momentum)] if matrices else []
+    names = {parameter: name for name, parameter in held.items()}
+    muon = [Muon(matrices, lr=rate, momentum=config.muon_momentum, shards=shards)] if matrices else []
     return Optimizers([adamw, *muon], names)
 
 
@@ -291,14 +308,26 @@ class Muon(torch.optim.Optimizer):
     grad_scale: Tensor | None = None
     """What gradients are divided by first."""
 
-    def __init__(self, params: Iterable[Any], *, lr: float | Tensor, momentum: float = 0.95) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float | Tensor,
+        momentum: float = 0.95,
+        shards: Shards | None = None,
+    ) -> None:
+        """With `shards` the matrices are rows of larger ones, which are gathered to be made orthogonal."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+        self.shards = shards
+        self._whole: dict[Any, Piece] = {}
+        if shards is not None:
+            self._whole = {shards.held[name]: piece for name, piece in shards.pieces.items()}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
         for group in self.param_groups:
-            for parameters in _by_shape(group["params"]):
+            for parameters in self._by_shape(group["params"]):
                 self._update(parameters, **{key: group[key] for key in ("lr", "momentum", "weight_decay")})
 
     def _update(
@@ -315,10 +344,34 @@ class Muon(torch.optim.Optimizer):
             grads = [torch.where(self.found_inf > 0, b, g) for b, g in zip(buffers, grads, strict=True)]
         torch._foreach_lerp_(buffers, grads, 1.0 - momentum)
         ahead = torch._foreach_lerp(grads, buffers, momentum)
-        updates = orthogonalize(torch.stack(ahead)).to(parameters[0].dtype)
-        size = 0.2 * max(parameters[0].shape) ** 0.5
+        updates = self._orthogonal(torch.stack(ahead), parameters[0]).to(parameters[0].dtype)
+        size = 0.2 * max(self._shape(parameters[0])) ** 0.5
         torch._foreach_mul_(parameters, 1.0 - lr * weight_decay * keep)
         torch._foreach_sub_(parameters, list((updates * (lr * size * keep)).unbind(0)))
+
+    def _orthogonal(self, matrices: Tensor, parameter: Tensor) -> Tensor:
+        """Of the matrices of one shape; where each rank holds some rows, these rows of the result."""
+        if self.shards is None:
+            return orthogonalize(matrices)
+        piece = self._whole[parameter]
+        own = slice(piece.start, piece.start + piece.rows)
+        few = max(1, _MOST_GATHERED // math.prod(piece.shape))
+        parts = [
+            orthogonalize(self.shards.gathered(some.bfloat16(), piece))[:, own]
+            for some in matrices.split(few)
+        ]
+        return torch.cat(parts).to(matrices.device)
+
+    def _shape(self, parameter: Tensor) -> tuple[int, ...]:
+        piece = self._whole.get(parameter)
+        return tuple(parameter.shape) if piece is None else piece.shape
+
+    def _by_shape(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+        shapes: dict[tuple[int, ...], list[Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                shapes.setdefault(self._shape(parameter), []).append(parameter)
+        return list(shapes.values())
 
     def _buffer(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -327,14 +380,6 @@ class Muon(torch.optim.Optimizer):
         buffer = state["momentum_buffer"]
         assert isinstance(buffer, Tensor)
         return buffer
-
-
-def _by_shape(parameters: list[Tensor]) -> list[list[Tensor]]:
-    shapes: dict[torch.Size, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            shapes.setdefault(parameter.shape, []).append(parameter)
-    return list(shapes.values())
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -354,9 +399,12 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class Ema:
     """Keeps an average of every parameter. Early on the average is short, so that it never lags the start."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(
+        self, module: nn.Module, decay: float, held: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        """`held` are the rows of each parameter that are averaged here; None: all of them."""
         self.decay = decay
-        self.parameters = dict(module.named_parameters())
+        self.parameters = dict(held or module.named_parameters())
         self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.follow(frozenset(self.parameters), {})
 
@@ -383,6 +431,7 @@ class Ema:
         weight as the gradient and the average as the decay. PyTorch's fused SGD looks at the flag on the device, and
         needs no memory for differences.
         """
+        skipped = skipped.to(next(iter(self.average.values())).device)
         if not self._descent.defaults["fused"]:
             group = self._descent.param_groups[0]
             for average in group["params"]:

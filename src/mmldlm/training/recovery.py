@@ -16,8 +16,9 @@ import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ from mmldlm.errors import UserError
 from mmldlm.objective.joint import LossTerms
 from mmldlm.training.graphs import Graphs, LaunchWatch
 from mmldlm.training.step import Stepper, StepResult
+from mmldlm.types import Piece
+
+if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+    from mmldlm.distributed.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +200,9 @@ class Rollbacks:
         self.left_out.append(list(left_out))
         self.last_step = to_step
 
-    def choose(self, folder: Path, report: Callable[[str], None]) -> Snapshot | None:
+    def choose(
+        self, folder: Path, report: Callable[[str], None], held: Mapping[str, Piece] | None = None
+    ) -> Snapshot | None:
         """The newest good checkpoint; an older one, where the newest is the one that did not help last time."""
         good = [path for path in reversed(published(folder)) if is_good(path)]
         steps = {path: int(path.name.rpartition("_")[2]) for path in good}
@@ -203,7 +210,7 @@ class Rollbacks:
             good.sort(key=lambda path: steps[path] >= (self.last_step or 0))  # stable: older ones first
         for path in good:
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(path, held=held)
             except DamagedError as error:
                 report(f"{error}; trying an older checkpoint")
         return None
@@ -255,7 +262,7 @@ def find_bad_documents(stepper: Stepper, reader: StepReader, steps: Sequence[Ste
     bad: list[int] = []
     try:
         for where in steps[:_MOST_SEARCHED]:
-            bad += _bad_within(where, lambda part: not _finite(stepper, alone.make(part)))
+            bad += _bad_within(where, lambda part: not _finite(stepper, _made(stepper, alone, part)))
     except (torch.OutOfMemoryError, UserError) as error:
         log.warning(
             "the search for the document behind a skipped update ended early: %s", _first_sentence(error)
@@ -281,8 +288,24 @@ def _bad_within(where: StepRange, is_bad: Callable[[StepRange], bool]) -> list[i
     return []
 
 
+def _made(stepper: Stepper, reader: StepReader, where: StepRange) -> StepBatch:
+    """Documents of a range; where ranks search together, all have them or all raise."""
+    if stepper.shards is None:
+        return reader.make(where)
+    error: UserError | None = None
+    try:
+        batch = reader.make(where)
+    except UserError as reason:
+        error = reason
+    if stepper.shards.ranks.any(error is not None):
+        raise error or UserError("another rank could not read its documents")
+    return batch
+
+
 def _finite(stepper: Stepper, batch: StepBatch) -> bool:
     """Whether loss and gradients of these documents are; nothing is collected, so DDP and recordings see nothing."""
+    if stepper.shards is not None:
+        return _finite_together(stepper.shards, stepper, batch)
     weights = [parameter for parameter in stepper.denoiser.parameters() if parameter.requires_grad]
     for parcel in batch.to(stepper.runtime.device).micro_batches:
         part = parcel.open()
@@ -293,6 +316,17 @@ def _finite(stepper: Stepper, batch: StepBatch) -> bool:
         if not torch.isfinite(torch.stack([terms.trained.double(), *sums])).all():
             return False
     return True
+
+
+def _finite_together(shards: Shards, stepper: Stepper, batch: StepBatch) -> bool:
+    """The same where each rank holds a part of the weights: all of them try the same documents."""
+    parts = [parcel.open() for parcel in batch.to(stepper.runtime.device).micro_batches]
+    with torch.compiler.set_stance("force_eager"):
+        terms = shards.run([partial(stepper.pass_over, part) for part in parts])
+    sums = [part.grad.double().sum().cpu() for part in shards.held.values() if part.grad is not None]
+    losses = [part.trained.double().cpu() for part in terms]
+    stepper.optimizers.zero_grad(set_to_none=True)
+    return not shards.ranks.any(not bool(torch.isfinite(torch.stack([*losses, *sums])).all()))
 
 
 def report_skipped(

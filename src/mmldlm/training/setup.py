@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ from mmldlm.training.start import StartClock, import_ahead
 from mmldlm.training.step import Stepper, trained_in
 from mmldlm.types import Counts, When, to_device
 
+if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+    from mmldlm.distributed.shards import Shards
+
 log = logging.getLogger(__name__)
 Fields = dict[str, Any]
 
@@ -67,6 +70,11 @@ class Setup:
     order: Order
     denoiser: Denoiser
     ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the network is divided among ranks; not in a trial without a group of ranks."""
+        return is_sharded(self.config, self.ranks)
 
     @property
     def plan(self) -> BatchPlan:
@@ -124,26 +132,53 @@ class Setup:
     def stepper(self) -> Stepper:
         """Optimizer, average and scaler for the denoiser, which must be on its device."""
         config, device = self.config, self.runtime.device
-        several, graphs = self.ranks.several, config.speed.cuda_graphs and device.type == "cuda"
-        if several and graphs:
+        joined, graphs = self.ranks.joined, config.speed.cuda_graphs and device.type == "cuda"
+        if joined and graphs:
             log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
-        optimizers = build_optimizers(self.denoiser, config.optim, fused=config.speed.fused_optimizer)
+        shards = self._shards() if self.sharded else None
+        held = None if shards is None else shards.held
+        optimizers = build_optimizers(
+            self.denoiser, config.optim, fused=config.speed.fused_optimizer, shards=shards
+        )
         losses = self.objective.active
         balance = build_balance(config.objective, text=losses.text, latent=losses.latent)
         stepper = Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
             optimizers=optimizers,
-            ema=Ema(self.denoiser, config.optim.ema_decay) if config.optim.ema_decay > 0 else None,
-            scaler=torch.amp.GradScaler(device.type, enabled=self.runtime.precision == "fp16"),
+            ema=Ema(self.denoiser, config.optim.ema_decay, held) if config.optim.ema_decay > 0 else None,
+            scaler=self._scaler(),
             runtime=self.runtime,
             config=config.optim,
-            graphs=Graphs() if graphs and not several else None,
-            replicas=Replicas(self.denoiser, self.ranks, config.distributed) if several else None,
+            graphs=Graphs() if graphs and not joined else None,
+            replicas=Replicas(self.denoiser, self.ranks, config.distributed)
+            if joined and shards is None
+            else None,
+            shards=shards,
             balance=None if balance is None else balance.to(device),
         )
         stepper.train_only(trained_in(stage_at(config.corruption, 0), config, self.denoiser))
         return stepper
+
+    def _shards(self) -> Shards:
+        from mmldlm.distributed.shards import Shards
+
+        precision = DTYPES[self.runtime.precision]
+        return Shards(self.denoiser, self.denoiser.blocks, self.ranks, self.config.distributed, precision)
+
+    def _scaler(self) -> torch.amp.GradScaler:
+        """For fp16; where ranks hold different rows, they agree whether all gradients are finite."""
+        device, enabled = self.runtime.device.type, self.runtime.precision == "fp16"
+        if not self.sharded or not enabled:
+            return torch.amp.GradScaler(device, enabled=enabled)
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler(device)
+
+
+def is_sharded(config: Config, ranks: Ranks) -> bool:
+    """Whether a run divides its network among ranks."""
+    return config.distributed.parallel != "ddp" and ranks.joined
 
 
 def set_up(
@@ -177,9 +212,11 @@ def set_up(
         row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
     )  # fmt: skip
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
-    _require_memory(config, data_shape)
+    _require_memory(config, data_shape, ranks.local_world_size if is_sharded(config, ranks) else 1)
     denoiser = Denoiser(config.model, data_shape, seed=config.train.seed, token_counts=counts)
-    denoiser.to(runtime.device)
+    sharded = is_sharded(config, ranks)
+    if not sharded:  # else block by block, when each rank takes its rows
+        denoiser.to(runtime.device)
     setup = Setup(
         config=config,
         runtime=runtime,
@@ -206,19 +243,22 @@ def set_up(
     choose_kernels(setup)
     clock.done("attention")
     if runtime.compile:
-        compile_blocks(denoiser)
+        compile_blocks(denoiser, sharded=sharded)
     return setup
 
 
-def _require_memory(config: Config, shape: DataShape) -> None:
-    """Reject a network whose weights alone exceed the memory of this machine, before any of it is allocated."""
+def _require_memory(config: Config, shape: DataShape, copies: int) -> None:
+    """Reject a network whose weights alone exceed the memory of this machine, before any of it is allocated.
+
+    Ranks that divide it each begin with a copy in host memory.
+    """
     model = resolve_model(config.model)
     inner = model.num_heads * model.head_width
     blocks = sum(
         width * (4 * inner + 2 * int(width * model.mlp_ratio) + 6 * model.time_width)
         for width in (model.width, model.latent_width)
     )
-    needed = 4 * (model.depth * blocks + 2 * shape.vocab_size * model.width)
+    needed = copies * 4 * (model.depth * blocks + 2 * shape.vocab_size * model.width)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise UserError(
@@ -268,12 +308,15 @@ def _fastest_attention(setup: Setup) -> str:
     return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
 
 
-def compile_blocks(denoiser: Denoiser) -> None:
-    """One graph per block without breaks; all blocks share it."""
+def compile_blocks(denoiser: Denoiser, *, sharded: bool = False) -> None:
+    """One graph per block without breaks; all blocks share it. What FSDP2 does around a block is not compiled."""
     # a shape for each stage of the batch and each size of micro-batch
     torch.compiler.config.recompile_limit = 64
     for block in denoiser.blocks:
-        block.compile(fullgraph=True, dynamic=False)
+        if sharded:
+            block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
+        else:
+            block.compile(fullgraph=True, dynamic=False)
 
 
 class Reporter(Protocol):

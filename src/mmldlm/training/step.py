@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from mmldlm.runtime import Runtime, empty_cache
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.optim import Ema, Optimizers
 from mmldlm.types import MicroBatch
+
+if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+    from mmldlm.distributed.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +139,20 @@ class Stepper:
     graphs: Graphs | None = None
     """Recorded micro-batches, where launching them one kernel at a time takes too long."""
     replicas: Replicas | None = None
-    """The denoiser on several ranks."""
+    """The denoiser on several ranks, whole on each."""
+    shards: Shards | None = None
+    """The denoiser divided among ranks."""
     balance: GradientNorm | None = None
     """What scales the parts of the loss besides their weights."""
     _norms: Tensor | None = None
     """Of the gradients of text and latent, where this step measured them."""
     trained: Trained | None = None
     """What is updated at present; None: everything."""
+
+    @property
+    def joined(self) -> Replicas | Shards | None:
+        """What runs the passes of a step together with other ranks."""
+        return self.replicas or self.shards
 
     @property
     def active(self) -> Active:
@@ -156,23 +166,33 @@ class Stepper:
         if self.replicas is not None:
             self.replicas.reset()
         self.forget()
-        parameters = dict(self.denoiser.named_parameters())
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained.names)
-            parameter.grad = None
         self.trained = trained
-        self.optimizers.still = {parameters[name]: rows for name, rows in trained.still.items()}
+        others = {name: other_rows(rows) for name, rows in trained.still.items()}
+        if self.shards is not None:
+            self.shards.train_only(trained.names)
+            still = {
+                self.shards.held[name]: self.shards.rows(name, rows) for name, rows in trained.still.items()
+            }
+            others = {name: self.shards.rows(name, rows) for name, rows in others.items()}
+        else:
+            parameters = dict(self.denoiser.named_parameters())
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name in trained.names)
+                parameter.grad = None
+            still = {parameters[name]: rows for name, rows in trained.still.items()}
+        self.optimizers.still = still
         if self.ema is not None:
-            self.ema.follow(trained.names, {name: other_rows(rows) for name, rows in trained.still.items()})
+            self.ema.follow(trained.names, others)
         return True
 
     def gradients(self, batch: StepBatch) -> LossTerms:
         """Forward and backward over a step's documents, which are on the device; nothing but gradients changes."""
         self._norms = None
         if self.balance is not None and self.balance.due(batch.where.step) and self._has_both(batch):
-            self._norms = norms_of_shared(self._norms_of(batch, "text"), self._norms_of(batch, "latent"))
-        if self.replicas is not None:
-            return self._gradients_of_all(self.replicas, batch)
+            norms_of = self._norms_of if self.shards is None else partial(self._norms_of_shards, self.shards)
+            self._norms = norms_of_shared(norms_of(batch, "text"), norms_of(batch, "latent"))
+        if (joined := self.joined) is not None:
+            return self._gradients_of_all(joined, batch)
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
             part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
@@ -180,9 +200,9 @@ class Stepper:
         assert terms is not None
         return terms
 
-    def _gradients_of_all(self, replicas: Replicas, batch: StepBatch) -> LossTerms:
+    def _gradients_of_all(self, joined: Replicas | Shards, batch: StepBatch) -> LossTerms:
         """On several ranks; the terms are of this rank's documents, the gradients of all."""
-        parts = replicas.run([partial(self.pass_over, parcel.open()) for parcel in batch.micro_batches])
+        parts = joined.run([partial(self.pass_over, parcel.open()) for parcel in batch.micro_batches])
         return reduce(add_terms, parts[1:], add_terms(None, parts[0]))
 
     def update(self, terms: LossTerms, lr: float, step: int) -> StepResult:
@@ -210,13 +230,14 @@ class Stepper:
             )
             return vars(terms)
 
-        return LossTerms(**(compute(self.denoiser) if self.replicas is None else self.replicas(compute)))
+        return LossTerms(**(compute(self.denoiser) if self.joined is None else self.joined(compute)))
 
     def run_eagerly(self) -> None:
         """Undo compilation, after the compiler failed."""
         for block in self.denoiser.blocks:
             # Module.compile has no public way back; torch.compiler.set_stance would hold for the whole process
             block._compiled_call_impl = None
+            vars(block).pop("forward", None)
         self.forget()
 
     def forget(self) -> None:
@@ -229,7 +250,7 @@ class Stepper:
     def _update(self) -> tuple[Tensor, Tensor]:
         """Clip and step. A gradient that is not finite changes nothing: not the weights, not the moments."""
         self.optimizers.unscale(self.scaler)
-        grad_norm = torch.nn.utils.get_total_norm(self.optimizers.gradients())
+        grad_norm = self._grad_norm()
         skipped = (~torch.isfinite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
         moving = self.graphs is None or bool(self.graphs.broken)
@@ -238,6 +259,12 @@ class Stepper:
         if self.ema is not None:
             self.ema.update(skipped)
         return grad_norm, skipped
+
+    def _grad_norm(self) -> Tensor:
+        gradients = self.optimizers.gradients()
+        if self.shards is None:
+            return torch.nn.utils.get_total_norm(gradients)
+        return torch.nn.utils.get_total_norm([self.shards.norms(gradients)])
 
     def _shrink(self, grad_norm: Tensor) -> Tensor | None:
         """What the gradients are to be multiplied with so that their norm is within bounds."""
@@ -249,11 +276,12 @@ class Stepper:
         """Whether both losses of a step reach something that they share; without that there is nothing to compare."""
         active, counts = self.active, batch.counts
         present = active.text and active.latent and float(counts.tokens) > 0 and float(counts.slots) > 0
-        return present and bool(_trunk(self.denoiser))
+        return present and bool(self._trunk())
 
     def _norms_of(self, batch: StepBatch, part: str) -> PerParameter:
         """For each parameter of the trunk, the norm of the step's gradient of one loss; None where it reaches none."""
-        parameters = _trunk(self.denoiser)
+        weights = dict(self.denoiser.named_parameters())
+        parameters = [weights[name] for name in self._trunk()]
         reached: list[bool] = []
 
         def flat() -> Tensor:
@@ -265,6 +293,28 @@ class Stepper:
         sizes = [parameter.numel() for parameter, here in zip(parameters, reached, strict=True) if here]
         norms = iter(torch._foreach_norm(summed.split(sizes)))
         return [next(norms) if here else None for here in reached]
+
+    def _norms_of_shards(self, shards: Shards, batch: StepBatch, part: str) -> PerParameter:
+        """The same where each rank holds some rows: FSDP2 sums gradients only in a backward pass."""
+        active = Active(text=part == "text", latent=part == "latent", length=False)
+
+        def one_pass(micro_batch: MicroBatch) -> None:
+            with self.runtime.autocast():
+                terms = shards(lambda denoiser: vars(self.objective(
+                    denoiser, micro_batch.noisy, micro_batch.counts, active=active
+                )))  # fmt: skip
+            self.scaler.scale(terms[part]).backward()
+
+        shards.run([partial(one_pass, parcel.open()) for parcel in batch.micro_batches])
+        gradients = [shards.held[name].grad for name in self._trunk()]
+        norms = shards.norms(gradients).unbind()
+        self.optimizers.zero_grad(set_to_none=True)
+        return [None if gradient is None else norm for gradient, norm in zip(gradients, norms, strict=True)]
+
+    def _trunk(self) -> list[str]:
+        """All trained parameters but those of the heads, which have one loss each."""
+        groups = [group for group in parameter_groups(self.denoiser) if not group.part.endswith("_head")]
+        return [name for group in groups for name, p in group.parameters.items() if p.requires_grad]
 
     def _gradients_of(self, part: str, batch: StepBatch, parameters: list[nn.Parameter]) -> PerParameter:
         """Of this rank's documents. A common scale does not matter, so that of fp16 stays inside."""
@@ -282,12 +332,6 @@ class Stepper:
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
     return more if total is None else total if more is None else total + more
-
-
-def _trunk(denoiser: Denoiser) -> list[nn.Parameter]:
-    """All trained parameters but those of the heads, which have one loss each."""
-    groups = [group for group in parameter_groups(denoiser) if not group.part.endswith("_head")]
-    return [p for group in groups for p in group.parameters.values() if p.requires_grad]
 
 
 class BalanceState:

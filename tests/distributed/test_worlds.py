@@ -1,0 +1,112 @@
+"""Worlds of one, two, three and four ranks give the curve of one process, whether the network is whole or divided."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mmldlm.checkpoint.load import load_latest
+from mmldlm.training.signals import REQUEUE
+from tests.distributed.pair import ROOT, environment
+from tests.distributed.scenarios import PLAIN
+from tests.distributed.test_two_ranks import LOOSER, ROUNDING, assert_same_curve, events, lines, own_words
+from tests.distributed.worlds import WORLDS, label
+from tests.runs import make_trainer
+
+CURVES = [
+    (label(world, name, words), name)
+    for world, _, plays in WORLDS
+    for name, words in plays
+    if name in PLAIN or name in ("memory_before", "backward_fails")
+]
+
+
+@pytest.fixture(scope="module")
+def worlds(store, tmp_path_factory):
+    """The folder in which all worlds have been."""
+    folder = tmp_path_factory.mktemp("worlds")
+    command = [sys.executable, "-m", "tests.distributed.worlds", str(folder), str(store)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(store, tmp_path_factory):
+    """Words -> the run of one process."""
+    runs = {}
+
+    def run(*words):
+        if words not in runs:
+            trainer = make_trainer(tmp_path_factory.mktemp("alone"), store, "train.log_every=1", *words)
+            trainer.fit()
+            runs[words] = trainer
+        return runs[words]
+
+    return run
+
+
+def seen(folder, name, world):
+    return [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize(("place", "name"), CURVES)
+def test_every_kind_and_number_of_ranks_gives_the_curve_of_one(worlds, alone, place, name):
+    whole = alone(*(own_words(name) if name in PLAIN else []))
+    ours = lines(worlds / place / name / "run" / "training_log.jsonl")
+    assert_same_curve(ours, lines(whole.run.training_log), LOOSER.get(name, ROUNDING))
+
+
+def test_a_checkpoint_moves_from_fsdp_to_ddp_to_one_process_to_fsdp(worlds, alone):
+    names = ["fsdp4_moved_3", "ddp2_moved_6", "ddp1_moved_9", "fsdp3_moved_12"]
+    ends = [seen(worlds, name, int(name[4] if name[0] == "f" else name[3])) for name in names]
+    assert [{(rank["code"], rank["step"]) for rank in world} for world in ends] == [
+        {(REQUEUE, 3)}, {(REQUEUE, 6)}, {(REQUEUE, 9)}, {(0, 12)},
+    ]  # fmt: skip
+    whole = alone()
+    run = worlds / "moved" / "run"
+    assert_same_curve(lines(run / "training_log.jsonl"), lines(whole.run.training_log), ROUNDING)
+    saved = load_latest(run / "checkpoints", report=pytest.fail)
+    kept = load_latest(whole.run.checkpoints, report=pytest.fail)
+    for group in ("model", "ema", "optimizer"):
+        assert saved.tensors[group].keys() == kept.tensors[group].keys()
+        for key, value in kept.tensors[group].items():
+            torch.testing.assert_close(saved.tensors[group][key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_one_rank_that_holds_all_shards_is_the_plain_run_to_the_bit(worlds, alone):
+    saved = load_latest(worlds / "fsdp1_plain" / "plain" / "run" / "checkpoints", report=pytest.fail)
+    kept = load_latest(alone().run.checkpoints, report=pytest.fail)
+    for group in ("model", "ema", "optimizer"):
+        assert all(
+            torch.equal(saved.tensors[group][key], value) for key, value in kept.tensors[group].items()
+        )
+
+
+def test_replicas_hold_the_same_and_shards_are_parts(worlds):
+    first, second, third, fourth = (rank["state"] for rank in seen(worlds, "hybrid4_plain", 4))
+    assert (first, second) == (third, fourth)
+    assert first != second
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both_and_its_document_named(worlds):
+    for rank in seen(worlds, "fsdp2_not_finite", 2):
+        assert rank["before"] == rank["after"] != rank["state"]
+    skipped = [e for e in events(worlds / "fsdp2_not_finite", "not_finite") if e["event"] == "skipped"]
+    assert [event["count"] for event in skipped] == [1]
+
+
+def test_too_many_bad_steps_roll_all_shards_back(worlds):
+    assert [rank["step"] for rank in seen(worlds, "fsdp2_rolled_back", 2)] == [12, 12]
+    (event,) = [e for e in events(worlds / "fsdp2_rolled_back", "rolled_back") if e["event"] == "rolled_back"]
+    assert (event["from_step"], event["step"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("name", "at"), [("memory_before", [4]), ("backward_fails", [0, 5])])
+def test_out_of_memory_on_one_rank_halves_on_both(worlds, name, at):
+    log = events(worlds / f"fsdp2_{name}", name)
+    assert [event["step"] for event in log if event["event"] == "out_of_memory"] == at

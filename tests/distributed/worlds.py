@@ -1,0 +1,139 @@
+"""Worlds of one to four ranks, one after another, forked from one process that has loaded everything.
+
+Started by a test as `python -m tests.distributed.worlds FOLDER STORE`; each rank leaves what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+
+from mmldlm.config import Config
+from mmldlm.distributed.launch import start_ranks
+from mmldlm.distributed.ranks import Ranks
+from mmldlm.training.fit import Trainer
+from tests.distributed import scenarios
+
+FSDP, HYBRID = "distributed.parallel=fsdp", "distributed.parallel=hybrid"
+SECONDS = 240
+
+
+@scenarios.scenario
+def backward_fails(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out on rank 1 in the middle of the backward pass, when gradients of a block are summed already."""
+    trainer = scenarios.make_trainer(folder, store, "train.log_every=1", "batch.grow_after=3", ranks=ranks)
+
+    def give_up(gradient: torch.Tensor) -> torch.Tensor:
+        if ranks.rank == 1 and trainer.step in (0, 5) and trainer.resizing.halvings == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return gradient
+
+    trainer.setup.denoiser.blocks[0].register_forward_hook(
+        lambda block, inputs, output: output[0].x.register_hook(give_up) and None
+    )
+    return trainer
+
+
+def moved(until: int | None) -> Any:
+    """A part of the run that moves from world to world."""
+
+    def run(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+        trainer = scenarios.make_trainer(folder.parents[1] / "moved", store, "train.log_every=1", ranks=ranks)
+        if until is not None:
+            scenarios.stop_at(trainer, until)
+        return trainer
+
+    return run
+
+
+scenarios.SCENARIOS |= {f"moved_{step}": moved(step) for step in (3, 6, 9)} | {"moved_12": moved(None)}
+
+WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
+    (4, 2, [("plain", []), ("plain", [FSDP]), ("plain", [HYBRID]), ("micro_batches", [HYBRID]), ("moved_3", [FSDP])]),
+    (2, 2, [
+        *((name, [FSDP]) for name in (
+            "micro_batches", "uneven", "mode_stages", "gradient_norm", "not_finite", "rolled_back", "memory_before",
+            "backward_fails", "muon",
+        )),
+        ("recompute", [FSDP, "distributed.reshard=false"]),
+        ("bf16_sums", [FSDP]),
+        ("moved_6", []),
+    ]),
+    (1, 1, [("plain", [FSDP]), ("moved_9", [])]),
+    (3, 3, [("moved_12", [FSDP])]),
+]  # fmt: skip
+"""Ranks, ranks on a machine, and runs: a scenario and further words."""
+
+
+def label(world: int, name: str, words: list[str]) -> str:
+    kind = next((word.partition("=")[2] for word in words if word.startswith("distributed.parallel")), "ddp")
+    return f"{kind}{world}_{name}"
+
+
+def child(folder: Path, store: Path, world: int, plays: list[tuple[str, list[str]]]) -> None:
+    config = Config()
+    config.distributed.timeout_minutes = 2.0
+    config.distributed.parallel = "fsdp"  # so that a single rank has a group too
+    torch.set_num_threads(1)
+    with start_ranks(config) as ranks:
+        for name, words in plays:
+            scenarios.EXTRA[:] = words
+            where = folder / label(world, name, words)
+            where.mkdir(exist_ok=True)
+            result = scenarios.play(name, ranks, where, store)
+            (folder / f"{where.name}.{ranks.rank}.json").write_text(json.dumps(result))
+
+
+def run_world(folder: Path, store: Path, world: int, local: int, plays: list[Any]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(world):
+        if not (pid := os.fork()):
+            place = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ |= {name: str(value) for name, value in place.items()}
+            try:
+                child(folder, store, world, plays)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        pids.append(pid)
+    _wait(pids)
+
+
+def _wait(pids: list[int]) -> None:
+    left, deadline = set(pids), time.monotonic() + SECONDS
+    failed = False
+    while left:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            left.discard(pid)
+            failed = failed or status != 0
+        elif failed or time.monotonic() > deadline:
+            time.sleep(10 if failed else 0)  # the others notice by themselves
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise SystemExit(1)
+        else:
+            time.sleep(0.02)
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    for world, local, plays in WORLDS:
+        run_world(Path(sys.argv[1]), Path(sys.argv[2]), world, local, plays)
