@@ -16,7 +16,7 @@ from mmldlm.checkpoint.load import load_latest
 from mmldlm.metrics import read_log
 from mmldlm.training.signals import REQUEUE
 from tests.distributed.pair import end, environment, start_pair
-from tests.runs import write_recipe
+from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
 
 LONG = (
@@ -106,22 +106,39 @@ def ranks_of(torchrun):
     return found
 
 
-def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(place):
-    """Rank 0, which keeps the lock and writes; `scripts/chaos.py` kills more of them and compares the losses."""
-    run, log = place / "whole", place / "whole" / "training_log.jsonl"
+KILLED = [
+    pytest.param("fsdp", 2, 0),  # rank 0 keeps the lock and publishes
+    pytest.param("ddp", 2, 0, marks=pytest.mark.soak),
+    pytest.param("fsdp", 3, 1, marks=pytest.mark.soak),
+    pytest.param("hybrid", 2, 1, marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("kind", "count", "victim"), KILLED)
+def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happened(
+    place, kind, count, victim
+):
+    """`scripts/chaos.py` kills more of them."""
+    name = f"whole_{kind}_{count}"
+    run, log = place / name, place / name / "training_log.jsonl"
     words = ("train.valid_samples=0", "train.valid_every=0", "train.steps=20", "train.log_every=1")
     torchrun = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
-         "-m", *train("--run-folder", "whole", *words)],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
+         "--max-restarts", "1", "-m", *train("--run-folder", name, *words, f"distributed.parallel={kind}")],
         cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for_step(log, 5, [torchrun])
-    os.kill(ranks_of(torchrun)[0], signal.SIGKILL)
+    os.kill(ranks_of(torchrun)[victim], signal.SIGKILL)
     told = end([torchrun], 200)[0]
     assert torchrun.returncode == 0, told
     assert told.count("20 steps done; weights for use are in") == 1
     assert (run / "export" / "model.safetensors").exists()
-    assert [line["step"] for line in read_log(log) if "loss" in line] == list(range(1, 21))
+    losses = [(line["step"], line["loss"]) for line in read_log(log) if "loss" in line]
+    assert [step for step, _ in losses] == list(range(1, 21))
+    alone = make_trainer(place / f"alone_{name}", place / "store", *words)
+    alone.fit()
+    whole = [line["loss"] for line in read_log(alone.run.training_log) if "loss" in line]
+    assert [loss for _, loss in losses] == pytest.approx(whole, rel=1e-5)
     events = [event["event"] for event in map(json.loads, (run / "events.jsonl").read_text().splitlines())]
     assert [event for event in events if event in ("started", "resumed", "finished")] == [
         "started",

@@ -78,9 +78,12 @@ def test_a_checkpoint_moves_from_fsdp_to_ddp_to_one_process_to_fsdp(worlds, alon
             torch.testing.assert_close(saved.tensors[group][key], value, rtol=1e-3, atol=1e-4)
 
 
-def test_one_rank_that_holds_all_shards_is_the_plain_run_to_the_bit(worlds, alone):
-    saved = load_latest(worlds / "fsdp1_plain" / "plain" / "run" / "checkpoints", report=pytest.fail)
-    kept = load_latest(alone().run.checkpoints, report=pytest.fail)
+def test_a_divided_run_that_was_stopped_and_resumed_is_the_same_to_the_bit(worlds):
+    assert_same_bits(worlds / "resumed" / "run", worlds / "fsdp2_plain" / "plain" / "run")
+
+
+def assert_same_bits(one, other):
+    saved, kept = (load_latest(run / "checkpoints", report=pytest.fail) for run in (one, other))
     for group in ("model", "ema", "optimizer"):
         assert all(
             torch.equal(saved.tensors[group][key], value) for key, value in kept.tensors[group].items()

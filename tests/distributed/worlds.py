@@ -45,11 +45,11 @@ def backward_fails(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     return trainer
 
 
-def moved(until: int | None) -> Any:
-    """A part of the run that moves from world to world."""
+def part(name: str, until: int | None) -> Any:
+    """A part of a run, up to a step."""
 
     def run(ranks: Ranks, folder: Path, store: Path) -> Trainer:
-        trainer = scenarios.make_trainer(folder.parents[1] / "moved", store, "train.log_every=1", ranks=ranks)
+        trainer = scenarios.make_trainer(folder.parents[1] / name, store, "train.log_every=1", ranks=ranks)
         if until is not None:
             scenarios.stop_at(trainer, until)
         return trainer
@@ -57,7 +57,9 @@ def moved(until: int | None) -> Any:
     return run
 
 
-scenarios.SCENARIOS |= {f"moved_{step}": moved(step) for step in (3, 6, 9)} | {"moved_12": moved(None)}
+for until in (3, 6, 9, None):
+    scenarios.SCENARIOS[f"moved_{until or 12}"] = part("moved", until)
+    scenarios.SCENARIOS[f"resumed_{until or 12}"] = part("resumed", until)
 
 WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     (4, 2, [("plain", []), ("plain", [FSDP]), ("plain", [HYBRID]), ("micro_batches", [HYBRID]), ("moved_3", [FSDP])]),
@@ -68,6 +70,10 @@ WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
         )),
         ("recompute", [FSDP, "distributed.reshard=false"]),
         ("bf16_sums", [FSDP]),
+        ("l2t", [FSDP, "distributed.cpu_offload=true"]),
+        ("plain", [FSDP]),
+        ("resumed_3", [FSDP]),
+        ("resumed_12", [FSDP]),
         ("moved_6", []),
     ]),
     (1, 1, [("plain", [FSDP]), ("moved_9", [])]),

@@ -129,7 +129,7 @@ class ShardSaver(Saver):
     def _room_was_made(self, error: Exception) -> bool:
         """Whether the main rank has deleted a checkpoint that can be done without, because a disk was full."""
         made = [False]
-        if self._place.main and durable.is_full(error):
+        if self._place.main and isinstance(error, OSError) and durable.is_full(error):
             surplus = dispensable(self._folder, self._needed)
             made = [bool(surplus) and self._make_room(error, surplus[0])]
         try:

@@ -33,7 +33,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from mmldlm.config import DistributedConfig
 from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of
-from mmldlm.distributed.replicas import KINDS, Applied
+from mmldlm.distributed.replicas import KINDS, Applied, weights_digest
 from mmldlm.errors import UserError
 from mmldlm.types import Piece
 
@@ -57,7 +57,8 @@ class Shards:
         precision: torch.dtype,
     ) -> None:  # fmt: skip
         """`precision` is that of matrix products, in which the rows of blocks travel if the settings say no other."""
-        self.ranks, self.module = ranks, Applied(network)
+        self.ranks = ranks
+        self.module: Any = Applied(network)
         mesh = make_mesh(ranks, config.parallel)
         self.group = mesh.get_group(mesh.ndim - 1)
         self.num_shards, self.index = dist.get_world_size(self.group), dist.get_rank(self.group)
@@ -235,12 +236,12 @@ class Shards:
         """Another group of all ranks over gloo."""
         return dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=self.ranks.timeout_minutes))
 
-    def compare(self, digest: int, step: int, compared: int) -> None:
+    def compare(self, step: int, compared: int) -> None:
         """Reject replicas whose rows differ after a step; they were last compared after step `compared`."""
         if self.num_replicas == 1:
             return
         every = torch.zeros(self.ranks.world_size, dtype=torch.int64)
-        every[self.ranks.rank] = digest
+        every[self.ranks.rank] = int(weights_digest(self.held.values()))
         digests = self.ranks.tensor_from_each(every).view(self.num_replicas, self.num_shards)
         different = (digests != digests[0]).nonzero().tolist()
         if different:

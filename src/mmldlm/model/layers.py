@@ -122,13 +122,19 @@ class Stream(nn.Module):
     def heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(M, 3*H*K) -> q, k, v (M, H, K), the first two normalised."""
         q, k, v = projected.view(-1, 3, self.num_heads, self.head_width).unbind(1)
-        return self.q_norm(q.float()).to(v.dtype), self.k_norm(k.float()).to(v.dtype), v
+        return self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype), v
+
+    def _norm(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """In fp32, also where ranks share the weights in half precision."""
+        if not isinstance(norm, nn.RMSNorm):
+            return x.float()
+        return F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps)
 
     def norm_weights(self) -> Tensor:
         """(2, K) weights of the norms of q and k; of no use where there are none."""
         if isinstance(self.q_norm, nn.Identity) or isinstance(self.k_norm, nn.Identity):
             return self.qkv.weight.new_ones(2, self.head_width)
-        return torch.stack([self.q_norm.weight, self.k_norm.weight])
+        return torch.stack([self.q_norm.weight, self.k_norm.weight]).float()
 
     def project(self, linear: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
         """One of the products of attention."""
