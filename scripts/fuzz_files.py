@@ -344,12 +344,13 @@ def read_tokenizer(place: Path) -> None:
 def read_text(place: Path) -> None:
     """As `prepare` does, all but the encoder."""
     from mmldlm.errors import UserError
-    from mmldlm.preparation.sources import SourceOptions, resolve
+    from mmldlm.preparation.settings import PrepareSettings
+    from mmldlm.preparation.sources import resolve
 
     problems = []
     for path in sorted(place.iterdir()):
         try:
-            sum(1 for _ in resolve([str(path)], SourceOptions()))
+            sum(1 for _ in resolve(PrepareSettings((str(path),))))
         except UserError as error:
             problems.append(str(error))
     if problems:

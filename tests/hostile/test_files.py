@@ -33,7 +33,8 @@ from mmldlm.errors import UserError
 from mmldlm.preparation import readers
 from mmldlm.preparation.readers import MOST_CHARACTERS, MOST_LINE
 from mmldlm.preparation.sentence_encoder import SentenceEncoder
-from mmldlm.preparation.sources import SourceOptions, resolve
+from mmldlm.preparation.settings import PrepareSettings
+from mmldlm.preparation.sources import resolve
 from tests.tiny_models import make_run, make_store
 
 Change = Callable[[dict[str, Any]], Any]
@@ -278,7 +279,7 @@ def test_control_sequences_in_errors_and_logs_reach_no_terminal(
 
 
 def read_all(path: Path) -> int:
-    return sum(1 for _ in resolve([str(path)], SourceOptions()))
+    return sum(1 for _ in resolve(PrepareSettings((str(path),))))
 
 
 def test_a_small_archive_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from mmldlm.preparation import cutting, derive, pipeline
 from mmldlm.preparation.cutting import Segment, text_id
 from mmldlm.preparation.derive import Survey, boundaries, draw_spans, draw_splices
 from mmldlm.preparation.pipeline import PrepareSettings, run
-from mmldlm.preparation.settings import SegmentOptions
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +120,14 @@ def test_partners_are_a_sample_that_no_order_changes(monkeypatch: pytest.MonkeyP
         Segment(f"{number}: x", np.zeros(3, np.uint32), number, "test" if number % 5 == 0 else "train")
         for number in range(200)
     ]
-    whole = Survey.of(documents, SegmentOptions(max_tokens=32))
+    whole = Survey.of(documents, PrepareSettings(("x.txt",), max_tokens=32))
     assert sorted(id for id, _ in whole.partners) == [number for number in range(200) if number % 5]
     monkeypatch.setattr(derive, "PARTNER_TOKENS", 20 * 32)
-    sample = Survey.of(documents, SegmentOptions(max_tokens=32))
+    sample = Survey.of(documents, PrepareSettings(("x.txt",), max_tokens=32))
     assert sample.partners == whole.partners[:20]
     assert sample.num_documents == 200
     random.Random(0).shuffle(documents)
-    assert Survey.of(iter(documents), SegmentOptions(max_tokens=32)) == sample
+    assert Survey.of(iter(documents), PrepareSettings(("x.txt",), max_tokens=32)) == sample
 
 
 def test_every_derived_document_is_what_it_says(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.preparation import pipeline
 from mmldlm.preparation.cutting import text_id
-from mmldlm.preparation.pipeline import PrepareSettings, Report, run
+from mmldlm.preparation.pipeline import PrepareSettings, run
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]
@@ -134,17 +134,13 @@ def test_leftovers_of_a_kill_inside_a_write(tmp_path: Path, text: Path) -> None:
 def test_run_again_says_so_and_other_settings_are_refused(tmp_path: Path, text: Path) -> None:
     notes: list[str] = []
 
-    class Notes(Report):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
     _prepare(text, tmp_path / "s")
     before = _files(tmp_path / "s")
     FakeEncoder.seen = 0
     run(
         PrepareSettings(input=(str(text),), cut="sentences", shard_documents=50),
         tmp_path / "s",
-        report=Notes(),
+        note=notes.append,
     )
     assert "finished already" in notes[0]
     assert FakeEncoder.seen == 0

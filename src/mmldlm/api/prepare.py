@@ -12,10 +12,10 @@ from typing import Any
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, encoder_name
-from mmldlm.preparation.pipeline import Report, run
-from mmldlm.preparation.ray_engine import RayOptions
+from mmldlm.preparation.engines import RayOptions
+from mmldlm.preparation.locations import is_address
+from mmldlm.preparation.pipeline import run
 from mmldlm.preparation.readers import EXTENSIONS, LATENT_FIELD, Vectors, extension_of
-from mmldlm.preparation.remote import is_address
 from mmldlm.preparation.settings import PrepareSettings
 
 Source = str | Path | Iterable[Any]
@@ -145,24 +145,10 @@ def prepare(
         encoder=encoder,
         device=device,
         batch_size=batch_size,
-        report=_Callbacks(progress, note),
+        progress=progress,
+        note=note,
         ray=RayOptions(ray_address, workers) if engine == "ray" else None,
     )
-
-
-class _Callbacks(Report):
-    def __init__(
-        self, progress: Callable[[int, int], None] | None, note: Callable[[str], None] | None
-    ) -> None:
-        self._progress, self._note = progress, note
-
-    def note(self, text: str) -> None:
-        if self._note is not None:
-            self._note(text)
-
-    def update(self, done: int, total: int | None, encoded: int) -> None:
-        if self._progress is not None:
-            self._progress(done, max(done, total or 0))
 
 
 def _read_source(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.preparation.settings import SegmentOptions
+from mmldlm.preparation.settings import PrepareSettings
 from mmldlm.preparation.sources import SourceDocument
 
 TOKEN_CHARACTERS = 64
@@ -204,7 +204,7 @@ class Segment(NamedTuple):
 class Segmenter:
     """Streams segments and counts what it leaves out. Make a new one for each pass."""
 
-    def __init__(self, tokenizer: Tokenizer, options: SegmentOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: PrepareSettings) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("source_documents", "empty", "too_short", "too_long_cut", "duplicates"), 0)
@@ -212,7 +212,7 @@ class Segmenter:
         self.read_bytes = 0
         self.seen = SeenIds()
         # so that the smallest corpus has something to train on and something held out
-        self._forced = ["train", "validation"] if options.validation > 0 else ["train"]
+        self._forced = ["train", "validation"] if options.validation_share > 0 else ["train"]
         self._cut = cutter(options.cut)
 
     def segments(
@@ -260,7 +260,7 @@ class Segmenter:
     def _choose_split(self, text: str) -> str:
         if self._forced:
             return self._forced.pop(0)
-        return choose_split(text, self.options.validation, self.options.test, self.options.seed)
+        return choose_split(text, self.options.validation_share, self.options.test, self.options.seed)
 
     def _finish(self, batch: list[Piece]) -> list[Segment]:
         """Tokenize, cut what is too long, leave out what is too short or known."""

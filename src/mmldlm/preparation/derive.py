@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.preparation.cutting import BATCH, SeenIds, Segment, hash63, text_ids
-from mmldlm.preparation.settings import SegmentOptions
+from mmldlm.preparation.settings import PrepareSettings
 
 MOST_PARTNERS = 65_536
 PARTNER_TOKENS = 2**23
@@ -51,7 +51,7 @@ class Survey:
     num_documents: int
 
     @classmethod
-    def of(cls, segments: Iterable[Segment], options: SegmentOptions) -> Survey:
+    def of(cls, segments: Iterable[Segment], options: PrepareSettings) -> Survey:
         """Read all segments and keep the training documents with the smallest hashes."""
         num_documents = 0
 
@@ -70,7 +70,9 @@ class Survey:
 class Deriver:
     """Passes documents on and adds what can be derived from those of the training split."""
 
-    def __init__(self, tokenizer: Tokenizer, options: SegmentOptions, survey: Survey, known: SeenIds) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, options: PrepareSettings, survey: Survey, known: SeenIds
+    ) -> None:
         self.tokenizer, self.options, self.survey = tokenizer, options, survey
         self.counts: Counter[str] = Counter(
             dict.fromkeys(

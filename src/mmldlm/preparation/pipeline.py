@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -28,12 +28,18 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
-from mmldlm.preparation.overlap import Ahead, Behind, many_documents, until
-from mmldlm.preparation.ray_engine import EncoderOptions, RayEncoders, RayOptions
+from mmldlm.preparation.engines import (
+    Ahead,
+    Behind,
+    RayEncoders,
+    RayOptions,
+    many_documents,
+    until,
+)
 from mmldlm.preparation.readers import Vectors
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
-from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings, SegmentOptions
-from mmldlm.preparation.sources import Sources
+from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
+from mmldlm.preparation.sources import Sources, describe, find_sources
 
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
@@ -70,14 +76,10 @@ class GivenLatents:
 LatentSource = SentenceEncoder | OwnEncoder | GivenLatents
 
 
-class Report:
-    """What a caller can show of the work; this one shows nothing."""
-
-    def note(self, text: str) -> None:
-        """A line for the user."""
-
-    def update(self, done: int, total: int | None, encoded: int) -> None:
-        """`done` of about `total` documents are finished, `encoded` of them in this run."""
+Progress = Callable[[int, int], None]
+"""Called with the number of documents that are done and the number expected."""
+Note = Callable[[str], None]
+"""Called with a line for the user."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class _Work:
 
     writer: StoreWriter
     encoder: LatentSource
-    report: Report
+    report: Progress
     derives: bool
     accepts_tokens: bool
     """The encoder can use the tokens of the store."""
@@ -110,7 +112,6 @@ class _Work:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when what is read ahead is no longer wanted."""
     done: int = 0
-    encoded: int = 0
     total: int | None = None
 
     def shards(self, lots: Iterable[_Lot]) -> Iterator[_Shard]:
@@ -144,7 +145,7 @@ class _Work:
         for shard in shards:
             self.total = shard.total
             if shard.place is None:
-                self.progress(len(shard.segments), encoded=False)
+                self.progress(len(shard.segments))
             elif self.workers is None:
                 truncated = shard.tokenized.num_truncated if shard.tokenized else None
                 behind.do(partial(self._write, shard, self._latents(shard), truncated))
@@ -162,15 +163,15 @@ class _Work:
     def _receive(self, shard: _Shard, sent: Any, behind: Behind) -> None:
         assert self.workers is not None
         latents, truncated = self.workers.receive(sent)
-        self.progress(len(shard.segments), encoded=True)
+        self.progress(len(shard.segments))
         behind.do(partial(self._write, shard, latents, truncated))
 
     def _latents(self, shard: _Shard) -> np.ndarray:
         if isinstance(self.encoder, GivenLatents):
-            self.progress(len(shard.segments), encoded=True)
+            self.progress(len(shard.segments))
             return self.encoder.of(shard.segments)
         assert shard.tokenized is not None
-        return self.encoder.embed(shard.tokenized, lambda count: self.progress(count, encoded=True))
+        return self.encoder.embed(shard.tokenized, self.progress)
 
     def _write(self, shard: _Shard, latents: np.ndarray, num_truncated: int | None) -> None:
         segments = shard.segments
@@ -186,10 +187,10 @@ class _Work:
             shard.place,
         )
 
-    def progress(self, count: int, *, encoded: bool) -> None:
+    def progress(self, count: int) -> None:
+        """So many more documents are done."""
         self.done += count
-        self.encoded += count if encoded else 0
-        self.report.update(self.done, self.total, self.encoded)
+        self.report(self.done, max(self.done, self.total or 0))
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,8 @@ def run(
     encoder: AnyEncoder | None = None,
     device: str = "auto",
     batch_size: int | None = None,
-    report: Report | None = None,
+    progress: Progress | None = None,
+    note: Note | None = None,
     ray: RayOptions | None = None,
 ) -> PairStore:
     """Make the store, or continue an unfinished one, or just open it if it is finished.
@@ -217,37 +219,45 @@ def run(
     `rows` are texts in memory instead of `settings.input`, `vectors` the latents of all documents, `encoder` the object
     that `settings.encoder` names. `ray`: the workers of a Ray cluster encode.
     """
-    report, out = report or Report(), Path(out)
-    options = settings.segment_options()
-    sources = settings.sources(rows, vectors)
+    note, out = note or (lambda text: None), Path(out)
+    sources = find_sources(settings, rows, vectors)
     settings, given_latents = _with_latents(settings, sources)
-    written = settings.to_json(sources)
+    written = describe(settings, sources)
     state = store_state(out, written)
     if state == "finished":
-        report.note(f"{out} is finished already, nothing to do")
+        note(f"{out} is finished already, nothing to do")
         return PairStore.open(out)
     require_writable(out)
     if state == "partial":
-        report.note(f"continuing {out}")
+        note(f"continuing {out}")
     for path in chain.from_iterable(part.one_per_line() for part in sources):
-        report.note(
+        note(
             f"{path}: looks like one text per line, but its lines are joined into longer documents; "
             "use text_unit=line to make each line a document"
         )
-    tokenizer = Tokenizer.load(settings.tokenizer)
-    source = given_latents or _load_encoder(settings, encoder, tokenizer, sources, device, batch_size, report)
+    tokenizer, how = Tokenizer.load(settings.tokenizer), _how(settings, device, batch_size)
+    name = encoder or settings.encoder or DEFAULT_ENCODER
+    if given_latents is None:
+        note(f"loading the encoder {settings.encoder}")
+    elif ray is not None:
+        raise UserError("engine=ray: the latents are given, so nothing is encoded; use engine=plain")
+    source = given_latents or load_encoder(name, lambda: _first_text(tokenizer, settings, sources), **how)
+    workers = None if ray is None else RayEncoders(ray, name, how, note)
     try:
-        with _open_writer(out, settings, written, tokenizer, source) as writer, ExitStack() as stack:
+        with _open_writer(out, settings, written, tokenizer, source) as writer, workers or nullcontext():
+            note("reading and cutting the text")
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
-            workers = None
-            if ray is not None:
-                workers = stack.enter_context(
-                    _ray_encoders(ray, settings, encoder, given_latents, device, batch_size, report)
-                )
-            work = _Work(writer, source, report, options.derive > 0, accepts_tokens, workers)
-            return _fill(work, tokenizer, options, sources)
+            show = progress or (lambda done, total: None)
+            work = _Work(writer, source, show, settings.derive > 0, accepts_tokens, workers)
+            return _fill(work, tokenizer, settings, sources)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
+
+
+def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:
+    """The keywords of `load_encoder`, here and on workers."""
+    own = {key: getattr(settings, key) for key in ("prompt", "normalize", "dimension")}
+    return {**own, "device": device, "batch_size": batch_size}
 
 
 def _with_latents(
@@ -256,7 +266,7 @@ def _with_latents(
     """The settings with the encoder and what follows from it; and the latents, if they are given."""
     for part in sources:
         part.check_count()
-    shapes = {part.options.name: part.latent_shape for part in sources}
+    shapes = {part.name: part.latent_shape for part in sources}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape or 'none'}" for name, shape in shapes.items())
         raise UserError(f"the latents of the sources differ in shape (slots, channels): {listed}")
@@ -272,50 +282,11 @@ def _with_latents(
     return settings, GivenLatents(shape, bool(settings.normalize), settings.dimension)
 
 
-def _load_encoder(
-    settings: PrepareSettings,
-    encoder: AnyEncoder | None,
-    tokenizer: Tokenizer,
-    sources: tuple[Sources, ...],
-    device: str,
-    batch_size: int | None,
-    report: Report,
-) -> SentenceEncoder | OwnEncoder:
-    report.note(f"loading the encoder {settings.encoder}")
-    return load_encoder(
-        encoder or settings.encoder or DEFAULT_ENCODER,
-        lambda: _first_text(tokenizer, settings.segment_options(), sources),
-        prompt=settings.prompt,
-        normalize=settings.normalize,
-        dimension=settings.dimension,
-        device=device,
-        batch_size=batch_size,
-    )
-
-
-def _ray_encoders(
-    ray: RayOptions,
-    settings: PrepareSettings,
-    encoder: AnyEncoder | None,
-    given_latents: GivenLatents | None,
-    device: str,
-    batch_size: int | None,
-    report: Report,
-) -> RayEncoders:
-    if given_latents is not None:
-        raise UserError("engine=ray: the latents are given, so nothing is encoded; use engine=plain")
-    options = EncoderOptions(
-        encoder or settings.encoder or DEFAULT_ENCODER, settings.prompt, settings.normalize, settings.dimension, device,
-        batch_size,
-    )  # fmt: skip
-    return RayEncoders(ray, options, report.note)
-
-
-def _first_text(tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]) -> str:
+def _first_text(tokenizer: Tokenizer, options: PrepareSettings, sources: tuple[Sources, ...]) -> str:
     """The first text that the encoder will get."""
     segmenter = Segmenter(tokenizer, replace(options, limit=None))
     for part in sources:
-        for batch in segmenter.segments(part, part.options.split):
+        for batch in segmenter.segments(part, part.split):
             if batch:
                 return batch[0].text
     raise UserError(f"{sources[-1].label()}: no text came out")
@@ -338,9 +309,8 @@ def _open_writer(
 
 
 def _fill(
-    work: _Work, tokenizer: Tokenizer, options: SegmentOptions, sources: tuple[Sources, ...]
+    work: _Work, tokenizer: Tokenizer, options: PrepareSettings, sources: tuple[Sources, ...]
 ) -> PairStore:
-    work.report.note("reading and cutting the text")
     counts: dict[str, int] = {}
     shards = work.shards(_lots(Segmenter(tokenizer, options), sources, work.stop, counts))
     with many_documents(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
@@ -375,7 +345,7 @@ def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event
     """The segments of all sources; a source that gives none is a mistake."""
     for part in sources:
         before, is_empty = Counter(segmenter.counts), True
-        for batch in segmenter.segments(until(stop, part), part.options.split):
+        for batch in segmenter.segments(until(stop, part), part.split):
             is_empty = is_empty and not batch
             yield batch
         if is_empty:

@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -80,7 +80,7 @@ def read_file(path: Path, fields: Fields) -> Iterator[tuple[Row, int]]:
         raise UserError(f"{path}: is a folder, a file was expected") from error
 
 
-def extension_of(path: Path) -> str:
+def extension_of(path: PurePath) -> str:
     """The kind of a file, `.gz` left out."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 

@@ -7,11 +7,10 @@ row, or as an array with one row per document.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from mmldlm.data.format import checksum
-from mmldlm.data.tokenizer import builtin_folder, first_line, quiet_hub
+from mmldlm.data.tokenizer import first_line, quiet_hub
 from mmldlm.errors import UserError
+from mmldlm.preparation.locations import find_files
 from mmldlm.preparation.readers import (
-    EXTENSIONS,
     LATENT_FIELD,
     Fields,
     Row,
@@ -32,13 +31,14 @@ from mmldlm.preparation.readers import (
     parse_row,
     read_file,
 )
-from mmldlm.preparation.remote import find_remote, is_address
+from mmldlm.preparation.settings import HELD_OUT, PrepareSettings
 
 FEW_FILES = 20
 """With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
 SMALLEST_PART, LARGEST_PART = 256, 8192
 """Characters of a part: a hundredth of all files, within these limits."""
-TEXT_UNITS = ("auto", "file", "part", "line")
+_NEW = {"latents": None, "latent_field": LATENT_FIELD}
+"""Settings that older stores do not have, with the value that changes nothing."""
 LOOKED_AT_CHARACTERS, FEWEST_LINES = 2**16, 20
 """How much of a text file decides whether it holds one text per line."""
 SMALLEST_MARGIN = 50
@@ -61,18 +61,18 @@ class SourceDocument:
 
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """How rows become text."""
+class Sources:
+    """Resolved sources, ready to be streamed any number of times."""
 
-    text_field: str | None = None
-    text_unit: str = "auto"
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    seed: int = 0
-    limit: int | None = None
+    files: tuple[Path, ...]
+    datasets: tuple[str, ...]
+    settings: PrepareSettings
     split: str | None = None
     """The split that all of it goes to; None: by shares."""
-    latent_field: str | None = LATENT_FIELD
+    rows: Iterable[Any] | None = None
+    """Texts or rows in memory, instead of files and datasets."""
+    vectors: Vectors | None = None
+    """The latents of all documents, in their order."""
 
     @property
     def name(self) -> str:
@@ -80,27 +80,14 @@ class SourceOptions:
         return "source" if self.split is None else f"{self.split}_source"
 
     @property
-    def dataset_split_name(self) -> str:
-        """The argument that says which split of a dataset is read."""
-        return "dataset_split" if self.split is None else f"{self.split}_dataset_split"
+    def dataset_split(self) -> str:
+        """What is read of a dataset."""
+        return self.settings.dataset_splits[self.split] or str(self.split)
 
     @property
     def fields(self) -> Fields:
         """Which fields of a row are used."""
-        return Fields(self.text_field, self.latent_field)
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Resolved sources, ready to be streamed any number of times."""
-
-    files: tuple[Path, ...]
-    datasets: tuple[str, ...]
-    options: SourceOptions
-    rows: Iterable[Any] | None = None
-    """Texts or rows in memory, instead of files and datasets."""
-    vectors: Vectors | None = None
-    """The latents of all documents, in their order."""
+        return Fields(self.settings.text_field, self.settings.latent_field or None)
 
     @cached_property
     def num_bytes(self) -> int:
@@ -110,8 +97,8 @@ class Sources:
     @property
     def text_unit(self) -> str:
         """What a plain text file is divided into."""
-        if self.options.text_unit != "auto":
-            return self.options.text_unit
+        if self.settings.text_unit != "auto":
+            return self.settings.text_unit
         if self.vectors is not None:
             return "line"
         few = len(self.files) < FEW_FILES and not self.datasets
@@ -128,9 +115,9 @@ class Sources:
     def label(self) -> str:
         """The argument and a few names, for messages."""
         if self.rows is not None:
-            return self.options.name
+            return self.name
         shown = [*map(str, self.files[:3]), *self.datasets[:3]]
-        return f"{self.options.name}={' '.join([*shown, '...'] if len(self.files) > 3 else shown)}"
+        return f"{self.name}={' '.join([*shown, '...'] if len(self.files) > 3 else shown)}"
 
     def digest(self) -> str:
         """Changes when a file is added, removed or changes its size, or a text in memory changes."""
@@ -143,7 +130,7 @@ class Sources:
 
     def one_per_line(self) -> list[Path]:
         """Plain text files that look like one text per line, but whose lines will be joined."""
-        if self.text_unit == "line" or self.options.text_unit != "auto":
+        if self.text_unit == "line" or self.settings.text_unit != "auto":
             return []
         return [path for path in self.files[:FEW_FILES] if _is_plain(path) and looks_like_lines(_head(path))]
 
@@ -183,7 +170,7 @@ class Sources:
         unit, part_characters = self.text_unit, min(max(self.num_bytes // 100, SMALLEST_PART), LARGEST_PART)
         for path in self.files:
             plain = _is_plain(path)
-            for row, position in read_file(path, self.options.fields):
+            for row, position in read_file(path, self.fields):
                 if plain:
                     every_line = self.vectors is not None and unit == "line"
                     parts = _lines(row.text) if every_line else _divide(row.text, unit, part_characters)
@@ -194,10 +181,37 @@ class Sources:
                     yield _document(row, done + position)
             done += path.stat().st_size
         for name in self.datasets:
-            for row in _stream_dataset(name, self.options, shuffled=self.vectors is None):
+            for row in self._dataset_rows(name):
                 yield _document(row, 0)
         for number, value in enumerate(self.rows if self.rows is not None else (), start=1):
-            yield _document(parse_row(value, self.options.fields, f"{self.options.name}, row {number}"), 0)
+            yield _document(parse_row(value, self.fields, f"{self.name}, row {number}"), 0)
+
+    def _dataset_rows(self, name: str) -> Iterator[Row]:
+        """Rows of a Hugging Face dataset; with a limit a shuffled part, so that the whole need not be fetched."""
+        rows, limit = self._open_dataset(name), self.settings.limit if self.split is None else None
+        if limit is not None and self.vectors is None:
+            rows = rows.shuffle(seed=self.settings.seed, buffer_size=10_000).take(2 * limit)
+        for row_idx, row in enumerate(rows):
+            yield parse_row(row, self.fields, f"{name}, row {row_idx + 1}")
+
+    def _open_dataset(self, name: str) -> Any:
+        import datasets
+
+        quiet_hub()
+        try:
+            if Path(name).is_dir():
+                loaded = datasets.load_from_disk(name)
+                chosen = loaded[self.dataset_split] if isinstance(loaded, datasets.DatasetDict) else loaded
+                return chosen.to_iterable_dataset()
+            return datasets.load_dataset(
+                name, self.settings.dataset_config, split=self.dataset_split, streaming=True
+            )
+        except Exception as error:  # network, Hub, parsing: every library under it has its own
+            argument = "dataset_split" if self.split is None else f"{self.split}_dataset_split"
+            raise UserError(
+                f"{self.name}={name}: no such file or folder, and no Hugging Face dataset that opens "
+                f"({first_line(error)}); check the spelling, dataset_config and {argument}"
+            ) from error
 
 
 def _document(row: Row, read_bytes: int) -> SourceDocument:
@@ -213,19 +227,58 @@ def _mismatch(latent: np.ndarray | None, shape: tuple[int, ...] | None) -> str:
     return f"its latent has shape {latent.shape} (slots, channels), that of the first document {shape}"
 
 
-def resolve(inputs: Sequence[str], options: SourceOptions, vectors: Vectors | None = None) -> Sources:
+def find_sources(
+    settings: PrepareSettings, rows: Iterable[Any] | None = None, vectors: Vectors | None = None
+) -> tuple[Sources, ...]:
+    """All sources, those that are held out as a whole before the others; `rows`: in memory, instead of the input."""
+    if vectors is not None and (settings.validation_input or settings.test_input):
+        raise UserError(
+            f"latents={vectors.name}: belongs to one source; for held-out sources too, give every row a field "
+            f"{LATENT_FIELD!r} instead"
+        )
+    held_out = [resolve(settings, split) for split in HELD_OUT if settings.inputs[split]]
+    main = (
+        resolve(settings, vectors=vectors) if rows is None else Sources((), (), settings, None, rows, vectors)
+    )
+    reject_overlap([*held_out, main])
+    return *held_out, main
+
+
+def resolve(settings: PrepareSettings, split: str | None = None, vectors: Vectors | None = None) -> Sources:
     """Find every file and name every dataset; `UserError` for what does not exist."""
+    sources = Sources((), (), settings, split, None, vectors)
     files: list[Path] = []
     datasets: list[str] = []
-    for name in inputs:
+    for name in settings.inputs[split]:
         if not name.strip():
-            raise UserError(f"{options.name}: one is empty; give a file, a folder, a dataset or builtin:sotu")
-        matches = _find_files(name, options.name)
+            raise UserError(f"{sources.name}: one is empty; give a file, a folder, a dataset or builtin:sotu")
+        matches = find_files(name, sources.name)
         if matches is None:
             datasets.append(name)
         else:
             files += matches
-    return Sources(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(datasets)), options, None, vectors)
+    return replace(sources, files=tuple(dict.fromkeys(files)), datasets=tuple(dict.fromkeys(datasets)))
+
+
+def describe(settings: PrepareSettings, sources: Iterable[Sources]) -> dict[str, Any]:
+    """What is written down and compared with a later command, without settings that are not used.
+
+    So stores from before there were such settings are still recognised.
+    """
+    values = asdict(settings) | {"validation": settings.validation_share}
+    optional = ("derive", *(f"{split}_{word}" for split in HELD_OUT for word in ("input", "dataset_split")))
+    written = {
+        key: value
+        for key, value in values.items()
+        if (value or key not in optional) and not (key in _NEW and value == _NEW[key])
+    }
+    for part in sources:
+        key = part.name.replace("source", "input")
+        size = "texts" if part.rows is not None else f"{len(part.files)} files, {part.num_bytes} bytes"
+        written |= {key: list(values[key]), f"{key}_files": f"{size}, {part.digest()}"}
+        if part.vectors is not None:
+            written["latents_content"] = part.vectors.digest()
+    return written
 
 
 def reject_overlap(parts: Sequence[Sources]) -> None:
@@ -233,86 +286,18 @@ def reject_overlap(parts: Sequence[Sources]) -> None:
     owners: dict[tuple[str, str], str] = {}
     for part in parts:
         keys = [(str(path.resolve()), "") for path in part.files]
-        keys += [(name, part.options.dataset_split) for name in part.datasets]
+        keys += [(name, part.dataset_split) for name in part.datasets]
         for key in keys:
-            other = owners.setdefault(key, part.options.name)
-            if other != part.options.name:
+            other = owners.setdefault(key, part.name)
+            if other != part.name:
                 raise UserError(
-                    f"{part.options.name}: {' '.join(key).strip()} is given by {other} too; "
+                    f"{part.name}: {' '.join(key).strip()} is given by {other} too; "
                     "a source goes into one split: leave it out of one of them"
                 )
 
 
-def _find_files(name: str, option: str) -> list[Path] | None:
-    """The files that a name stands for; None if it is a dataset."""
-    if name.startswith("builtin:"):
-        return _builtin_files(name, option)
-    if is_address(name):
-        return find_remote(name, option)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return None if _is_saved_dataset(path) else _folder_files(path, option)
-    if path.exists():
-        return [_known(path, option)]
-    if glob.has_magic(name):
-        matches = sorted(
-            Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file()
-        )
-        if not matches:
-            raise UserError(
-                f"{option}={name}: no file matches this pattern; the folder searched is {Path.cwd()}"
-            )
-        return [_known(match, option) for match in matches]
-    if _looks_like_path(name):
-        raise UserError(
-            f"{option}={name}: no such file or folder; check the spelling (you are in {Path.cwd()})"
-        )
-    return None
-
-
-def _builtin_files(name: str, option: str) -> list[Path]:
-    if name != "builtin:sotu":
-        raise UserError(f"{option}={name}: the only built-in text is builtin:sotu")
-    folder = builtin_folder("sotu", "'mmldlm[demo]'", name) / "data" / "speeches"
-    return sorted(folder.glob("*.txt"))
-
-
-def _folder_files(folder: Path, option: str) -> list[Path]:
-    try:
-        next(folder.iterdir(), None)
-    except PermissionError as error:
-        raise UserError(f"{option}={folder}: you may not read this folder; check its permissions") from error
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and extension_of(path) in EXTENSIONS)
-    if not files:
-        raise UserError(
-            f"{option}={folder}: no text in this folder; files may end in {', '.join(EXTENSIONS)} (also .gz)"
-        )
-    return files
-
-
-def _known(path: Path, option: str) -> Path:
-    if not path.is_file():
-        raise UserError(
-            f"{option}={path}: is a pipe or a device, and text is read more than once; write it into a file first"
-        )
-    if extension_of(path) not in EXTENSIONS:
-        raise UserError(
-            f"{option}={path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"
-        )
-    return path
-
-
 def _is_plain(path: Path) -> bool:
     return extension_of(path) == ".txt"
-
-
-def _is_saved_dataset(folder: Path) -> bool:
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-
-
-def _looks_like_path(name: str) -> bool:
-    dataset_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is not None
-    return not dataset_name or re.search(r"\.[A-Za-z]{1,7}$", name) is not None
 
 
 def _divide(text: str | None, unit: str, part_characters: int) -> list[str | None]:
@@ -354,30 +339,3 @@ def looks_like_lines(text: str) -> bool:
         return False
     margin = float(np.quantile(sizes, 0.95))
     return margin < SMALLEST_MARGIN or float((sizes >= 0.8 * margin).mean()) < 0.5
-
-
-def _stream_dataset(name: str, options: SourceOptions, *, shuffled: bool) -> Iterator[Row]:
-    """Rows of a Hugging Face dataset; with a limit a shuffled part, so that the whole need not be fetched."""
-    rows = _open_dataset(name, options)
-    if options.limit is not None and shuffled:
-        rows = rows.shuffle(seed=options.seed, buffer_size=10_000).take(2 * options.limit)
-    for row_idx, row in enumerate(rows):
-        yield parse_row(row, options.fields, f"{name}, row {row_idx + 1}")
-
-
-def _open_dataset(name: str, options: SourceOptions) -> Any:
-    import datasets
-
-    quiet_hub()
-    split = options.dataset_split
-    try:
-        if Path(name).is_dir():
-            loaded = datasets.load_from_disk(name)
-            chosen = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-            return chosen.to_iterable_dataset()
-        return datasets.load_dataset(name, options.dataset_config, split=split, streaming=True)
-    except Exception as error:  # network, Hub, parsing: every library under it has its own
-        raise UserError(
-            f"{options.name}={name}: no such file or folder, and no Hugging Face dataset that opens "
-            f"({first_line(error)}); check the spelling, dataset_config and {options.dataset_split_name}"
-        ) from error

@@ -17,10 +17,10 @@ import pytest
 from mmldlm.data import files
 from mmldlm.data.store import PairStore
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.preparation import overlap, pipeline
+from mmldlm.preparation import engines, pipeline
 from mmldlm.preparation.cutting import Segmenter
-from mmldlm.preparation.overlap import Ahead, Behind, StoppedError, many_documents, until
-from mmldlm.preparation.pipeline import PrepareSettings, Report, run
+from mmldlm.preparation.engines import Ahead, Behind, StoppedError, many_documents, until
+from mmldlm.preparation.pipeline import PrepareSettings, Progress, run
 from tests.preparation.fake import FakeEncoder
 
 SHARD = 20
@@ -40,9 +40,9 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def _prepare(text: Path, out: Path, report: Report | None = None, **options: object) -> PairStore:
+def _prepare(text: Path, out: Path, progress: Progress | None = None, **options: object) -> PairStore:
     settings = {"text_unit": "line", "shard_documents": SHARD, "validation": 0.0} | options
-    return run(PrepareSettings(input=(str(text),), **settings), out, report=report)  # type: ignore[arg-type]
+    return run(PrepareSettings(input=(str(text),), **settings), out, progress=progress)  # type: ignore[arg-type]
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def test_what_waits_for_room_or_reads_on_is_stopped() -> None:
 
 
 def test_a_stage_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(engines, "LEAVE_SECONDS", 0.1)
     answer = threading.Event()
 
     def hanging() -> Iterator[int]:
@@ -257,10 +257,6 @@ def test_the_total_is_told_from_the_first_document_on(
 ) -> None:
     told: list[tuple[int, int | None]] = []
 
-    class Told(Report):
-        def update(self, done: int, total: int | None, encoded: int) -> None:
-            told.append((done, total))
-
-    store = _prepare(text, tmp_path / "s", Told(), **options)
+    store = _prepare(text, tmp_path / "s", lambda done, total: told.append((done, total)), **options)
     assert np.unique([total for _, total in told]).tolist() == [len(store.split("train"))]
     assert [done for done, _ in told] == list(range(1, len(told) + 1))
