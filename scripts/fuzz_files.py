@@ -369,15 +369,13 @@ def read_log(place: Path) -> None:
 def sign(kind: str, place: Path) -> None:
     """Compute the checksums again."""
     from mmldlm.checkpoint.files import Entry, Manifest, write_manifest
-    from mmldlm.data.files import BlockSums, file_entry
+    from mmldlm.data.files import block_sums, file_entry
     from mmldlm.data.format import checksum
     from mmldlm.durable import read_digest
 
     if kind == "store":
         for path in place.rglob("*.arrow"):
-            sums = BlockSums()
-            sums.update(memoryview(path.read_bytes()))
-            path.with_suffix(".crc32").write_bytes(sums.content())
+            path.with_suffix(".crc32").write_bytes(block_sums(path.read_bytes()))
         body = json.loads((place / "manifest.json").read_bytes())
         body.pop("checksum", None)
         for name in body["files"]:

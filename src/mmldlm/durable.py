@@ -300,19 +300,20 @@ def file_lock(path: Path, *, timeout: float, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, timeout: float, what: str) -> Iterator[None]:
-    """Hold a folder itself, for whoever deletes the lock file in it; nothing where a folder cannot be locked."""
+    """Hold a folder itself, which nobody deletes as a lock file; nothing where a folder cannot be locked."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _folder_locks.add(fd)
     deadline = time.monotonic() + timeout
     try:
         while not _locked(fd):
             if time.monotonic() >= deadline:
-                raise UserError(f"{what} (its lock file was deleted, but it still runs)")
+                raise UserError(what)
             time.sleep(0.05)
         yield
     finally:
-        _folder_locks.discard(fd)
-        os.close(fd)
+        if fd in _folder_locks:  # a forked child has closed it
+            _folder_locks.discard(fd)
+            os.close(fd)
 
 
 def _locked(fd: int) -> bool:

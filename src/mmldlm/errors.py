@@ -15,3 +15,8 @@ class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it
     def __init__(self, message: str, exit_code: int = 130) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def first_line(error: BaseException) -> str:
+    """The reason in an error of another library, short enough for one line of ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -83,7 +83,7 @@ class TrainingLog:
         if resume_step is None:
             _put_aside(path)
         else:
-            cut_log(path, resume_step)
+            cut_lines(path, "step", resume_step)
         self._lines = LineWriter(path)
         self._trackers = trackers
 
@@ -98,7 +98,7 @@ class TrainingLog:
     def rewind(self, step: int) -> None:
         """Forget all lines past a step, when the run itself rolls back to it."""
         try:
-            cut_log(self.path, step)
+            cut_lines(self.path, "step", step)
         except OSError as error:  # a full disk: the next start cuts them
             logger.warning("%s: lines past step %d stay for now (%s)", self.path, step, error)
             return
@@ -121,11 +121,6 @@ class TrainingLog:
             tracker.close()
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Remove lines past `step`, torn lines and rubbish."""
-    cut_lines(path, "step", step)
-
-
 def _put_aside(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
@@ -135,12 +130,8 @@ def _put_aside(path: Path) -> None:
     path.rename(aside)
 
 
-def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log, in order, whatever has happened to the file; nothing when there is none.
-
-    A value that was not finite is nan and named in the line's `nonfinite`, whichever way the log says so.
-    """
-    return read_lines(path)
+read_log = read_lines
+"""The lines of a log, in order, whatever has happened to the file; nothing when there is none."""
 
 
 class _QuietFile(logging.FileHandler):

@@ -32,67 +32,28 @@ from mmldlm.json_lines import LineWriter
 logger = logging.getLogger(__name__)
 
 
+class _Inside:
+    """A file or folder of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, kind: type[RunFolder]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Names of all that a run leaves behind."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def training_log(self) -> Path:
-        return self.path / "training_log.jsonl"
-
-    @property
-    def train_log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def heartbeat(self) -> Path:
-        return self.path / "heartbeat.json"
-
-    @property
-    def stacks(self) -> Path:
-        return self.path / "stacks.txt"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def reports(self) -> Path:
-        return self.path / "reports"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
+    config, data, tokenizer = _Inside("config.yaml"), _Inside("data.json"), _Inside("tokenizer")
+    training_log, train_log = _Inside("training_log.jsonl"), _Inside("train.log")
+    checkpoints, export = _Inside("checkpoints"), _Inside("export")
+    samples, events = _Inside("samples.jsonl"), _Inside("events.jsonl")
+    heartbeat, stacks = _Inside("heartbeat.json"), _Inside("stacks.txt")
+    tensorboard, reports, lock_file = _Inside("tensorboard"), _Inside("reports"), _Inside(".lock")
 
     def is_run(self) -> bool:
         """Whether a run was started here."""
@@ -178,7 +139,8 @@ def lock_run(run: RunFolder, *, patience: float = 2.0) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(durable.file_lock(run.lock_file, timeout=patience, what=what))
-            stack.enter_context(durable.folder_lock(run.path, timeout=patience, what=what))
+            deleted = f"{what} (its lock file was deleted, but it still runs)"
+            stack.enter_context(durable.folder_lock(run.path, timeout=patience, what=deleted))
         except OSError as error:
             raise UserError(f"run folder {durable.explain(error, run.lock_file)}") from error
         durable.clean_leftovers(run.path)

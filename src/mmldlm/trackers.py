@@ -17,13 +17,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
-from mmldlm.errors import UserError
+from mmldlm.config.old_settings import flatten
+from mmldlm.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +41,6 @@ class TrackedRun:
     name: str
     settings: Mapping[str, Any]
     resume_step: int | None = None
-
-    def flat_settings(self) -> dict[str, Any]:
-        """section.key -> value."""
-        return dict(_leaves(self.settings))
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 class Tracker(Protocol):
@@ -180,8 +169,7 @@ class Background:
                 write(*line)
             close()
         except (Exception, SystemExit) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            logger.warning("%s stopped (%s); the log continues without it", self._name, reason)
+            logger.warning("%s stopped (%s); the log continues without it", self._name, first_line(error))
 
 
 Opener = Callable[[TrackedRun], tuple[Callable[[int, Mapping[str, float]], Any], Callable[[], Any]]]
@@ -200,7 +188,7 @@ def _open_wandb(run: TrackedRun) -> Any:
     settings = wandb.Settings(console="off", silent=True, init_timeout=60)
     opened = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT), name=run.name, id=_identity(run, "wandb"), resume="allow",
-        dir=str(run.folder), config=run.flat_settings(), mode=mode, settings=settings, reinit="create_new",
+        dir=str(run.folder), config=flatten(run.settings), mode=mode, settings=settings, reinit="create_new",
     )  # fmt: skip
     opened.define_metric("*", step_metric="step")
     return (lambda step, numbers: opened.log({"step": step, **numbers})), opened.finish
@@ -230,7 +218,7 @@ def _open_mlflow(run: TrackedRun) -> Any:
         identity = client.create_run(number, run_name=run.name).info.run_id
         _store_identity(run, "mlflow", identity)
         client.log_batch(
-            identity, params=[Param(key, str(value)[:500]) for key, value in run.flat_settings().items()]
+            identity, params=[Param(key, str(value)[:500]) for key, value in flatten(run.settings).items()]
         )
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
@@ -248,7 +236,7 @@ def _open_trackio(run: TrackedRun) -> Any:
     opened = trackio.init(
         project=project,
         name=_identity(run, "trackio"),
-        config=run.flat_settings(),
+        config=flatten(run.settings),
         resume=resume,
         embed=False,
     )

@@ -12,8 +12,16 @@ import pytest
 
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
-from mmldlm.launch.scaling import accumulation_for, batch_from_memory, scaled_lr, scaled_steps, warmup_for
-from mmldlm.launch.variables import KNOWN, Machine, read_variables
+from mmldlm.launch.variables import (
+    KNOWN,
+    Machine,
+    accumulation_for,
+    batch_from_memory,
+    read_variables,
+    scaled_lr,
+    scaled_steps,
+    warmup_for,
+)
 from tests.distributed.pair import environment
 from tests.runs import write_recipe
 from tests.stores import write_store

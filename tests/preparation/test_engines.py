@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmldlm.data import files
 from mmldlm.data.store import PairStore
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation import engines, pipeline
@@ -241,7 +240,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, text: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "no space")
         real(handle)
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"shard-00002\.arrow: no space left on the disk"):
         _prepare(text, tmp_path / "s")
     assert sorted(path.name for path in (tmp_path / "s" / "train").glob("*.json")) == [

@@ -17,7 +17,8 @@ from typing import Any
 
 from mmldlm.ablation.plan import Arm, Plan, training_settings
 from mmldlm.config import Config
-from mmldlm.config.recipe import config_to_dict, setting_names
+from mmldlm.config.old_settings import flatten
+from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
@@ -263,25 +264,6 @@ def _reject_changes(work: Work, saved: dict[str, Any]) -> None:
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Settings that differ; one younger than the saved plan had its default."""
-    default = json.loads(json.dumps(config_to_dict(Config())))
-    new = json.loads(json.dumps(new))
-    changes = []
-    for name in setting_names():
-        if _at(new, name) is _MISSING:
-            continue  # not part of what is kept
-        before = _at(old, name)
-        before = _at(default, name) if before is _MISSING else before
-        if before != _at(new, name):
-            changes.append(f"{name}: {before} -> {_at(new, name)}")
-    return changes
-
-
-_MISSING = object()
-
-
-def _at(values: Any, name: str) -> Any:
-    for part in name.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return _MISSING
-        values = values[part]
-    return values
+    before, now = flatten(config_to_dict(Config())) | flatten(old), flatten(json.loads(json.dumps(new)))
+    default = json.loads(json.dumps(before))
+    return [f"{name}: {default[name]} -> {value}" for name, value in now.items() if default[name] != value]

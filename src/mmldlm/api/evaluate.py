@@ -196,13 +196,7 @@ def _evaluated(one: Evaluation | str | os.PathLike[str], number: int, split: str
 def _open_store(model: LoadedModel, data: str | os.PathLike[str] | PairStore | None) -> PairStore:
     if isinstance(data, PairStore):
         return data
-    own = Path(model.config.data.store)
-    if data is None and not own.exists():
-        raise UserError(
-            f"{own}: the pair store that this run was trained on is not here; name it, or one prepared in the same "
-            "way, with data=STORE"
-        )
-    return PairStore.open(own if data is None else Path(data))
+    return PairStore.open_of_run(model.config.data.store, None if data is None else Path(data))
 
 
 def _tools(

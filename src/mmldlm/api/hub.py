@@ -28,8 +28,7 @@ from mmldlm.checkpoint.load import LoadedModel, export_of
 from mmldlm.config import MODES, SamplingConfig
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.corruption.times import modes_of_run
-from mmldlm.data.tokenizer import first_line
-from mmldlm.errors import UserError
+from mmldlm.errors import UserError, first_line
 from mmldlm.evaluation.report import load_evaluated, markdown
 
 if TYPE_CHECKING:

@@ -1,10 +1,18 @@
-"""`mmldlm.prepare`: texts to a pair store."""
+"""`mmldlm.prepare`: texts to a pair store.
+
+    store = mmldlm.prepare(["one.txt", "s3://bucket/folder"], out="data/mine")      # files, folders, addresses
+    store = mmldlm.prepare(texts, out="data/own", encoder=MyEncoder())              # any object with encode(texts)
+    store = mmldlm.prepare((texts, vectors), out="data/given")                      # latents that exist already
+
+An encoder returns an array (texts, channels), or (texts, slots, channels) for several vectors per text. A row is a
+mapping such as `{"text": ..., "latent": ...}`.
+"""
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +22,7 @@ from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, encoder_name
 from mmldlm.preparation.engines import RayOptions
 from mmldlm.preparation.locations import is_address
-from mmldlm.preparation.pipeline import run
+from mmldlm.preparation.pipeline import Note, Progress, run
 from mmldlm.preparation.readers import EXTENSIONS, LATENT_FIELD, Vectors, extension_of
 from mmldlm.preparation.settings import PrepareSettings
 
@@ -29,93 +37,44 @@ class SourceName(str):
 
 
 def prepare(
-    source: Source,
-    out: str | Path,
-    *,
-    encoder: AnyEncoder | None = None,
-    tokenizer: str = "builtin:minilm",
-    latents: Any = None,
-    cut: str = "none",
-    max_tokens: int = 128,
-    min_tokens: int = 1,
-    limit: int | None = None,
-    validation: float | None = None,
-    test: float = 0.0,
-    validation_source: Source = (),
-    test_source: Source = (),
-    derive: int = 0,
-    text_field: str | None = None,
-    latent_field: str | None = LATENT_FIELD,
-    text_unit: str = "auto",
-    dataset_config: str | None = None,
-    dataset_split: str = "train",
-    validation_dataset_split: str | None = None,
-    test_dataset_split: str | None = None,
-    prompt: str = "",
-    normalize: bool | None = None,
-    dimension: int | None = None,
-    latent_dtype: str = "float16",
-    shard_documents: int = 8192,
-    seed: int = 0,
-    device: str = "auto",
-    batch_size: int | None = None,
-    engine: str = "plain",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    note: Callable[[str], None] | None = None,
-) -> PairStore:
+    source: Source, out: str | Path, *, encoder: AnyEncoder | None = None, tokenizer: str = "builtin:minilm",
+    latents: Any = None, cut: str = "none", max_tokens: int = 128, min_tokens: int = 1, limit: int | None = None,
+    validation: float | None = None, test: float = 0.0, validation_source: Source = (), test_source: Source = (),
+    derive: int = 0, text_field: str | None = None, latent_field: str | None = LATENT_FIELD, text_unit: str = "auto",
+    dataset_config: str | None = None, dataset_split: str = "train", validation_dataset_split: str | None = None,
+    test_dataset_split: str | None = None, prompt: str = "", normalize: bool | None = None,
+    dimension: int | None = None, latent_dtype: str = "float16", shard_documents: int = 8192, seed: int = 0,
+    device: str = "auto", batch_size: int | None = None, engine: str = "plain", workers: int | None = None,
+    ray_address: str | None = None, progress: Progress | None = None, note: Note | None = None,
+) -> PairStore:  # fmt: skip
     """Turn text into a pair store: tokens and latents to train on. Called again, it continues where it was stopped.
 
     Args:
-        source: A file, a pattern, a folder, an address such as `s3://bucket/folder`, a name of a Hugging Face dataset,
-            `builtin:sotu`, or a list of these; or a list of texts, a list of rows such as
-            `{"text": ..., "latent": ...}`, a Hugging Face dataset, or `(texts, array)`.
+        source: Text: files, folders, datasets and addresses by name, or texts, rows, a dataset, `(texts, array)`.
         out: Folder of the pair store.
-        encoder: What makes the latents: `builtin:minilm` (the default), a sentence-transformers name or folder, an
-            object with `encode(texts)`, a function, or `module:name`. It returns an array (texts, channels), or
-            (texts, slots, channels) for several vectors per text.
+        encoder: `builtin:minilm` (the default), a sentence-transformers model, `encode(texts)`, or `module:name`.
         tokenizer: `builtin:minilm`, `builtin:gpt2`, `builtin:qwen`, a folder, or a name on the Hugging Face Hub.
-        latents: Latents that you have already, one row per document: an array or a .npy file. Then nothing is encoded.
+        latents: Latents that you have already, one row per document: an array or a .npy file. Nothing is encoded.
         cut: What becomes one pair: `none` (a whole document), `sentences`, `paragraphs` or `chunks`.
-        max_tokens: Longer documents are cut, or left out where their latents are given.
-        min_tokens: Shorter documents are left out.
+        min_tokens, max_tokens: Shorter documents are left out, longer ones cut, or left out with `latents`.
         limit: At most so many pairs of the source: a fair sample.
-        validation: Share of the documents held out for validation; 0.05, but 0 with `validation_source`.
-        test: Share of the documents held out for a test.
+        validation, test: Shares of the documents held out; validation 0.05, but 0 with `validation_source`.
         validation_source, test_source: Files or datasets that are held out as a whole.
         derive: Add up to so many spans and splices of each training document.
         text_field, latent_field: Fields of a row that hold text and latent; `latent_field=None` ignores latents.
         text_unit: What a document of a .txt file is: `file`, `part` or `line`.
         dataset_config, dataset_split: Configuration and split of a Hugging Face dataset.
         validation_dataset_split, test_dataset_split: The split that a held-out dataset is read from.
-        prompt: Put before each text for the encoder.
-        normalize: Bring latents to unit length; by default only those of sentence-transformers models.
-        dimension: Keep the first channels only.
-        latent_dtype: `float16` or `float32`.
-        shard_documents: Documents per file.
+        prompt, normalize, dimension: Before each text for the encoder; latents to unit length; the first channels.
+        latent_dtype, shard_documents: `float16` or `float32`; documents per file.
         seed: For splits, `limit` and `derive`.
         device, batch_size: Where the encoder runs, and the most texts that it gets at once.
-        engine: `plain` encodes in this process, `ray` on the workers of a Ray cluster; the store is the same.
-        workers: With `ray`: processes that encode; by default one per GPU of the cluster.
-        ray_address: With `ray`: a running cluster, such as `auto` or `ray://HOST:10001`; by default a local one.
-        progress: Called with the number of documents that are done and the number expected.
-        note: Called with lines that a person may want to read.
+        engine, workers, ray_address: `plain`, or `ray` with so many workers of a local or running cluster.
+        progress, note: Called with the numbers of documents done and expected; with lines for a person.
 
     >>> import numpy as np, tempfile
-    >>> class Counts:
-    ...     name = "letter counts"
-    ...     def encode(self, texts):
-    ...         return np.array([[text.count(letter) for letter in "aeiou"] for text in texts], np.float32)
-    >>> folder = tempfile.mkdtemp()
-    >>> store = prepare(["a coil of rope", "the open sea", "a small harbour"], f"{folder}/own", encoder=Counts())
-    >>> len(store), sorted(store.splits), store.latents.shape
-    (3, ['train', 'validation'], (3, 1, 5))
-
-    Latents that exist already:
-
-    >>> texts, vectors = ["a coil of rope", "the open sea", "a small harbour"], np.eye(3)
-    >>> store = prepare((texts, vectors), f"{folder}/given", validation=0.0)
+    >>> texts, folder = ["a coil of rope", "the open sea", "a small harbour"], tempfile.mkdtemp()
+    >>> store = prepare((texts, np.eye(3)), f"{folder}/own", validation=0.0)
     >>> store.texts[1], store.latents[1, 0].tolist()
     ('the open sea', [0.0, 1.0, 0.0])
     """
@@ -126,29 +85,28 @@ def prepare(
         raise UserError("workers and ray_address belong to engine=ray; add it, or leave them out")
     inputs, rows, latents = _read_source(source, latents, "source")
     vectors = None if latents is None else Vectors.of(latents)
+    return run(
+        _settings(words, inputs, vectors), out, rows=rows, vectors=vectors, encoder=encoder, device=device,
+        batch_size=batch_size, progress=progress, note=note,
+        ray=RayOptions(ray_address, workers) if engine == "ray" else None,
+    )  # fmt: skip
+
+
+def _settings(words: dict[str, Any], inputs: tuple[str, ...], vectors: Vectors | None) -> PrepareSettings:
+    """The settings of a store, from the arguments of `prepare`."""
+    encoder = words["encoder"]
+    by_name = encoder is None or isinstance(encoder, str)
     named = {item.name: words[item.name] for item in fields(PrepareSettings) if item.name in words}
     named |= {
         "input": inputs,
         "encoder": None if encoder is None else encoder_name(encoder),
-        "normalize": normalize if encoder is None or isinstance(encoder, str) else bool(normalize),
-        "validation_input": _names(validation_source, "validation_source"),
-        "test_input": _names(test_source, "test_source"),
+        "normalize": words["normalize"] if by_name else bool(words["normalize"]),
+        "validation_input": _names(words["validation_source"], "validation_source"),
+        "test_input": _names(words["test_source"], "test_source"),
         "latents": None if vectors is None else vectors.name,
-        "latent_field": latent_field or None,
+        "latent_field": words["latent_field"] or None,
     }
-    settings = PrepareSettings(**named)
-    return run(
-        settings,
-        out,
-        rows=rows,
-        vectors=vectors,
-        encoder=encoder,
-        device=device,
-        batch_size=batch_size,
-        progress=progress,
-        note=note,
-        ray=RayOptions(ray_address, workers) if engine == "ray" else None,
-    )
+    return PrepareSettings(**named)
 
 
 def _read_source(

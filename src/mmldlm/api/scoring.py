@@ -14,6 +14,7 @@ from mmldlm.api.values import Neighbour
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
+from mmldlm.evaluation.context import require_same_fingerprint
 from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
 from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional
@@ -77,9 +78,5 @@ def _named(index: np.ndarray, cosines: np.ndarray, texts: Sequence[str | None]) 
 def store_like(model: LoadedModel, path: Path | None) -> PairStore:
     """The pair store that the model was trained on, or one elsewhere that was made in the same way."""
     store = PairStore.open_of_run(model.config.data.store, path)
-    if store.fingerprint != model.fingerprint:
-        raise UserError(
-            f"{store.path}: was made with another tokenizer or encoder than the model's data "
-            f"({store.fingerprint[:12]} instead of {model.fingerprint[:12]}); use one made as the run's was"
-        )
+    require_same_fingerprint(model, store)
     return store

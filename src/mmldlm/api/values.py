@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
-from mmldlm.data.tokenizer import Tokenizer, first_line
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
 logger = logging.getLogger(__name__)

@@ -48,9 +48,9 @@ from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
-from mmldlm.data.tokenizer import Tokenizer, first_line
+from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import in_parallel
-from mmldlm.errors import UserError
+from mmldlm.errors import UserError, first_line
 from mmldlm.json_lines import load_exact
 from mmldlm.latents import Normalizer
 from mmldlm.model.denoiser import DataShape, Denoiser

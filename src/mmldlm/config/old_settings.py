@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 SECTIONS = {"training", "loss", "logging", "optimizer", "tokenizer", "defaults", "hydra"}
@@ -175,12 +176,12 @@ def old_settings_message(values: dict[str, Any], path: str) -> str:
     return f"{path}: settings of the MM-LDLM research code{listed}; {remedy}"
 
 
-def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{name}.")
         else:
             flat[name] = value

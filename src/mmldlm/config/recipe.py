@@ -26,8 +26,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 
 from mmldlm.config import MODES, Config, find_problems
-from mmldlm.config.old_settings import explain_old, is_old, old_settings_message
-from mmldlm.errors import UserError
+from mmldlm.config.old_settings import explain_old, flatten, is_old, old_settings_message
+from mmldlm.errors import UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -111,11 +111,6 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return asdict(config)
 
 
-def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested settings as `section.key`."""
-    return dict(_leaves(values))
-
-
 def config_to_yaml(config: Config) -> str:
     """The whole config as a recipe."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
@@ -174,10 +169,10 @@ def _build(
     config = OmegaConf.structured(Config)
     problems: list[str] = []
     try:
-        leaves = _leaves(_complete_modes(values))
+        leaves = flatten(_complete_modes(values))
     except RecursionError as error:
         raise UserError(f"{source}: nested too deeply; {_RECIPE}") from error
-    for key, value in leaves:
+    for key, value in leaves.items():
         problems += _set(config, key, value, source)
     for word in overrides:
         key, equals, value = word.partition("=")
@@ -224,7 +219,7 @@ def _unresolved(config: DictConfig, key: str) -> list[str]:
 def _first_line(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it refers to itself, or is nested too deeply"
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    return first_line(error)[:200]
 
 
 def _as_written(config: DictConfig, key: str) -> str:
@@ -243,14 +238,6 @@ def _complete_modes(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        leaves += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
-    return leaves
-
-
 def _spread(key: str, value: Any) -> list[tuple[str, Any]]:
     """The settings of one word: several where a section is given as a mapping, as a recipe does."""
     is_section = any(name.startswith(f"{key}.") for name in setting_names())
@@ -258,7 +245,7 @@ def _spread(key: str, value: Any) -> list[tuple[str, Any]]:
         return [(key, value)]
     for part in reversed(key.split(".")):
         value = {part: value}
-    return _leaves(_complete_modes(value))
+    return list(flatten(_complete_modes(value)).items())
 
 
 def _parse(value: str) -> Any:

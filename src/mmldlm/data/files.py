@@ -7,19 +7,15 @@ verifying it reads nothing from the disk that reading would not.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
-import os
 import zlib
-from array import array
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
-from mmldlm.durable import is_full, read_digest, staged_file
+from mmldlm.durable import is_full, read_digest, staged_file, write_file
 from mmldlm.errors import UserError
 
 BLOCK = 4096
@@ -31,27 +27,11 @@ def num_blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
-class BlockSums:
-    """The checksums of a file, collected while it is written."""
-
-    def __init__(self) -> None:
-        self._sums, self._crc, self._filled = array("I"), 0, 0
-
-    def update(self, data: memoryview) -> None:
-        """The next bytes of the file."""
-        view, start = data.cast("B"), 0
-        while start < len(view):
-            piece = view[start : start + BLOCK - self._filled]
-            self._crc, self._filled = zlib.crc32(piece, self._crc), self._filled + len(piece)
-            start += len(piece)
-            if self._filled == BLOCK:
-                self._sums.append(self._crc)
-                self._crc = self._filled = 0
-
-    def content(self) -> bytes:
-        """What the file of checksums holds."""
-        sums = [*self._sums, self._crc] if self._filled else self._sums
-        return np.array(sums, "<u4").tobytes()
+def block_sums(content: bytes | memoryview) -> bytes:
+    """What the file of checksums of a content holds."""
+    view = memoryview(content)
+    sums = [zlib.crc32(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK)]
+    return np.array(sums, "<u4").tobytes()
 
 
 def shared_flags(count: int) -> np.ndarray:
@@ -106,54 +86,13 @@ class FileEntry(TypedDict):
     sha256: str
 
 
-class _HashingFile:
-    """A binary file for writing that hashes on the way, so that the checksum is of what was meant."""
-
-    def __init__(self, file: BinaryIO, blocks: BlockSums | None) -> None:
-        self.file, self.hash, self.size, self.closed = file, hashlib.sha256(), 0, False
-        self.blocks = blocks
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.hash.update(view)
-        if self.blocks is not None:
-            self.blocks.update(view)
-        self.size += view.nbytes
-        return self.file.write(view)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def close(self) -> None:  # Arrow closes its sink; the real file must stay open for fsync
-        self.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-
-def write_durably(path: Path, fill: Callable[[Any], None], blocks: BlockSums | None = None) -> FileEntry:
-    """Let `fill` write the file; after this returns it survives a crash, before that it does not exist.
-
-    `blocks` gets all that is written.
-    """
+def write_durably(path: Path, content: bytes | memoryview) -> FileEntry:
+    """After this returns the file survives a crash, before that it does not exist."""
+    staged = path.with_name(path.name + TEMPORARY)
+    staged.unlink(missing_ok=True)
     try:
-        with (
-            staged_file(path, staged=path.with_name(path.name + TEMPORARY)) as staged,
-            open(staged, "wb") as file,
-        ):
-            sink = _HashingFile(file, blocks)
-            fill(sink)
-            file.flush()
-            os.fsync(file.fileno())
+        with staged_file(path, staged=staged):
+            written = write_file(staged, [content])
     except OSError as error:
         if is_full(error):
             raise UserError(
@@ -161,13 +100,13 @@ def write_durably(path: Path, fill: Callable[[Any], None], blocks: BlockSums | N
                 "free some space and run the same command again"
             ) from error
         raise
-    return {"bytes": sink.size, "sha256": sink.hash.hexdigest()}
+    return {"bytes": written.size, "sha256": written.sha256}
 
 
 def write_json(path: Path, value: Any) -> FileEntry:
     """Write strict JSON durably, the same bytes for the same value."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_durably(path, lambda file: file.write(text.encode()))
+    return write_durably(path, text.encode())
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class PairStore:
         """The store that a run was trained on, or the one that the user names in its place."""
         if moved_to is None and not Path(path).exists():
             raise UserError(
-                f"{path}: the pair store that this run was trained on is not here; say where with data=STORE"
+                f"{path}: the pair store that this run was trained on is not here; name it, or one prepared in the "
+                "same way, with data=STORE"
             )
         return cls.open(path if moved_to is None else moved_to)
 

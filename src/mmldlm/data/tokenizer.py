@@ -17,7 +17,7 @@ import numpy as np
 
 from mmldlm.data.files import MOST_BYTES, write_durably
 from mmldlm.data.format import too_large
-from mmldlm.errors import UserError
+from mmldlm.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -99,8 +99,7 @@ class Tokenizer:
         """Write tokenizer.json, which every Hugging Face tool reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        content = self.backend.to_str().encode()
-        write_durably(folder / "tokenizer.json", lambda file: file.write(content))
+        write_durably(folder / "tokenizer.json", self.backend.to_str().encode())
 
 
 def builtin_folder(package: str, install: str, name: str) -> Path:
@@ -115,11 +114,6 @@ def quiet_hub() -> None:
     """No chatter about retries when the Hub cannot be reached: our one line says it."""
     for name in ("huggingface_hub", "transformers", "sentence_transformers", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def first_line(error: BaseException) -> str:
-    """The reason in an error of another library, short enough for one line of ours."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def _load_builtin(name: str) -> Backend:

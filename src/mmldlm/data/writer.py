@@ -7,12 +7,11 @@ kept, and the result is byte for byte what an undisturbed run writes.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
+import io
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +20,7 @@ import numpy as np
 from mmldlm.data.files import (
     SUFFIX,
     TEMPORARY,
-    BlockSums,
+    block_sums,
     damage_of,
     file_entry,
     read_json,
@@ -42,6 +41,7 @@ from mmldlm.data.format import (
 from mmldlm.data.shard import map_file, read_batch
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.durable import folder_lock
 from mmldlm.errors import UserError
 from mmldlm.latents import Moments, fit_normalizer
 
@@ -98,14 +98,14 @@ class StoreWriter:
         shard_documents: int = 65536,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self._lock: int | None = None
+        self._lock = ExitStack()
         if latent_dtype not in LATENT_DTYPES:
             raise UserError(f"latent_dtype={latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}")
         self.path, self.settings = Path(path), settings or {}
         self.vocab_size, self.num_slots, self.num_channels = vocab_size, num_slots, num_channels
         self.tokenizer, self.encoder, self.latent_dtype = tokenizer, encoder, latent_dtype
         self.shard_documents = shard_documents
-        self._pending: dict[str, _Buffer] = {}
+        self._pending: dict[str, list[tuple[Any, np.ndarray, str | None, int]]] = {}
         self._done: dict[str, list[dict[str, Any]]] = {}
         self._begin()
 
@@ -136,7 +136,10 @@ class StoreWriter:
             raise UserError(
                 f"{self.path}: cannot be made ({error.strerror}); choose another folder"
             ) from error
-        self._lock = _lock(self.path)
+        what = (
+            f"{self.path}: another process is writing this pair store; wait for it or choose another folder"
+        )
+        self._lock.enter_context(folder_lock(self.path, timeout=0.0, what=what))
         write_json(self.path / SETTINGS, {"settings": self.settings, "made_by": made_by})
 
     def _made_by(self) -> dict[str, Any]:
@@ -163,15 +166,21 @@ class StoreWriter:
         ids: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         """Append documents; a shard is written whenever enough are together."""
-        buffer = self._pending.setdefault(split, _Buffer())
-        buffer.extend(token_lists, np.asarray(latents), texts, ids)
-        while len(buffer.tokens) >= self.shard_documents:
-            self._flush(split, buffer.take(self.shard_documents))
+        if len(latents) != len(token_lists):
+            raise UserError(f"{len(token_lists)} documents but {len(latents)} latents")
+        texts = [None] * len(token_lists) if texts is None else texts
+        numbers = map(_id_of_tokens, token_lists) if ids is None else map(int, ids)
+        pending = self._pending.setdefault(split, [])
+        pending += zip(token_lists, np.asarray(latents), texts, numbers, strict=True)
+        while len(pending) >= self.shard_documents:
+            self._flush(split, pending)
 
-    def _flush(self, split: str, part: _Buffer) -> None:
-        ids = np.asarray(part.ids, np.int64)
-        if not self.keeps_shard(split, ids):
-            self.write_shard(split, part.tokens, np.stack(part.latents), part.texts, ids)
+    def _flush(self, split: str, pending: list[tuple[Any, np.ndarray, str | None, int]]) -> None:
+        """Write the first documents that wait as a shard."""
+        tokens, latents, texts, ids = zip(*pending[: self.shard_documents], strict=True)
+        del pending[: self.shard_documents]
+        if not self.keeps_shard(split, np.array(ids, np.int64)):
+            self.write_shard(split, tokens, np.stack(latents), texts, np.array(ids, np.int64))
 
     def keeps_shard(self, split: str, ids: np.ndarray) -> bool:
         """True if the next shard of this split is already on the disk; then it is not to be written again."""
@@ -228,21 +237,18 @@ class StoreWriter:
         path = place.path if place else self._shard_path(split, len(shards))
         path.parent.mkdir(parents=True, exist_ok=True)
 
-        def fill(file: Any) -> None:
-            with pa.ipc.new_file(file, batch.schema) as out:
-                out.write_batch(batch)
-
-        blocks = BlockSums()
-        entry = write_durably(path, fill, blocks)
-        sums = blocks.content()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, batch.schema) as out:
+            out.write_batch(batch)
+        content = memoryview(sink.getvalue())
         moments = Moments.of(stored.reshape(-1, self.num_channels))
         sidecar = {
             "file": f"{split}/{path.name}",
             "num_documents": len(lengths),
             "num_tokens": int(lengths.sum()),
             "max_length": int(lengths.max()),
-            **entry,
-            "blocks": write_durably(path.with_suffix(SUFFIX), lambda file: file.write(sums)),
+            **write_durably(path, content),
+            "blocks": write_durably(path.with_suffix(SUFFIX), block_sums(content)),
             "content": _content(ids),
             "counts": counts or {},
             "moments": moments.to_json(),
@@ -277,9 +283,9 @@ class StoreWriter:
 
     def finish(self, counts: dict[str, int] | None = None) -> PairStore:
         """Write what is pending, the sidecars of each split, the tokenizer, and last the manifest."""
-        for split, buffer in self._pending.items():
-            if buffer.tokens:
-                self._flush(split, buffer.take(self.shard_documents))
+        for split, pending in self._pending.items():
+            if pending:
+                self._flush(split, pending)
         self._done = {split: shards for split, shards in self._done.items() if shards}
         if "train" not in self._done:
             raise UserError(
@@ -311,9 +317,7 @@ class StoreWriter:
 
     def close(self) -> None:
         """Release the folder for other processes; what is on the disk stays."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def _all_shards(self) -> Iterable[dict[str, Any]]:
         return (shard for shards in self._done.values() for shard in shards)
@@ -329,7 +333,7 @@ class StoreWriter:
             lengths, token_counts = summarise(self.path, shards, self.vocab_size)
             for name, array in (("lengths", lengths), ("token_counts", token_counts)):
                 path = self.path / split / f"{name}.npy"
-                files[f"{split}/{name}.npy"] = write_durably(path, partial(_save_array, array))
+                files[f"{split}/{name}.npy"] = write_durably(path, _npy(array))
         if self.tokenizer is not None:
             folder = self.path / "tokenizer"
             self.tokenizer.save(folder)
@@ -345,34 +349,6 @@ class StoreWriter:
                 path.unlink()
 
 
-class _Buffer:
-    """Documents that wait for their shard to fill up."""
-
-    def __init__(self) -> None:
-        self.tokens: list[Any] = []
-        self.latents: list[np.ndarray] = []
-        self.texts: list[str | None] = []
-        self.ids: list[int] = []
-
-    def extend(self, token_lists: Sequence[Any], latents: np.ndarray, texts: Any, ids: Any) -> None:
-        if len(latents) != len(token_lists):
-            raise UserError(f"{len(token_lists)} documents but {len(latents)} latents")
-        self.tokens += token_lists
-        self.latents += list(latents)
-        self.texts += list(texts) if texts is not None else [None] * len(token_lists)
-        self.ids += (
-            [int(i) for i in ids] if ids is not None else [_id_of_tokens(tokens) for tokens in token_lists]
-        )
-
-    def take(self, count: int) -> _Buffer:
-        taken = _Buffer()
-        for name in ("tokens", "latents", "texts", "ids"):
-            items = getattr(self, name)
-            setattr(taken, name, items[:count])
-            del items[:count]
-        return taken
-
-
 def _id_of_tokens(tokens: Any) -> int:
     return int(checksum([int(token) for token in tokens])[:16], 16) >> 1
 
@@ -381,8 +357,11 @@ def _content(ids: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i8").tobytes()).hexdigest()
 
 
-def _save_array(array: np.ndarray, file: Any) -> None:
-    np.save(file, array)
+def _npy(array: np.ndarray) -> memoryview:
+    """An array as a .npy file has it."""
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getbuffer()
 
 
 def _split_entry(shards: list[dict[str, Any]]) -> SplitEntry:
@@ -405,19 +384,3 @@ def summarise(folder: Path, shards: list[dict[str, Any]], vocab_size: int) -> tu
         token_counts += np.bincount(tokens.values.to_numpy(), minlength=vocab_size)
         start += len(tokens)
     return lengths, token_counts
-
-
-def _lock(folder: Path) -> int | None:
-    """Only one writer at a time; the system frees the lock when the process ends, however it ends."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise UserError(
-            f"{folder}: another process is writing this pair store; wait for it or choose another folder"
-        ) from error
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return None
-    return handle

@@ -20,8 +20,8 @@ from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import EvaluationConfig
 from mmldlm.corruption.times import sees_latents
 from mmldlm.data.store import Documents, PairStore, Split
-from mmldlm.data.tokenizer import first_line, quiet_hub
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import quiet_hub
+from mmldlm.errors import UserError, first_line
 from mmldlm.evaluation.results import HELD_OUT, DocumentSet
 from mmldlm.layout import packed_layout
 from mmldlm.sampling.decode import Progress as SamplingProgress

@@ -18,8 +18,8 @@ from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
-from mmldlm.data.tokenizer import Tokenizer, first_line
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
 from mmldlm.untrusted import misfit
 

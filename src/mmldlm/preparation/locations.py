@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
-from mmldlm.data.tokenizer import builtin_folder, first_line
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import builtin_folder
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.readers import EXTENSIONS, extension_of
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
-from mmldlm.errors import UserError
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.cutting import choose_split, text_id
 from mmldlm.preparation.readers import MOST_UNPACKED
 from mmldlm.untrusted import map_array
@@ -250,7 +250,7 @@ def _reason(error: Exception, path: Path) -> str:
         return "missing, its partner is there"
     if isinstance(error, KeyError):
         return f"cannot be read ({error.args[0]})"
-    return f"cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    return f"cannot be read ({first_line(error)})"
 
 
 def _read_lists(folder: Path) -> tuple[dict[str, str], set[Path]]:

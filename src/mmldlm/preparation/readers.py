@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from mmldlm.data.tokenizer import first_line
-from mmldlm.errors import UserError
+from mmldlm.errors import UserError, first_line
 from mmldlm.untrusted import map_array
 
 USUAL_FIELDS = ("text", "sentence", "content", "document")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmldlm.data.tokenizer import Tokenizer, builtin_folder, first_line, quiet_hub
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import Tokenizer, builtin_folder, quiet_hub
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.direct import TokenTable, direct_way, plain_copy
 
 if TYPE_CHECKING:

@@ -102,8 +102,8 @@ class PrepareSettings:
     @property
     def dataset_splits(self) -> dict[str | None, str | None]:
         """What is read of a dataset, likewise."""
-        own = {"validation": self.validation_dataset_split, "test": self.test_dataset_split}
-        return {**own, None: self.dataset_split}
+        held_out = self.validation_dataset_split, self.test_dataset_split
+        return {"validation": held_out[0], "test": held_out[1], None: self.dataset_split}
 
     def check_given_latents(self, encoder: object | None) -> None:
         """`UserError` for settings that latents which were given exclude."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mmldlm.data.format import checksum
-from mmldlm.data.tokenizer import first_line, quiet_hub
-from mmldlm.errors import UserError
+from mmldlm.data.tokenizer import quiet_hub
+from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.locations import find_files
 from mmldlm.preparation.readers import (
     LATENT_FIELD,
