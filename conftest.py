@@ -29,7 +29,7 @@ def example_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run = make_run(root / "run", make_store(root / "store"))
     model = load(run)
     model.encoder = FakeEncoder()
-    return {"model": model, "run": run, "tmp": root}
+    return {"model": model, "load": load, "run": run, "tmp": root}
 
 
 @pytest.fixture(scope="session")

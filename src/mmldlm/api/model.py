@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,21 @@ import torch
 
 from mmldlm import randomness
 from mmldlm.api.hub import Published, apply_generation_config
-from mmldlm.api.scoring import array_neighbours, split_neighbours, store_like, text_costs
+from mmldlm.api.scoring import Judging
 from mmldlm.api.values import (
     Check,
     Codec,
     Latents,
     Lengths,
-    Neighbour,
     Pairs,
     SampledText,
     Texts,
-    is_texts,
     latents_array,
     lengths_array,
     like,
     local_folder,
     matched,
+    one_each,
     one_latent,
     require_at_least,
     require_choice,
@@ -45,9 +43,8 @@ from mmldlm.api.values import (
     text_list,
 )
 from mmldlm.checkpoint.load import LoadedModel, load_model
+from mmldlm.config import MODES
 from mmldlm.corruption.times import modes_of_run
-from mmldlm.data.format import MANIFEST
-from mmldlm.data.store import PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.latents import between
 from mmldlm.preparation.encoders import AnyEncoder
@@ -92,7 +89,7 @@ def load(
     return Model(loaded, str(path), encoder)
 
 
-class Model(Published):
+class Model(Published, Judging):
     """A trained model. `mmldlm.load` makes one.
 
     `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
@@ -134,7 +131,7 @@ class Model(Published):
         ('l2t', 't2l', 'joint')
         """
         weights = modes_of_run(self.loaded.config.corruption)
-        return tuple(mode for mode in ("l2t", "t2l", "joint") if getattr(weights, mode) > 0)
+        return tuple(mode for mode in MODES if getattr(weights, mode) > 0)
 
     def tokenize(self, texts: Texts) -> list[np.ndarray]:
         """Token ids of each text.
@@ -169,7 +166,7 @@ class Model(Published):
         options = self._options(seed, encode_steps=steps, guidance=guidance, solver=solver)
         if not listed:
             return latents_array([], self._shape)
-        keys = document_keys(seed, content_ids(listed) if ids is None else source_ids(ids, len(listed)))
+        keys = _keys(seed, listed, ids)
         latents = encode_tokens(self.loaded, self.tokenize(listed), options, keys=keys, progress=progress)
         return self.loaded.normalizer.denormalize(latents)
 
@@ -206,7 +203,7 @@ class Model(Published):
         if not len(array):
             return []
         normalised, away = self._normalised(array), self.codec.against(against, options.guidance, len(array))
-        keys = document_keys(seed, content_ids(array) if ids is None else source_ids(ids, len(array)))
+        keys = _keys(seed, array, ids)
         num = candidates or (lengths_tried(self.loaded, options) if counts is None else 1)
         if num == 1 and refine == 0:
             tokens = decode_latents(
@@ -332,9 +329,7 @@ class Model(Published):
             seed, steps=steps, latent_steps=latent_steps, temperature=temperature, top_p=top_p,
             guidance=guidance, order=order, solver=solver,
         )  # fmt: skip
-        array = self.embed(listed) if latents is None else latents_array(latents, self._shape)
-        if len(array) != len(listed):
-            raise UserError(f"latents: {len(array)} for {len(listed)} texts; give one per text")
+        array = one_each(self.embed(listed) if latents is None else latents, listed, self._shape)
         counts = lengths_array(lengths, len(listed))
         if not listed:
             return []
@@ -344,52 +339,6 @@ class Model(Published):
         )  # fmt: skip
         sampled = self._sampled(tokens)
         return sampled[0] if isinstance(texts, str) else sampled
-
-    def score(self, texts: Texts, latents: Latents | None = None, *, draws: int = 16, seed: int = 0) -> Any:
-        """(n,) upper bounds, in nats, on what each text costs under the model, given its length and its latent.
-
-        Without latents it is the cost of the text alone. `draws`: noisy versions of each text that are averaged; more
-        draws, less noise in the estimate.
-
-        >>> model.score(["w3 w1", "w4"], model.embed(["w3 w1", "w4"]), draws=2).shape
-        (2,)
-        """
-        listed = text_list(texts)
-        require_at_least("draws", draws, 1)
-        array = None if latents is None else latents_array(latents, self._shape)
-        if array is not None and len(array) != len(listed):
-            raise UserError(f"latents: {len(array)} for {len(listed)} texts; give one per text")
-        tokens = self.tokenize(listed)
-        return like(text_costs(self.loaded, tokens, array, content_ids(listed), draws, seed), latents)
-
-    def neighbours(
-        self,
-        queries: Texts | Latents,
-        among: PairStore | Split | Texts | Latents | os.PathLike[str],
-        k: int = 5,
-    ) -> list[list[Neighbour]]:
-        """The `k` documents nearest to each query by the cosine of their latents, nearest first.
-
-        Texts become latents by the encoder. A pair store, or the folder of one, is searched in its training split.
-
-        >>> near = model.neighbours(["w3 w1"], among=["w4", "w3 w1", "w7"], k=2)
-        >>> near[0][0].text
-        'w3 w1'
-        """
-        require_at_least("k", k, 1)
-        if isinstance(among, os.PathLike) or (isinstance(among, str) and (Path(among) / MANIFEST).is_file()):
-            among = self.open_store(among)
-        if isinstance(among, PairStore):
-            among = among.split(self.loaded.config.data.train_split)
-        wanted = self.codec.latents_of(queries, "queries")
-        if isinstance(among, Split):
-            return split_neighbours(wanted, among, k)
-        texts = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
-        return array_neighbours(wanted, self.codec.latents_of(among, "among"), texts, k)
-
-    def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
-        """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
-        return store_like(self.loaded, None if path is None else Path(path))
 
     def _options(self, seed: int, **arguments: Any) -> SamplingOptions:
         """The settings of the run, with the arguments that are not None in their place."""
@@ -410,3 +359,8 @@ class Model(Published):
         known: Sequence[Check | None] = checks or [None] * len(tokens)
         rows = zip(self.codec.texts_of(tokens), tokens, known, strict=True)
         return [SampledText(*row) for row in rows]
+
+
+def _keys(seed: int, contents: Sequence[str] | np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+    """Each document's own source of randomness: by its id, or by what it holds."""
+    return document_keys(seed, content_ids(contents) if ids is None else source_ids(ids, len(contents)))

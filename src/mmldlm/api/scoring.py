@@ -5,22 +5,89 @@ Shapes: n documents, S latent slots, C latent channels, k neighbours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mmldlm.api.values import Neighbour
+from mmldlm.api.values import (
+    Codec,
+    Latents,
+    Neighbour,
+    Texts,
+    is_texts,
+    like,
+    one_each,
+    require_at_least,
+    text_list,
+)
 from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.data.format import MANIFEST
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import require_same_fingerprint
 from mmldlm.evaluation.text_bound import text_costs as bound_costs
 from mmldlm.latents import nearest
 from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional
+from mmldlm.sampling.pack import content_ids
 
 SEARCHED_AT_ONCE = 8192
 """Documents of a split that are in memory at a time."""
+
+
+class Judging:
+    """What a `Model` says about documents that exist already."""
+
+    loaded: LoadedModel
+    codec: Codec
+
+    def score(self, texts: Texts, latents: Latents | None = None, *, draws: int = 16, seed: int = 0) -> Any:
+        """(n,) upper bounds, in nats, on what each text costs under the model, given its length and its latent.
+
+        Without latents it is the cost of the text alone. `draws`: noisy versions of each text that are averaged; more
+        draws, less noise in the estimate.
+
+        >>> model.score(["w3 w1", "w4"], model.embed(["w3 w1", "w4"]), draws=2).shape
+        (2,)
+        """
+        listed = text_list(texts)
+        require_at_least("draws", draws, 1)
+        array = None if latents is None else one_each(latents, listed, self.codec.latent_shape)
+        tokens = self.codec.tokenize(listed)
+        return like(text_costs(self.loaded, tokens, array, content_ids(listed), draws, seed), latents)
+
+    def neighbours(
+        self,
+        queries: Texts | Latents,
+        among: PairStore | Split | Texts | Latents | os.PathLike[str],
+        k: int = 5,
+    ) -> list[list[Neighbour]]:
+        """The `k` documents nearest to each query by the cosine of their latents, nearest first.
+
+        Texts become latents by the encoder. A pair store, or the folder of one, is searched in its training split.
+
+        >>> near = model.neighbours(["w3 w1"], among=["w4", "w3 w1", "w7"], k=2)
+        >>> near[0][0].text
+        'w3 w1'
+        """
+        require_at_least("k", k, 1)
+        if isinstance(among, os.PathLike) or (isinstance(among, str) and (Path(among) / MANIFEST).is_file()):
+            among = self.open_store(among)
+        if isinstance(among, PairStore):
+            among = among.split(self.loaded.config.data.train_split)
+        wanted = self.codec.latents_of(queries, "queries")
+        if isinstance(among, Split):
+            return split_neighbours(wanted, among, k)
+        texts = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
+        return array_neighbours(wanted, self.codec.latents_of(among, "among"), texts, k)
+
+    def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
+        """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
+        store = PairStore.open_of_run(self.loaded.config.data.store, None if path is None else Path(path))
+        require_same_fingerprint(self.loaded, store)
+        return store
 
 
 def text_costs(
@@ -73,10 +140,3 @@ def _named(index: np.ndarray, cosines: np.ndarray, texts: Sequence[str | None]) 
         [Neighbour(int(place), float(near), next(text)) for place, near in zip(*row, strict=True)]
         for row in zip(index, cosines, strict=True)
     ]
-
-
-def store_like(model: LoadedModel, path: Path | None) -> PairStore:
-    """The pair store that the model was trained on, or one elsewhere that was made in the same way."""
-    store = PairStore.open_of_run(model.config.data.store, path)
-    require_same_fingerprint(model, store)
-    return store

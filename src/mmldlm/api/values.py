@@ -132,6 +132,14 @@ def one_latent(value: Latents, shape: tuple[int, int], name: str) -> np.ndarray:
     return array
 
 
+def one_each(latents: Latents, texts: Sequence[str], shape: tuple[int, int]) -> np.ndarray:
+    """(n, S, C), one latent per text."""
+    array = latents_array(latents, shape)
+    if len(array) != len(texts):
+        raise UserError(f"latents: {len(array)} for {len(texts)} texts; give one per text")
+    return array
+
+
 def like(array: np.ndarray, example: Any) -> Any:
     """The array as a tensor where the example is one, on its device."""
     return torch.from_numpy(array).to(example.device) if isinstance(example, Tensor) else array

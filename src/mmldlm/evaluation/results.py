@@ -321,21 +321,19 @@ class Generation:
 
         Other figures of such texts mean nothing, however good they look.
         """
-        words, pairs = self.diversity.repeated_1, self.diversity.distinct_2
-        if words.generated.value >= max(COLLAPSED_REPEATS, 3.0 * words.real.value):
-            shares = (100 * words.generated.value, 100 * words.real.value)
-            return "{:.1f} % of its tokens repeat one of the same text ({:.1f} % in held-out texts)".format(
-                *shares
-            )
-        if pairs.generated.value <= COLLAPSED_DISTINCT * pairs.real.value:
-            shares = (100 * pairs.generated.value, 100 * pairs.real.value)
-            return "only {:.1f} % of its pairs of tokens differ ({:.1f} % in held-out texts)".format(*shares)
+        repeated, different = self.diversity.repeated_1, self.diversity.distinct_2
+        ours, real = 100 * repeated.generated.value, 100 * repeated.real.value
+        if ours >= max(COLLAPSED_REPEATS, 3.0 * real):
+            return f"{ours:.1f} % of its tokens repeat one of the same text ({real:.1f} % in held-out texts)"
+        ours, real = 100 * different.generated.value, 100 * different.real.value
+        if ours <= COLLAPSED_DISTINCT * real:
+            return f"only {ours:.1f} % of its pairs of tokens differ ({real:.1f} % in held-out texts)"
         return None
 
 
-COLLAPSED_REPEATS, COLLAPSED_DISTINCT = 0.4, 0.25
-"""A model has collapsed where at least this share of its tokens repeats one of the same text, and three times that of
-held-out texts; or where its share of different pairs of tokens is at most this part of theirs."""
+COLLAPSED_REPEATS, COLLAPSED_DISTINCT = 40.0, 0.25
+"""A model has collapsed where at least so many percent of its tokens repeat one of the same text, and three times that
+of held-out texts; or where its share of different pairs of tokens is at most this part of theirs."""
 
 
 @dataclass(frozen=True)
@@ -410,16 +408,13 @@ class Evaluation:
         if kind != FORMAT:
             raise UserError(f"its format is {kind}; {FORMAT} is needed: evaluate the run again")
         try:
-            result: Evaluation = from_plain(cls, values)
-            return dataclasses.replace(result, documents=_documents(documents or {}))
+            sets = {
+                about: DocumentSet(
+                    one["id"], {key: Quantity.from_json(q) for key, q in one["quantities"].items()}
+                )
+                for about, one in (documents or {}).items()
+            }
+            return dataclasses.replace(from_plain(cls, values), documents=sets)  # type: ignore[no-any-return]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"it is damaged ({type(error).__name__}: {error}); evaluate the run again"
             raise UserError(problem) from error
-
-
-def _documents(values: dict[str, Any]) -> dict[str, DocumentSet]:
-    sets = {}
-    for about, one in values.items():
-        saved = one["quantities"].items()
-        sets[about] = DocumentSet(one["id"], {name: Quantity.from_json(quantity) for name, quantity in saved})
-    return sets
