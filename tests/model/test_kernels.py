@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "17 passed" in done.stdout
+    assert "19 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -241,9 +241,36 @@ def test_a_linear_layer_in_fp8_by_kernels_is_that_of_plain_pytorch(monkeypatch):
     x, answers = torch.randn(40, 32, requires_grad=True), []
     for runs in (True, False):
         monkeypatch.setattr(fp8, "_kernels_run", lambda x, runs=runs: runs)
-        y = fp8.mlp8(first, second, x)
+        y = fp8.mlp8(first, second, fp8.round_rows(x))
         answers.append(
             [y, *torch.autograd.grad(y.square().sum(), [x, *first.parameters(), *second.parameters()])]
         )
     for ours, theirs in zip(*answers, strict=True):
         assert (ours - theirs).norm() / theirs.norm() < 5e-3
+
+
+@here
+@pytest.mark.usefixtures("exact_casts")
+@pytest.mark.parametrize("width", [48, 64])
+def test_the_norm_in_eight_bits(width):
+    """Rounds what it would have returned, and passes gradients as it would have."""
+    from mmldlm.model.fp8 import round_rows
+    from mmldlm.model.kernels.add_norm import add_norm
+
+    layout, generator = packed(), torch.Generator().manual_seed(0)
+    x, branch = (torch.randn(90, width, generator=generator, requires_grad=True) for _ in range(2))
+    modulation = torch.randn(8, 6 * width, generator=generator, requires_grad=True)
+    parts = [modulation[:, i * width : (i + 1) * width] for i in (2, 0, 4)]
+    out, y, _, _, nothing, _ = add_norm(x, branch, *parts, layout.document, layout.starts)
+    other, carrier, _, _, q, scale = add_norm(x, branch, *parts, layout.document, layout.starts, True)
+    assert nothing.numel() == 0
+    assert torch.equal(out, other)
+    expected = round_rows(y)
+    assert torch.equal(scale, expected.scale)
+    assert torch.equal(q.float(), expected.q.float())
+    grad, leaves = torch.randn(90, width, generator=generator), (x, branch, modulation)
+    ours, theirs = (
+        torch.autograd.grad((out, y), leaves, (grad, grad)) for out, y in ((other, carrier), (out, y))
+    )
+    for mine, plain in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, plain)

@@ -8,15 +8,15 @@ Values are e4m3 with a scale for each row, the scale a power of two. For y = x W
 
 Accumulation is fp32, results are bf16, those of dW fp32. Weights stay fp32 and nothing is remembered between steps: a
 weight is rounded again in every pass, which costs less than one percent of it. Rounding happens in the pass over memory
-that computes GELU or its gradient; otherwise in one of its own (`kernels.quantize`). Without Triton plain PyTorch
-does the same, for tests.
+that computes the norm, GELU or its gradient; otherwise in one of its own (`kernels.quantize`). Without Triton plain
+PyTorch does the same, for tests.
 Shapes: M rows, D inputs, E outputs.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,30 @@ def fits(linear: nn.Linear) -> bool:
     return all(side % _MULTIPLE == 0 and side <= _WIDEST for side in sides)
 
 
-def linear8(linear: nn.Linear, x: Tensor) -> Tensor:
-    """x (M, D) -> (M, E) in bf16."""
-    return multiply8(x, *quantize8(x.detach(), False), linear.weight, linear.bias, False)
+class Rounded(NamedTuple):
+    """Rows in eight bits."""
+
+    x: Tensor
+    """(M, D) what was rounded: it takes the gradient, and its values are not read again."""
+    q: Tensor
+    """(M, D) in e4m3."""
+    scale: Tensor
+    """(M, 1)"""
 
 
-def mlp8(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+def round_rows(x: Tensor) -> Rounded:
+    """(M, D) in eight bits."""
+    return Rounded(x, *quantize8(x.detach(), False))
+
+
+def linear8(linear: nn.Linear, rows: Rounded) -> Tensor:
+    """(M, D) -> (M, E) in bf16."""
+    return multiply8(*rows, linear.weight, linear.bias, False)
+
+
+def mlp8(first: nn.Linear, second: nn.Linear, rows: Rounded) -> Tensor:
     """Linear, GELU, linear. GELU is computed where its result is rounded, its slope where its gradient is."""
-    hidden = multiply8(x, *quantize8(x.detach(), False), first.weight, first.bias, True)
+    hidden = multiply8(*rows, first.weight, first.bias, True)
     return multiply8(hidden, *quantize8(hidden.detach(), True), second.weight, second.bias, False)
 
 

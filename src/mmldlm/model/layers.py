@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from mmldlm.layout import Layout
 from mmldlm.model.attention import attend
-from mmldlm.model.fp8 import fits, linear8, mlp8
-from mmldlm.model.ops import RowsOf, add_and_norm, permute_rows, rotate
+from mmldlm.model.fp8 import Rounded, fits, linear8, mlp8, round_rows
+from mmldlm.model.ops import RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
 
 # nothing in a block works in place, which is what this warning is about
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(
@@ -136,15 +136,18 @@ class Stream(nn.Module):
             return self.qkv.weight.new_ones(2, self.head_width)
         return torch.stack([self.q_norm.weight, self.k_norm.weight]).float()
 
-    def project(self, linear: nn.Linear, x: Tensor, fp8: bool) -> Tensor:
-        """One of the products of attention."""
-        return linear8(linear, x) if fp8 and fits(linear) else linear(x)
-
-    def mlp(self, y: Tensor, fp8: bool = False) -> Tensor:
+    def mlp(self, y: Tensor | Rounded) -> Tensor:
         """The feed-forward half."""
-        if fp8 and fits(self.mlp_in):
+        if isinstance(y, Rounded):
             return mlp8(self.mlp_in, self.mlp_out, y)
         return self.mlp_out(F.gelu(self.mlp_in(y), approximate="tanh"))
+
+
+def _product(linear: nn.Linear, rows: Tensor | Rounded) -> Tensor:
+    if isinstance(rows, Rounded):
+        return linear8(linear, rows)
+    result: Tensor = linear(rows)
+    return result
 
 
 class Block(nn.Module):
@@ -172,22 +175,25 @@ class Block(nn.Module):
         fp8 = kernels.fp8 and self.training and torch.is_grad_enabled()  # what is judged is judged in bf16
         text_mod, latent_mod = (side.modulation_of(time_embedding) for side in (self.text, self.latent))
 
-        text_x, text_y = add_and_norm(
+        add = add_and_norm_rounded if fp8 and fits(self.text.qkv) else add_and_norm
+        text_x, text_y = add(
             *text, text_mod.attention_shift, text_mod.attention_scale, places.text, fused=fused
         )
         latent_x, latent_y = add_and_norm(
             *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
         )
-        qkv = self._qkv(
-            self.text.project(self.text.qkv, text_y, fp8), self.latent.qkv(latent_y), places, fused
-        )
+        qkv = self._qkv(_product(self.text.qkv, text_y), self.latent.qkv(latent_y), places, fused)
         attended = attend(qkv, places.layout, kernels.attention).flatten(1)
         attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
         num_tokens = text_x.shape[0]
-        text_branch = self.text.project(self.text.attention_out, attended[:num_tokens], fp8)
+        of_text = attended[:num_tokens]
+        text_branch = _product(
+            self.text.attention_out, round_rows(of_text) if fp8 and fits(self.text.attention_out) else of_text
+        )
         latent_branch = self.latent.attention_out(attended[num_tokens:])
 
-        text_x, text_y = add_and_norm(
+        add = add_and_norm_rounded if fp8 and fits(self.text.mlp_in) else add_and_norm
+        text_x, text_y = add(
             text_x, text_branch, text_mod.attention_gate, text_mod.mlp_shift, text_mod.mlp_scale,
             places.text, fused=fused,
         )  # fmt: skip
@@ -196,7 +202,7 @@ class Block(nn.Module):
             places.latent, fused=fused,
         )  # fmt: skip
         return (
-            Residual(text_x, self.text.mlp(text_y, fp8), text_mod.mlp_gate),
+            Residual(text_x, self.text.mlp(text_y), text_mod.mlp_gate),
             Residual(latent_x, self.latent.mlp(latent_y), latent_mod.mlp_gate),
         )
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmldlm.model.fp8 import Rounded, round_rows
+
 
 class _MoveRows(torch.autograd.Function):
     """x[there] forward, grad[back] backward: both directions are reads, none adds up."""
@@ -83,9 +85,21 @@ def add_and_norm(
     if fused:
         from mmldlm.model.kernels.add_norm import add_norm
 
-        out, y, _, _ = add_norm(x, branch, gate, shift, scale, where.document, where.starts)
-        return out, y
+        return add_norm(x, branch, gate, shift, scale, where.document, where.starts)[:2]
     gates, shifts, scales = (part.float().index_select(0, where.document) for part in (gate, shift, scale))
     added = x.float() + gates * branch
     y = F.layer_norm(added, (x.shape[-1],)) * (1.0 + scales) + shifts
     return added.to(x.dtype), y
+
+
+def add_and_norm_rounded(
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, where: RowsOf, *, fused: bool
+) -> tuple[Tensor, Rounded]:
+    """The same, with the modulated norm in eight bits."""
+    if not fused:
+        out, y = add_and_norm(x, branch, gate, shift, scale, where, fused=False)
+        return out, round_rows(y)
+    from mmldlm.model.kernels.add_norm import add_norm
+
+    out, y, _, _, q, q_scale = add_norm(x, branch, gate, shift, scale, where.document, where.starts, True)
+    return out, Rounded(y, q, q_scale)

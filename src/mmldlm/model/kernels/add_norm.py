@@ -6,6 +6,7 @@ Rows of one document are neighbours, so the gradients of gate, shift and scale a
 walks over ROWS rows and writes a partial sum whenever a document or its block ends. The partial of (block b, document
 d) goes to place b + d: along the rows both numbers only grow, so no two share a place, and those of one document are
 neighbours again. Nothing is added atomically; the result is the same every time.
+Where y is wanted in eight bits it is rounded in the same pass, and not written otherwise.
 Shapes: M rows, N documents, D width.
 """
 
@@ -18,14 +19,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmldlm.model.kernels.quantize import to_eight_bits
+
 ROWS = 32
 EPS = 1e-5
 
 
 @triton.jit
 def _forward_kernel(
-    x, branch, gate, shift, scale, document, out, y, mean, rstd,
-    gate_stride, shift_stride, scale_stride, width, eps, WIDTH: tl.constexpr,
+    x, branch, gate, shift, scale, document, out, y, mean, rstd, y_scale,
+    gate_stride, shift_stride, scale_stride, width, eps, WIDTH: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -41,7 +44,13 @@ def _forward_kernel(
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
     scales = tl.load(scale + d * scale_stride + column, inside, other=0.0).to(tl.float32)
     shifts = tl.load(shift + d * shift_stride + column, inside, other=0.0).to(tl.float32)
-    tl.store(y + here, centred * inverse * (1.0 + scales) + shifts, inside)
+    normed = centred * inverse * (1.0 + scales) + shifts
+    if ROUND:
+        eight, factor = to_eight_bits(normed)
+        tl.store(y + here, eight, inside)
+        tl.store(y_scale + row, factor)
+    else:
+        tl.store(y + here, normed, inside)
     tl.store(mean + row, average)
     tl.store(rstd + row, inverse)
 
@@ -123,11 +132,13 @@ def _warps(width: int) -> int:
 
 @torch.library.custom_op("mmldlm::add_norm", mutates_args=())
 def add_norm(
-    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
+    rounded: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x, branch (M, D); gate, shift, scale (N, D); document (M,) in rising order; starts (N+1,) first row of each.
 
-    Returns out (M, D) in the type of x, y (M, D) in the type of branch, and mean and inverse deviation of each row.
+    Returns out (M, D) in the type of x, y (M, D) in the type of branch, mean and inverse deviation of each row, and
+    with `rounded` y in e4m3 with its scales (M, 1); the values of y are then undefined, it only has a gradient.
     """
     num_rows, width = x.shape
     x, branch, gate, shift, scale = (
@@ -139,20 +150,25 @@ def add_norm(
     )
     out, y = torch.empty_like(x), torch.empty_like(branch)
     mean, rstd = (torch.empty(num_rows, device=x.device, dtype=torch.float32) for _ in range(2))
+    q = torch.empty(x.shape if rounded else (0, 0), device=x.device, dtype=torch.float8_e4m3fn)
+    q_scale = torch.empty((len(q), 1), device=x.device, dtype=torch.float32)
     _forward_kernel[(num_rows,)](
-        x, branch, gate, shift, scale, document, out, y, mean, rstd,
+        x, branch, gate, shift, scale, document, out, q if rounded else y, mean, rstd, q_scale,
         gate.stride(0), shift.stride(0), scale.stride(0), width, EPS,
-        WIDTH=triton.next_power_of_2(width), num_warps=_warps(width),
+        WIDTH=triton.next_power_of_2(width), ROUND=rounded, num_warps=_warps(width),
     )  # fmt: skip
-    return out, y, mean, rstd
+    return out, y, mean, rstd, q, q_scale
 
 
 @add_norm.register_fake
 def _(
-    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor
-) -> Any:
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
+    rounded: bool = False,
+) -> Any:  # fmt: skip
     row = x.new_empty(x.shape[0], dtype=torch.float32)
-    return x.new_empty(x.shape), branch.new_empty(branch.shape), row, torch.empty_like(row)
+    q = x.new_empty(x.shape if rounded else (0, 0), dtype=torch.float8_e4m3fn)
+    q_scale = x.new_empty((q.shape[0], 1), dtype=torch.float32)
+    return x.new_empty(x.shape), branch.new_empty(branch.shape), row, torch.empty_like(row), q, q_scale
 
 
 @torch.library.custom_op("mmldlm::add_norm_backward", mutates_args=())
@@ -188,8 +204,8 @@ def _(
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    _, branch, gate, _, scale, document, starts = inputs
-    out, _, mean, rstd = output
+    _, branch, gate, _, scale, document, starts, _ = inputs
+    out, _, mean, rstd, _, _ = output
     ctx.save_for_backward(out, branch, gate, scale, document, starts, mean, rstd)
 
 
@@ -198,7 +214,7 @@ def _gradients(ctx: Any, *upstream: Any) -> Any:
     grad_x, grad_branch, sums = add_norm_backward(
         upstream[0], upstream[1], out, branch, gate, scale, document, starts, mean, rstd
     )
-    return grad_x, grad_branch, sums[:, 0], sums[:, 1], sums[:, 2], None, None
+    return grad_x, grad_branch, sums[:, 0], sums[:, 1], sums[:, 2], None, None, None
 
 
 add_norm.register_autograd(_gradients, setup_context=_keep)

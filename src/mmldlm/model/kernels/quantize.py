@@ -20,6 +20,16 @@ _TILE = (128, 64)
 
 
 @triton.jit
+def to_eight_bits(value):
+    """A row in e4m3, and its scale."""
+    largest = tl.max(tl.abs(value), 0)
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 67)  # rows of zeros have a scale too
+    value = value * ((261 - exponent) << 23).to(tl.float32, bitcast=True)
+    value += value - value  # the cast would turn an infinite value into a large one; so it becomes NaN
+    return value.to(tl.float8e4nv), ((exponent - 7) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _quantize_kernel(
     x, inner, q, scale, sums, num_rows, width,
     GELU: tl.constexpr, SLOPE: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -40,12 +50,9 @@ def _quantize_kernel(
             value = value * (open_share + h * rise * open_share * (1.0 - open_share))
         if SUMS:
             total += value
-        largest = tl.max(tl.abs(value), 0)
-        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 67)  # rows of zeros have a scale too
-        value = value * ((261 - exponent) << 23).to(tl.float32, bitcast=True)
-        value += value - value  # the cast would turn an infinite value into a large one; so it becomes NaN
-        tl.store(q + here, value.to(tl.float8e4nv), inside)
-        tl.store(scale + row, ((exponent - 7) << 23).to(tl.float32, bitcast=True))
+        eight, factor = to_eight_bits(value)
+        tl.store(q + here, eight, inside)
+        tl.store(scale + row, factor)
     if SUMS:
         tl.store(sums + block * width + column, total, inside)
 
