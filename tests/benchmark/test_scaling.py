@@ -16,6 +16,7 @@ from mmldlm.benchmark.scaling import (
     SHAPES,
     Cluster,
     Work,
+    agreements,
     exposed_layers,
     exposed_sum,
     predict,
@@ -81,14 +82,14 @@ def test_ddp_by_hand():
 
 
 def test_fsdp_by_hand():
-    """Over 8 GPUs of a node: weights of 2 bytes twice for the blocks, once for the rest, gradients of 4 bytes once."""
+    """Over 8 GPUs of a node: blocks in 2 bytes twice, the rest in 4 bytes once, gradients in 4 bytes once."""
     prediction = predict("fsdp", WORK, 1, replace(PERFECT, inside=1e9))
-    assert prediction.sent_gpu == pytest.approx(7 / 8 * (2 * 2 * 90e6 + 2 * 10e6 + 4 * 100e6))
-    assert prediction.communication == pytest.approx(7 / 8 * 0.78)
+    assert prediction.sent_gpu == pytest.approx(7 / 8 * (2 * 2 * 90e6 + 4 * 10e6 + 4 * 100e6))
+    assert prediction.communication == pytest.approx(7 / 8 * 0.80)
     # a block's gather (18 MB) is shorter than its work; exposed are the first gathers and the last scattered sum
-    assert prediction.exposed == pytest.approx(7 / 8 * ((20e6 + 18e6) + 18e6 + 4 * 19e6) / 1e9)
+    assert prediction.exposed == pytest.approx(7 / 8 * ((40e6 + 18e6) + 18e6 + 4 * 19e6) / 1e9)
     twice = predict("fsdp", replace(WORK, micro_batches=2), 1, replace(PERFECT, inside=1e9))
-    assert twice.sent_gpu == pytest.approx(7 / 8 * (2 * 380e6 + 400e6))
+    assert twice.sent_gpu == pytest.approx(7 / 8 * (2 * 400e6 + 400e6))
 
 
 def test_hybrid_sends_between_nodes_what_two_replicas_exchange():
@@ -100,9 +101,11 @@ def test_hybrid_sends_between_nodes_what_two_replicas_exchange():
 
 def test_work_that_the_host_cannot_launch_fast_enough_is_limited_by_it():
     prediction = predict("ddp", replace(WORK, launch=2.9), 8, replace(PERFECT, host_hop=1e-3))
-    agreements = 2 + 4 + 1
+    expected = 2 + 4 + 1  # the ends of the step, a piece of 100 MiB each, the end of the sums
     assert prediction.limit == "host"
-    assert prediction.seconds == pytest.approx(2.9 + agreements * 2 * 63 * 1e-3)
+    assert prediction.seconds == pytest.approx(2.9 + expected * 2 * 63 * 1e-3)
+    # two gathers a block and micro-batch, one of the rest, a sum of each
+    assert agreements("fsdp", replace(WORK, micro_batches=3)) == 2 + 3 * 21 + 11 + 1
 
 
 def test_more_nodes_are_never_more_efficient_and_a_faster_network_never_less():

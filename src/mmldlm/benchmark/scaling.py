@@ -71,7 +71,9 @@ class Work:
     gradient_bytes: int = 4
     """Of a number when gradients are summed; 2 with `distributed.compression`."""
     weight_bytes: int = 2
-    """Of a number when shards of weights are gathered."""
+    """Of a number when shards of a block are gathered."""
+    rest_bytes: int = 4
+    """The same for what lies outside of the blocks."""
     bucket: float = 100 * 2**20
     """Bytes that ddp sums at a time: `distributed.bucket_mb`."""
 
@@ -154,8 +156,10 @@ def predict(kind: str, work: Work, nodes: int, cluster: Cluster = ONE_CARD) -> P
 
 
 def agreements(kind: str, work: Work) -> int:
-    """How often the hosts agree in a step: before it, after it, and with ddp before each bucket."""
-    return 2 + (math.ceil(work.gradients / work.bucket) + 1 if kind == "ddp" else 0)
+    """How often the hosts agree in a step: before and after it, before each exchange, and after the last one."""
+    if kind == "ddp":
+        return 3 + math.ceil(work.gradients / work.bucket)
+    return 3 + work.micro_batches * (2 * work.depth + 1) + work.depth + 1
 
 
 def _ddp(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float, float, float, float]:
@@ -178,8 +182,8 @@ def _sharded(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float
     bandwidth = cluster.inside if ranks == cluster.gpus else min(cluster.inside, cluster.between)
     across = nodes if kind == "hybrid" else 1
 
-    def gather(count: int) -> float:
-        return ring_seconds(work.weight_bytes * count, ranks, bandwidth, cluster.hop)
+    def gather(size: float) -> float:
+        return ring_seconds(size, ranks, bandwidth, cluster.hop)
 
     def scatter(count: int) -> float:
         return ring_seconds(work.gradient_bytes * count, ranks, bandwidth, cluster.hop)
@@ -189,8 +193,8 @@ def _sharded(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float
 
     micro, depth = work.micro_batches, work.depth
     forward, backward = (share * work.compute / micro / depth for share in (1 / 3, 2 / 3))
-    block = gather(work.block)
-    begin = gather(work.rest) + block
+    block = gather(work.weight_bytes * work.block)
+    begin = gather(work.rest_bytes * work.rest) + block
     last = max(block + scatter(work.block), replicate(work.block))
     exposed = micro * exposed_layers(begin, block, forward, depth)
     exposed += (micro - 1) * exposed_layers(block, block, backward, depth)
@@ -198,7 +202,7 @@ def _sharded(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float
     exposed += scatter(work.block + work.rest) + replicate(work.block + work.rest)
     total = micro * (begin + (2 * depth - 1) * block)
     total += sum(depth * each(work.block) + each(work.rest) for each in (scatter, replicate))
-    gathered = micro * work.weight_bytes * (2 * depth * work.block + work.rest)
+    gathered = micro * (work.weight_bytes * 2 * depth * work.block + work.rest_bytes * work.rest)
     inside = ring_bytes(gathered + work.gradients, ranks)
     outside = ring_bytes(work.gradients / ranks, across, 2)
     node = outside * cluster.gpus if kind == "hybrid" else inside if nodes > 1 else 0.0
