@@ -265,9 +265,9 @@ _AGREEMENT = 4096
 """Bytes below which an exchange is an agreement between hosts."""
 
 
-def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int, kind: str) -> Measured:
+def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int) -> Measured:
     """Time steps with exchanges and without them in turn, and the exchanges alone; called by all ranks together."""
-    ranks, drive = setup.ranks, Drive(setup, folder, None)
+    ranks, kind, drive = setup.ranks, setup.config.distributed.parallel, Drive(setup, folder, None)
     together, alone = [], []
     try:
         drive.block(warmup)
@@ -340,9 +340,8 @@ def scale(
         path, synthetic = make_store()
         config = replace(options, store=path).config(Arm("scaling"))
         runtime = start_runtime(config, ranks.local_world_size, ranks.device)
-        kind = getattr(config.distributed, "parallel", "ddp")
         setup = set_up(config, runtime, ranks)
-        measured = measure_ranks(setup, Path(own) / "run", options.steps, options.warmup, kind)
+        measured = measure_ranks(setup, Path(own) / "run", options.steps, options.warmup)
         data = describe_store(path, synthetic)
         return _write_scaling(folder, options, measured, data) if ranks.main else None
 

@@ -28,6 +28,7 @@ from mmldlm.benchmark.measuring import Block, Job, Measurement, Memory
 from mmldlm.config import Config, resolve_model
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
+from mmldlm.distributed import shards
 from mmldlm.distributed.ranks import Muted
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
@@ -176,20 +177,21 @@ class _Done:
 
 
 _COLLECTIVES = {
-    "all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather", "all_gather_single": "all-gather",
-    "reduce_scatter_tensor": "reduce-scatter", "reduce_scatter_single": "reduce-scatter",
-}  # fmt: skip
-"""Functions of torch.distributed by which DDP, FSDP2 and agreements exchange data; names differ by version."""
+    (dist, "all_reduce"): "all-reduce",
+    (shards, "_gather_rows"): "all-gather",
+    (shards, "_sum_rows"): "reduce-scatter",
+}
+"""Where ddp, fsdp, hybrid and agreements take their exchanges from."""
 
 
 @contextlib.contextmanager
 def watch_exchanges(*, leave_out: bool = False) -> Iterator[list[Exchange]]:
     """List the exchanges between ranks; left out, each rank goes on with its own part, to be timed alone."""
     seen: list[Exchange] = []
-    before = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
+    before = {(module, name): getattr(module, name) for module, name in _COLLECTIVES}
 
-    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature, kind = inspect.signature(original), _COLLECTIVES[name]
+    def wrap(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs).arguments
@@ -203,19 +205,20 @@ def watch_exchanges(*, leave_out: bool = False) -> Iterator[list[Exchange]]:
 
         return call
 
-    for name, original in before.items():
-        setattr(dist, name, wrap(name, original))
+    for place, original in before.items():
+        setattr(*place, wrap(_COLLECTIVES[place], original))
     try:
         yield seen
     finally:
-        for name, original in before.items():
-            setattr(dist, name, original)
+        for place, original in before.items():
+            setattr(*place, original)
 
 
 def _own_part(kind: str, tensors: list[Tensor], rank: int, ranks: int) -> None:
     """What a rank has without the others; numbers of a size that occurs, so that computing takes its usual time."""
     if kind == "all-gather":
-        tensors[0].view(ranks, -1).copy_(tensors[1].reshape(1, -1))
+        own = tensors[1].reshape(1, -1).clone()  # it may lie inside of the other
+        tensors[0].view(ranks, -1).copy_(own)
     elif kind == "reduce-scatter":
         tensors[0].copy_(tensors[1].view(ranks, -1)[rank].view_as(tensors[0]))
 
