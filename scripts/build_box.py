@@ -156,7 +156,7 @@ def device_name(device: str) -> str:
     """The GPU by its name."""
     import torch
 
-    return f"one {torch.cuda.get_device_name()}" if device.startswith("cuda") else device
+    return f"one {torch.cuda.get_device_name()}" if device.startswith("cuda") else f"a {device.upper()}"
 
 
 def evaluate(small: Path, settings: list[str]) -> Path:

@@ -86,10 +86,10 @@ class Browser:
 
     def open(self, address: str, size: str = "desktop", *, dark: bool = False) -> None:
         """Open a page in a window of this size, in light or dark colours."""
-        width, height = SIZES[size]
+        self._width, height = SIZES[size]
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=size == "phone",
+            width=self._width, height=height, deviceScaleFactor=1, mobile=size == "phone",
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -113,7 +113,9 @@ class Browser:
     @property
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
-        return int(self.ask("document.documentElement.scrollWidth - window.innerWidth"))
+        return (
+            int(self.ask("document.documentElement.scrollWidth")) - self._width
+        )  # a phone widens its window
 
     def picture(self, path: Path) -> None:
         """The whole page as PNG."""

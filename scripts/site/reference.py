@@ -96,14 +96,14 @@ def _section(heading: str, kind: Any, prefix: str, texts: dict[tuple[str, str], 
         "",
         inspect.cleandoc(kind.__doc__ or ""),
         "",
-        "| setting | default | meaning |",
-        "|---|---|---|",
+        "| setting and default | meaning |",
+        "|---|---|",
     ]
     for item in dataclasses.fields(kind):
         meaning = " ".join(
             part for part in (texts.get((kind.__name__, item.name), ""), _allowed(item)) if part
         )
-        lines.append(f"| `{prefix}{item.name}` | `{_default(item)}` | {_cell(meaning)} |")
+        lines.append(f"| `{prefix}{item.name}`<br>`{_default(item)}` | {_cell(meaning)} |")
     return [*lines, ""]
 
 

@@ -12,6 +12,7 @@ import pytest
 import mmldlm
 from mmldlm.api.side_by_side import add_side_by_side, is_installed, packaged_figures
 from mmldlm.errors import UserError
+from tests.browser import SIZES, Browser
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -70,12 +71,18 @@ def _pictures(card: str) -> list[str]:
     return [line.split("](")[1] for line in card.splitlines() if line.startswith("![")]
 
 
-def test_the_report_shows_both_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_shows_both_models(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder / "package" / "src"))
     run = Path("saved/wordnet-box")
     words = [word for word in TINY if word.startswith("evaluation.")]
     mmldlm.evaluate(run, overrides=words, num=4, encoder=False, out=True)
-    page = add_side_by_side(run, "builtin:wordnet", num=3).read_text()
+    report = add_side_by_side(run, "builtin:wordnet", num=3)
+    page = report.read_text()
     assert page.count("<h4>builtin:wordnet · ") == page.count("<h4>this run · ") == 3
     assert packaged_figures("builtin:wordnet")["trained"] in page
+    with Browser(tmp_path / "profile") as browser:
+        for size in SIZES:
+            browser.open(report.resolve().as_uri(), size)
+            assert browser.overflow <= 0, f"{size}: the report scrolls sideways"
+        assert browser.problems == []

@@ -6,6 +6,7 @@ import functools
 import html
 import time
 from collections.abc import Callable, Iterator
+from difflib import SequenceMatcher
 from typing import Any
 
 import gradio as gr
@@ -30,12 +31,14 @@ CSS = """
   border-radius: 0.3em; background: var(--border-color-primary)}
 .steps .new {background: var(--color-accent-soft); border-radius: 0.3em; padding: 0 0.2em}
 .steps .past {font-size: 0.85rem; opacity: 0.8}
-.result {width: 100%; border-collapse: collapse} .result td, .result th {text-align: left; padding: 0.4rem 0.6rem;
-  border-bottom: 1px solid var(--border-color-primary); vertical-align: top; overflow-wrap: break-word}
-.result td:first-child {white-space: nowrap}
+.result {width: 100%; border-collapse: collapse; font-size: 1rem}
+.result, .result tr, .result th, .result td {border: 0 !important}
+.result th, .result td {text-align: left; padding: 0.4rem 0.6rem; vertical-align: top; overflow-wrap: break-word;
+  border-bottom: 1px solid var(--border-color-primary) !important}
 .steps small, .latent small {display: block; color: var(--body-text-color-subdued); font-size: 0.8rem}
 .latent svg {width: 100%; height: 2.4rem; display: block; border-radius: 0.3em}
 footer {display: none !important}
+.gradio-container {width: 100%; max-width: 62rem !important; margin: 0 auto !important}
 """
 
 
@@ -90,9 +93,10 @@ def _there_and_back(demo: Demonstration) -> None:
 def _between(demo: Demonstration) -> None:
     first, second = gr.Textbox(SENTENCE, label="From"), gr.Textbox(OTHER, label="To")
     share = gr.Slider(0, POINTS - 1, (POINTS - 1) // 2, step=1, label="Drag from one to the other")
+    button = gr.Button("Decode", variant="primary")
     result = gr.Textbox(label="Text of the latent between", lines=2, interactive=False)
-    share.release(_clear(demo.between), [first, second, share], result)
-    gr.Button("Decode", variant="primary").click(_clear(demo.between), [first, second, share], result)
+    for event in (share.release, button.click):
+        event(_clear(demo.between), [first, second, share], result)
 
 
 def _clear(function: Callable[..., Any], *, several: bool = False) -> Callable[..., Any]:
@@ -184,13 +188,14 @@ def draw_steps(states: list[str]) -> str:
 
 
 def _words(state: str, before: str) -> str:
-    known = set(before.split())
-    return " ".join(
-        '<span class="mask"></span>' if word == BLANK
-        else html.escape(word) if word in known
-        else f'<span class="new">{html.escape(word)}</span>'
-        for word in state.split()
-    )  # fmt: skip
+    """The words of a step; those that stand where masks were are marked."""
+    words, shown = state.split(), []
+    for kind, _, _, start, stop in SequenceMatcher(None, before.split(), words, autojunk=False).get_opcodes():
+        for word in words[start:stop]:
+            text = html.escape(word)
+            new = text if kind == "equal" else f'<span class="new">{text}</span>'
+            shown.append('<span class="mask"></span>' if word == BLANK else new)
+    return " ".join(shown)
 
 
 def draw_table(headers: list[str], rows: list[list[str]]) -> str:
@@ -214,7 +219,10 @@ def draw_latent(latent: np.ndarray, text: str) -> str:
 
 def launch_page(model: Model, host: str, port: int, *, token: str = "", block: bool = True) -> Any:
     """Open the page at an address; with a token, the user name is mmldlm and the password the token."""
-    theme = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    theme = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
+        block_title_background_fill="none", block_title_background_fill_dark="none", block_title_padding="0",
+        block_title_text_color="*neutral_600", block_title_text_color_dark="*neutral_300",
+    )  # fmt: skip
     return build_page(model).queue(default_concurrency_limit=1).launch(
         server_name=host, server_port=port, share=False, quiet=True, theme=theme, css=CSS, ssr_mode=False,
         auth=("mmldlm", token) if token else None, prevent_thread_lock=not block, footer_links=[],
