@@ -82,9 +82,22 @@ def test_memorised_texts_are_found_whole_and_inside(tmp_path: Path, monkeypatch:
     whole, inside = find_verbatim(seeking, split)
     assert whole.tolist() == [True, True, False, False, False]
     assert inside.tolist() == [True, True, True, False, False]
-    # 1 in the upper bytes of one number and the lower of the next is no match
-    shifted = np.frombuffer(b"\0" + pieces[3].astype("<u4").tobytes()[:7], "<u4").astype(np.int64)
-    assert not find_verbatim([shifted], split)[1].any()
+    assert find_verbatim([], split)[0].shape == (0,)
+
+
+def test_memorised_texts_are_those_that_a_search_token_by_token_finds(tmp_path: Path) -> None:
+    split = write_store(tmp_path / "store", num_train=60, num_valid=2, vocab_size=5).split("train")
+    documents, rng = split.read(np.arange(60)), np.random.default_rng(0)
+    pieces = [piece.tolist() for piece in np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])]
+    seeking = [rng.integers(0, 5, size).tolist() for size in rng.integers(1, 6, 200)] + pieces[:5]
+
+    def part_of(text: list[int], piece: list[int]) -> bool:
+        return any(piece[i : i + len(text)] == text for i in range(len(piece)))
+
+    whole, inside = find_verbatim([np.array(text) for text in seeking], split)
+    assert whole.tolist() == [text in pieces for text in seeking]
+    assert inside.tolist() == [any(part_of(text, piece) for piece in pieces) for text in seeking]
+    assert 0 < inside.sum() < len(seeking)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from mmldlm.config import ObjectiveConfig
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import calibration_error, equal_mass, equal_width, reliability
 from mmldlm.evaluation.context import pack_rows, strangers
-from mmldlm.evaluation.text_bound import Costs, perplexity, score, text_costs, text_times
+from mmldlm.evaluation.text_bound import Costs, perplexity, perplexity_with_end, score, text_costs, text_times
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Objective
 from mmldlm.statistics import MORE, Estimate, Quantity
@@ -171,6 +171,16 @@ def test_curves_count_every_scored_token_once() -> None:
     half = 300 * LENGTH * 8 / 2  # half of all, as times are uniform
     assert sum(row.num_tokens for row in bound.time_curve.buckets()) == pytest.approx(half, rel=0.05)
     assert bound.length_nats.mean() == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
+
+
+def test_the_end_of_a_text_counts_as_a_token_that_costs_what_the_length_does() -> None:
+    documents, _ = draw_documents(JOINT, 20)
+    bound = bound_of(oracle_model(JOINT), documents, "right")
+    alike = replace(bound, nats=bound.num_tokens * np.log(5.0), length_nats=np.full(20, np.log(5.0)))
+    assert perplexity_with_end(alike) == pytest.approx(5.0)
+    dear = replace(alike, length_nats=np.full(20, 2 * np.log(5.0)))
+    assert perplexity_with_end(dear) == pytest.approx(5.0 ** (1 + 1 / (LENGTH + 1)))
+    assert perplexity_with_end(replace(alike, length_nats=None)) is None
 
 
 def test_the_oracle_knows_how_sure_it_may_be_and_an_overconfident_one_does_not() -> None:

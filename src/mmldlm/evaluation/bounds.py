@@ -51,6 +51,9 @@ class TextBound:
     length_nats_per_document: float | None
     """What the length costs on top; None where the length is given."""
     time_curve: list[TimeBucket]
+    perplexity_with_end: float | None = None
+    """Of text and length together, with one end token per document in the count of tokens, as models count that write
+    an end token; None where the length is given, and in results of older versions."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
     kinds = (bounds.right, bounds.shuffled, bounds.none)
     gains = (None, bounds.gain.shuffled, bounds.gain.none)
     lengths = [kind.length_nats_per_document for kind in kinds]
+    ends = [kind.perplexity_with_end for kind in kinds]
     rows = [
         ["nats / token", *(_value(kind.nats_per_token) for kind in kinds)],
         [INTERVAL, *(_span(kind.nats_per_token) for kind in kinds)],
@@ -67,6 +68,7 @@ def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
         ["nats / token more than right", *(_value(gain, signed) for gain in gains)],
         [INTERVAL, *(_span(gain, signed) for gain in gains)],
         ["length, nats / document", *("given" if nats is None else f"{nats:.2f}" for nats in lengths)],
+        ["perplexity, end counted", *("" if end is None else number(end) for end in ends)],
     ]
     about = (
         "Continuous-time bound of masked diffusion, as MDLM defines it, on the negative log-likelihood of a text given "

@@ -150,7 +150,16 @@ def _text_bound(context: Context, costs: Costs, sizes: dict[str, np.ndarray]) ->
         bits_per_character=bits["character"],
         length_nats_per_document=None if costs.length_nats is None else float(costs.length_nats.mean()),
         time_curve=costs.time_curve.buckets(),
+        perplexity_with_end=perplexity_with_end(costs),
     )
+
+
+def perplexity_with_end(costs: Costs) -> float | None:
+    """The length in the place of the end token that MDLM and autoregressive models write and count."""
+    if costs.length_nats is None:
+        return None
+    nats = costs.nats.sum() + costs.length_nats.sum()
+    return perplexity(float(nats / (costs.num_tokens.sum() + len(costs.nats))))
 
 
 def _calibration(context: Context, answers: Answers, latent: str, name: str) -> LatentCalibration:
