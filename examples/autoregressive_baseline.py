@@ -1,42 +1,40 @@
 """What an autoregressive decoder of the same pairs can do: trained on a pair store, judged by the same scores.
 
-    python examples/autoregressive_baseline.py data/wordnet-derived --seconds 90
+    python examples/autoregressive_baseline.py data/wordnet-derived --seconds 90 --muon true --lr 2e-3
 
 The latent takes the first place of a causal transformer, the tokens follow, an end token closes the text. Decoding
 takes the most probable token at each place, with keys and values kept; it finds its length, or is told the true one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmldlm
-from mmldlm.data.store import Split
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.evaluation.inversion import Truth, score_texts
-
-NO_TARGET = -100
 
 
 @dataclass
 class Settings:
-    """Of the model and its training."""
+    """Of the model and its training; each is an option of the command."""
 
     depth: int = 8
     width: int = 768
     heads: int = 12
     lr: float = 1e-3
+    weight_decay: float = 0.1
+    muon: bool = False  # for the matrices of the blocks
     batch_tokens: int = 16384
-    seconds: float = 90.0
+    seconds: float = 90.0  # compilation included
+    steps: int = 0  # if not 0, so many instead of seconds
+    seed: int = 0
     compile: bool = torch.cuda.is_available()
 
 
@@ -45,20 +43,19 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.heads, self.norms = heads, nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, past: list[Tensor] | None = None) -> Tensor:
         """x (n, places, width); `past` holds keys and values of the places before, and gets those of x."""
-        parts = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = parts
+        inner = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = inner.permute(2, 0, 3, 1, 4)
         if past:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
         if past is not None:
             past[:] = [key, value]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=past is None)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=past is None)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norms[1](x))
 
@@ -68,8 +65,8 @@ class Decoder(nn.Module):
 
     def __init__(self, store: mmldlm.PairStore, settings: Settings) -> None:
         super().__init__()
-        shape = store.manifest
-        self.end, width = shape.vocab_size, settings.width
+        shape, width = store.manifest, settings.width
+        self.end = shape.vocab_size
         self.longest = max(split["max_length"] for split in shape.splits.values())
         self.latent = nn.Linear(shape.num_slots * shape.num_channels, width)
         self.tokens, self.places = nn.Embedding(self.end + 1, width), nn.Embedding(self.longest + 9, width)
@@ -87,12 +84,16 @@ class Decoder(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    @torch.no_grad()
+    def loss(self, latents: Tensor, text: Tensor, lengths: Tensor) -> Tensor:
+        """Mean nats of the tokens of each text and of the end token behind it."""
+        scored = torch.arange(text.shape[1], device=text.device) <= lengths[:, None]
+        targets = torch.where(scored, text.long(), -100).flatten()  # -100 is not counted
+        return nn.functional.cross_entropy(self(latents, text[:, :-1].long()).flatten(0, 1), targets)
+
     def decode(self, latents: Tensor, lengths: Tensor | None = None) -> list[np.ndarray]:
         """The most probable token at each place, until the end token or the given lengths."""
         pasts: list[list[Tensor]] = [[] for _ in self.blocks]
         x, chosen = self.latent(latents.flatten(1))[:, None], []
-        ended = torch.zeros_like(latents[:, 0, 0], dtype=torch.bool)
         for place in range(self.longest + 1):
             x = x + self.places.weight[place]
             for block, past in zip(self.blocks, pasts, strict=True):
@@ -100,85 +101,82 @@ class Decoder(nn.Module):
             logits = self.head(self.norm(x))[:, -1]
             if lengths is not None:
                 logits[:, self.end] = torch.where(place >= lengths, torch.inf, -torch.inf)
-            token = torch.where(ended, self.end, logits.argmax(-1))
-            ended = token == self.end
-            chosen.append(token)
-            x = self.tokens(token)[:, None]
+            chosen.append(logits.argmax(-1))
+            x = self.tokens(chosen[-1])[:, None]
         rows = torch.stack(chosen, 1).cpu().numpy()
         return [row[: int((row != self.end).cumprod().sum())] for row in rows]
 
 
-def batches(split: Split, end: int, size: int, seed: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
-    """Endless: latents, input tokens and targets, of documents of about the same length; few shapes."""
-    rng, lengths = np.random.default_rng(seed), np.asarray(split.lengths)
-    widths = -(-lengths // 8) * 8
+def parts(lengths: np.ndarray, size: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Endless: a width, and documents that it fits for a step; few shapes."""
+    rng, widths = np.random.default_rng(seed), -(-lengths // 8) * 8
     while True:
-        for pool in np.array_split(rng.permutation(len(lengths)), max(1, len(lengths) // 32768)):
-            groups = [pool[widths[pool] == width] for width in np.unique(widths[pool])]
-            rows = [max(1, size // int(widths[group[0]])) for group in groups]
-            parts = [g[i : i + n] for g, n in zip(groups, rows, strict=True) for i in range(0, len(g), n)]
-            full = [part for part in parts if len(part) == size // int(widths[part[0]])] or parts
-            for part in (full[i] for i in rng.permutation(len(full))):
-                documents, width = split.read(part), widths[part[0]]
-                inside = np.arange(width) < documents.lengths[:, None]
-                tokens = np.full((len(part), width), end, dtype=np.int64)
-                tokens[inside] = documents.tokens
-                ended = np.concatenate([tokens, np.full((len(part), 1), end)], 1)
-                scored = np.arange(width + 1) <= documents.lengths[:, None]
-                yield documents.latents, tokens, np.where(scored, ended, NO_TARGET)
+        order, cut = rng.permutation(len(widths)), []
+        for width in np.unique(widths):
+            group, rows = order[widths[order] == width], max(1, size // width)
+            last = max(1, len(group) - rows + 1)
+            cut += [(int(width), group[i : i + rows]) for i in range(0, last, rows)]
+        yield from (cut[i] for i in rng.permutation(len(cut)))
+
+
+def on_device(store: mmldlm.PairStore, name: str, end: int, device: str) -> tuple[Tensor, ...]:
+    """All latents of a split, tokens with end tokens behind them, and lengths: small enough to stay there."""
+    documents = store.split(name).read(np.arange(len(store.split(name))))
+    places = np.arange(-(-documents.lengths.max() // 8) * 8 + 1)
+    tokens = np.full((len(documents.lengths), len(places)), end, dtype=np.int32)
+    tokens[places < documents.lengths[:, None]] = documents.tokens
+    arrays = (store.normalizer.normalize(documents.latents), tokens, documents.lengths)
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
 
 def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Decoder, int]:
-    """Train for the seconds of the settings, compilation included."""
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
+    """Train for the seconds of the settings, compilation included, or for their steps."""
+    torch.manual_seed(settings.seed)
     model = Decoder(store, settings).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    latents, tokens, lengths = on_device(store, "train", model.end, device)
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2] if settings.muon else []
+    rest = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    both: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, betas=(0.9, 0.95))]
+    both += [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")] if matrices else []
     for block in model.blocks if settings.compile else []:
         block.compile(dynamic=True)
     began, steps = time.perf_counter(), 0
-    for arrays in batches(store.split("train"), model.end, settings.batch_tokens):
-        passed = (time.perf_counter() - began) / settings.seconds
+    for width, part in parts(store.lengths("train"), settings.batch_tokens, settings.seed):
+        seconds = time.perf_counter() - began
+        passed = steps / settings.steps if settings.steps else seconds / settings.seconds
         if passed >= 1.0:
             break
-        rate = min(passed / 0.03, 0.5 + 0.5 * float(np.cos(np.pi * passed)))
-        optimizer.param_groups[0]["lr"] = settings.lr * max(rate, 1e-3)
-        latents = torch.from_numpy(store.normalizer.normalize(arrays[0])).to(device)
-        tokens, targets = (torch.from_numpy(array).to(device) for array in arrays[1:])
+        rows = torch.from_numpy(part).to(device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = model(latents, tokens).flatten(0, 1)
-            loss = F.cross_entropy(logits, targets.flatten(), ignore_index=NO_TARGET)
+            loss = model.loss(latents[rows], tokens[rows, : width + 1], lengths[rows])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        rate = settings.lr * min(passed / 0.03 + 1e-3, 0.5 + 0.5 * float(np.cos(np.pi * passed)) + 1e-3)
+        for optimizer in both:
+            optimizer.param_groups[0] |= {"lr": rate, "weight_decay": settings.weight_decay}
+            optimizer.step()
+        model.zero_grad()
         steps += 1
     return model.eval(), steps
 
 
+@torch.no_grad()
 def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int = 512) -> dict[str, float]:
     """Scores on held-out latents, with the model's own length and with the true one."""
-    folder, split = store.tokenizer_path(), store.split("validation")
-    tokenizer = Tokenizer.load(folder) if folder else None
-
-    def decode_text(tokens: list[np.ndarray]) -> list[str]:
-        return tokenizer.decode_batch([t.tolist() for t in tokens]) if tokenizer else []
-
-    documents = split.read(np.arange(len(split)))
-    truth, scores = Truth.of(documents, decode_text), {}
-    latents = torch.from_numpy(store.normalizer.normalize(documents.latents)).to(device)
-    for name, lengths in (
-        ("own length", None),
-        ("true length", torch.from_numpy(documents.lengths).to(device)),
-    ):
-        began, decoded = time.perf_counter(), []
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            for i in range(0, len(latents), rows):
-                part = None if lengths is None else lengths[i : i + rows]
-                decoded += model.decode(latents[i : i + rows], part)
-        scores[f"{name}: texts per second"] = len(latents) / (time.perf_counter() - began)
-        for quantity in score_texts(truth, decoded, 0, decode_text, None).quantities(truth).values():
-            scores[f"{name}: {quantity.title}"] = quantity.value()
+    folder, scores = store.tokenizer_path(), {}
+    texts_of = Tokenizer.load(folder).decode_batch if folder else None
+    truth = Truth.of(store.split("validation").read(np.arange(len(store.split("validation")))), texts_of)
+    latents, tokens, lengths = (x.split(rows) for x in on_device(store, "validation", model.end, device))
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        documents = zip(latents, tokens, lengths, strict=True)
+        nats = sum(float(model.loss(*part) * (part[2] + 1).sum()) for part in documents)
+        scores["perplexity, end counted"] = float(np.exp(nats / (truth.lengths + 1).sum()))
+        for name, known in (("own length", [None] * len(lengths)), ("true length", lengths)):
+            began = time.perf_counter()
+            decoded = [text for pair in zip(latents, known, strict=True) for text in model.decode(*pair)]
+            scores[f"{name}: texts per second"] = len(decoded) / (time.perf_counter() - began)
+            for quantity in score_texts(truth, decoded, 0, texts_of, None).quantities(truth).values():
+                scores[f"{name}: {quantity.title}"] = quantity.value()
     return scores
 
 
@@ -186,14 +184,15 @@ def main(path: str, settings: Settings) -> dict[str, float]:
     """Train and judge; returns the scores."""
     store, device = mmldlm.PairStore.open(path), "cuda" if torch.cuda.is_available() else "cpu"
     model, steps = train(store, settings, device)
-    return {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps} | judge(
-        model, store, device
-    )
+    size = sum(p.numel() for p in model.parameters())
+    return {"parameters": size, "steps": steps} | judge(model, store, device)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("store")
-    parser.add_argument("--seconds", type=float, default=Settings.seconds)
-    words = parser.parse_args()
-    print(json.dumps(main(words.store, Settings(seconds=words.seconds)), indent=1))
+    for name, value in asdict(Settings()).items():
+        kind = json.loads if isinstance(value, bool) else type(value)  # true or false
+        parser.add_argument(f"--{name.replace('_', '-')}", default=value, type=kind)
+    words = vars(parser.parse_args())
+    print(json.dumps(main(words.pop("store"), Settings(**words)), indent=1))

@@ -38,10 +38,11 @@ def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_autoregressive_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example, store = load_example("autoregressive_baseline", monkeypatch), make_store(tmp_path / "store")
-    settings = example.Settings(depth=1, width=32, heads=2, batch_tokens=256, seconds=3.0, compile=False)
+    settings = example.Settings(depth=1, width=32, heads=2, batch_tokens=256, steps=60, compile=False)
     scores = example.main(str(store.path), settings)
     assert scores["true length: length right"] == 1.0
     assert 0.0 < scores["own length: tokens right after alignment"] < 1.0
+    assert 1.0 < scores["perplexity, end counted"] < float("inf")
 
 
 def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
