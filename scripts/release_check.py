@@ -62,7 +62,11 @@ store = mmldlm.prepare((texts, latents), "data/smallest", tokenizer="tokenizer.j
 small = {"train.steps": 2, "model.preset": "tiny", "model.depth": 1, "batch.tokens_per_step": 64, "train.trackers": []}
 mmldlm.train("laptop", store=store, run="saved/smallest", overrides=small)
 """
+BOX = """
+mmldlm decode builtin:wordnet --text "a coil of rope" --encode-with model
+"""
 CHECKS = {"runwatch": RUNWATCH, "traindoctor": TRAINDOCTOR, "mmldlm": MMLDLM}
+CHECKS |= {"mmldlm-wordnet": BOX} if "mmldlm-wordnet" in PACKAGES else {}
 
 
 def main() -> None:
