@@ -71,7 +71,9 @@ def test_the_three_products_are_those_of_rounded_values(device, rows):
     for ours, theirs, step in zip(found, expected, (2**-8, 2**-8, 1e-5, 1e-5), strict=True):
         assert ours.dtype in (torch.bfloat16, torch.float32)
         error = (ours.float() - theirs).abs()
-        assert (error <= step * theirs.abs() + 2e-5 * theirs.abs().max()).all()
+        # the units of a GPU add up with fewer digits than fp32 has
+        rest = 2e-5 if device == "cpu" else 2e-3
+        assert (error <= step * theirs.abs() + rest * theirs.abs().max()).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

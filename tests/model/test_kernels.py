@@ -52,7 +52,7 @@ def test_add_norm_and_its_gradient(width):
     d = layout.document
     out = x + gate[d] * branch
     expected = answer(out, F.layer_norm(out, (width,)) * (1 + scale[d]) + shift[d])
-    found = answer(*add_norm(x, branch, gate, shift, scale, d, layout.starts)[:2])
+    found = answer(*add_norm(x, branch, gate, shift, scale, d, layout.starts, False)[:2])
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
@@ -261,7 +261,7 @@ def test_the_norm_in_eight_bits(width):
     x, branch = (torch.randn(90, width, generator=generator, requires_grad=True) for _ in range(2))
     modulation = torch.randn(8, 6 * width, generator=generator, requires_grad=True)
     parts = [modulation[:, i * width : (i + 1) * width] for i in (2, 0, 4)]
-    out, y, _, _, nothing, _ = add_norm(x, branch, *parts, layout.document, layout.starts)
+    out, y, _, _, nothing, _ = add_norm(x, branch, *parts, layout.document, layout.starts, False)
     other, carrier, _, _, q, scale = add_norm(x, branch, *parts, layout.document, layout.starts, True)
     assert nothing.numel() == 0
     assert torch.equal(out, other)

@@ -85,7 +85,7 @@ def add_and_norm(
     if fused:
         from mmldlm.model.kernels.add_norm import add_norm
 
-        return add_norm(x, branch, gate, shift, scale, where.document, where.starts)[:2]
+        return add_norm(x, branch, gate, shift, scale, where.document, where.starts, False)[:2]
     gates, shifts, scales = (part.float().index_select(0, where.document) for part in (gate, shift, scale))
     added = x.float() + gates * branch
     y = F.layer_norm(added, (x.shape[-1],)) * (1.0 + scales) + shifts

@@ -133,7 +133,7 @@ def _warps(width: int) -> int:
 @torch.library.custom_op("mmldlm::add_norm", mutates_args=())
 def add_norm(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
-    rounded: bool = False,
+    rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x, branch (M, D); gate, shift, scale (N, D); document (M,) in rising order; starts (N+1,) first row of each.
 
@@ -163,7 +163,7 @@ def add_norm(
 @add_norm.register_fake
 def _(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
-    rounded: bool = False,
+    rounded: bool,
 ) -> Any:  # fmt: skip
     row = x.new_empty(x.shape[0], dtype=torch.float32)
     q = x.new_empty(x.shape if rounded else (0, 0), dtype=torch.float8_e4m3fn)
