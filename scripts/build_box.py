@@ -15,7 +15,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import mmldlm
@@ -28,7 +27,7 @@ from mmldlm.metrics import read_log
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE, MOST_BYTES = "wordnet-box", 25_000_000
 DATA = "glosses and example sentences of WordNet 3.0, with embeddings of all-MiniLM-L6-v2"
-SENTENCE, REPORT = "a coil of rope", Path("build/box-report")
+SENTENCE, SMALL, REPORT = "a coil of rope", Path("build/box/export"), Path("build/box/report")
 PROJECT = """\
 [build-system]
 requires = ["setuptools>=77"]
@@ -120,11 +119,8 @@ def build(options: argparse.Namespace) -> None:
     """Everything that is not done yet."""
     model = options.model or train(options)
     trained = options.trained or describe_training(model)
-    with tempfile.TemporaryDirectory() as folder:
-        small = Path(folder) / "export"
-        mmldlm.load(model).save(small, precision="int8")
-        report = options.report or evaluate(small, options.settings)
-        pack(small, report, trained, options.out)
+    mmldlm.load(model).save(SMALL, precision="int8")
+    pack(SMALL, options.report or evaluate(options.settings), trained, options.out)
     packed = mmldlm.load(options.out / "src" / "mmldlm_wordnet" / "export")
     print(f"{options.out}: {SENTENCE!r} becomes {str(packed.decode(packed.encode([SENTENCE]))[0])!r}")
 
@@ -159,11 +155,11 @@ def device_name(device: str) -> str:
     return f"one {torch.cuda.get_device_name()}" if device.startswith("cuda") else f"a {device.upper()}"
 
 
-def evaluate(small: Path, settings: list[str]) -> Path:
+def evaluate(settings: list[str]) -> Path:
     """Measure the 8-bit export on all held-out sentences; the folder of the report."""
     sizes = ["num_documents=0", "num_decoded=0", "num_generated=1000", "step_counts=[1,4,32]"]
     chosen = [word for word in settings if word.startswith(("evaluation.", "sampling."))]
-    mmldlm.evaluate(small, out=REPORT, overrides=[*(f"evaluation.{word}" for word in sizes), *chosen])
+    mmldlm.evaluate(SMALL, out=REPORT, overrides=[*(f"evaluation.{word}" for word in sizes), *chosen])
     return REPORT
 
 

@@ -37,6 +37,8 @@ def test_a_published_folder_is_whole_and_loads_from_anywhere(model: Model, tmp_p
         assert words in card
     for picture in (folder / "figures").iterdir():
         assert f"(figures/{picture.name})" in card
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert str(tmp_path).encode() not in written  # nobody reads who trained it where
     again = Model.from_pretrained(folder)
     assert again.loaded.config.sampling.num_sampling_steps == 5
     latents = model.encode(["w3 w1"])

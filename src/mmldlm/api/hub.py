@@ -10,6 +10,8 @@ figures/                 the pictures of the evaluation
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import os
 import re
@@ -23,7 +25,7 @@ import yaml
 from jinja2 import Template
 
 from mmldlm import durable
-from mmldlm.checkpoint.export import write_export
+from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.load import LoadedModel, export_of
 from mmldlm.config import MODES, SamplingConfig
 from mmldlm.config.recipe import config_to_dict
@@ -79,7 +81,8 @@ class Published:
         """
         path = Path(folder)
         evaluated = _report_of(self.source, report)
-        self.save(path, precision=precision)
+        durable.require_writable(path)
+        write_export(path, without_places(export_of(self.loaded)), precision)
         durable.replace_file(path / GENERATION, generation_config(self.loaded))
         pictures = [] if evaluated is None else sorted(evaluated[1].glob("*.png"))
         shutil.rmtree(path / FIGURES, ignore_errors=True)
@@ -113,6 +116,22 @@ class Published:
                 return api.upload_folder(repo_id=target, folder_path=path, commit_message=message)
             except Exception as error:  # network, token, name: each has an error class of its own
                 raise UserError(f"{name}: could not be published on the Hub ({first_line(error)})") from error
+
+
+def without_places(export: Export) -> Export:
+    """The same without folders of the machine that trained it; the names of pair store and tokenizer stay."""
+    data = copy.deepcopy(export.data)
+    if data["tokenizer"] and Path(data["tokenizer"]["name"]).is_absolute():
+        data["tokenizer"]["name"] = Path(data["tokenizer"]["name"]).name
+    return dataclasses.replace(export, config=published_settings(export.config), data=data)
+
+
+def published_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run whose folders are names."""
+    settings = copy.deepcopy(settings)
+    for section, key in (("data", "store"), ("train", "init")):
+        settings[section][key] = settings[section][key] and Path(settings[section][key]).name
+    return settings
 
 
 def generation_config(model: LoadedModel) -> bytes:
@@ -180,5 +199,5 @@ def card(model: LoadedModel, name: str, result: Any, pictures: list[str], licens
         store=Path(config.data.store).name, fingerprint=model.fingerprint[:12], shape=model.denoiser.shape,
         encoder=(model.encoder or {}).get("name", "unknown"), pictures=pictures,
         figures=None if result is None else markdown(result).split("\n", 1)[1].replace("\n## ", "\n### ").strip(),
-        settings=yaml.safe_dump(config_to_dict(config), sort_keys=False),
+        settings=yaml.safe_dump(published_settings(config_to_dict(config)), sort_keys=False),
     )  # fmt: skip
