@@ -31,7 +31,7 @@ def end_token(store: mmldlm.PairStore) -> int:
 
 def with_ends(store: mmldlm.PairStore, out: Path, bucket: int, end: int) -> mmldlm.PairStore:
     """The store with end tokens after each document."""
-    shape = store.manifest
+    shape, ends = store.manifest, np.full(bucket, end)
     with StoreWriter(
         out, vocab_size=shape.vocab_size, num_slots=shape.num_slots, num_channels=shape.num_channels,
         tokenizer=Tokenizer.load(store.tokenizer_path()), encoder=shape.encoder,
@@ -44,7 +44,7 @@ def with_ends(store: mmldlm.PairStore, out: Path, bucket: int, end: int) -> mmld
                 tokens = split_tokens(documents)
                 sizes = (documents.lengths // bucket + 1) * bucket
                 ended = [
-                    np.pad(row, (0, size - len(row)), constant_values=end)
+                    np.concatenate((row, ends[: size - len(row)]))
                     for row, size in zip(tokens, sizes, strict=True)
                 ]
                 writer.add(name, ended, documents.latents, texts, documents.ids)

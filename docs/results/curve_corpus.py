@@ -298,7 +298,7 @@ class Corpus:
 
 def write(path: Path, sentences: Iterable[str]) -> None:
     """One sentence a line, sorted and compressed."""
-    path.write_bytes(lzma.compress("".join(f"{line}\n" for line in sorted(sentences)).encode(), preset=9))
+    path.write_bytes(lzma.compress("".join(f"{line}\n" for line in sorted(sentences)).encode(), preset=6))
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
