@@ -30,6 +30,7 @@ _PUBLIC = {
     "sample_latents": "mmldlm.sampling.chain",
     "sample_text": "mmldlm.sampling.chain",
     "train": "mmldlm.api.train",
+    "validate": "mmldlm.benchmark.validation",
 }
 """Public name -> module that defines it."""
 

@@ -73,7 +73,7 @@ def test_imports_point_one_way(path):
 def test_help_answers_without_torch():
     commands = (
         "", "prepare", "data", "train", "launch", "selftest", "encode", "decode", "generate", "infill", "interpolate",
-        "paraphrase", "eval", "compare", "export", "doctor", "benchmark", "ablate", "monitor",
+        "paraphrase", "eval", "compare", "export", "doctor", "benchmark", "validate", "ablate", "monitor",
     )  # fmt: skip
     code = (
         "import sys\nfrom mmldlm.cli.main import app\n"

@@ -45,6 +45,7 @@ try:
         selftest,
         serve,
         train,
+        validate,
     )
     from mmldlm.cli.terminal import Command, SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
@@ -89,6 +90,7 @@ _add("export", runs.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
 _add("compare", evaluate.compare, _JUDGE, "Compare the evaluations of two runs or more.")
 _add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
+_add("validate", validate.validate, _JUDGE, "Check a recipe here: plain path against optimised one.")
 _add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
 app.command("ablate-run", hidden=True)(ablate.ablate_run)
 _add(
