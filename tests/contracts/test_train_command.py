@@ -52,8 +52,10 @@ def assert_one_clear_line(code, err, *parts):
         assert part in lines[0]
 
 
-def test_dry_run_prints_settings_sizes_and_memory_and_writes_nothing(place):
-    code, out, err = run(place, "--dry-run", "batch.micro_tokens=100")
+def test_dry_run_prints_settings_sizes_and_memory_and_draws_the_course_and_writes_nothing_else(place):
+    before = set(place.iterdir())
+    words = ("--dry-run", "--plot", "course.png", "batch.micro_tokens=100", "optim.schedule=plateau")
+    code, out, err = run(place, *words)
     assert code == 0, err
     for part in (
         "tokens_per_step: 256",
@@ -61,17 +63,10 @@ def test_dry_run_prints_settings_sizes_and_memory_and_writes_nothing(place):
         "memory estimate",
         "steps per epoch",
         "documents per step",
+        "are drawn in course.png",
     ):
         assert part in out
     assert re.search(r"micro batches per step\W+3\b", out)
-    assert not (place / "saved").exists()
-
-
-def test_dry_run_draws_the_course_of_the_run_into_the_file_asked_for_and_nothing_else(place):
-    before = set(place.iterdir())
-    code, out, err = run(place, "--dry-run", "--plot", "course.png", "optim.schedule=plateau")
-    assert code == 0, err
-    assert "are drawn in course.png" in out
     assert (place / "course.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert set(place.iterdir()) - before == {place / "course.png"}
 

@@ -74,10 +74,6 @@ def decode(
         return rows
 
     request = options | chosen(length=length, against=against, neighbours=neighbours, encode_with=encode_with)
-    if in_file is not None:
-        answer.stream(model, in_file, records, request)
-        return
-    inputs = named_documents(model, text, latents, from_split, num, data)
-    with answer.progress() as progress:
-        rows = records(inputs, progress)
-    answer.give(model, request, rows)
+    answer.serve(
+        model, records, request, in_file, lambda: named_documents(model, text, latents, from_split, num, data)
+    )

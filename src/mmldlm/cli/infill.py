@@ -69,13 +69,12 @@ def infill(
     )
     work = _Filling(model, options, encode_with, against_of(model, against, encode_with, seed))
     request = options | chosen(about=about, latents=latents, against=against, encode_with=encode_with)
-    if in_file is not None:
-        answer.stream(model, in_file, work.records, request)
-        return
-    condition = named_documents(model, about, latents) if about or latents is not None else Inputs()
-    with answer.progress() as progress:
-        rows = work.records(replace(condition, infill=texts), progress)
-    answer.give(model, request, rows)
+
+    def named() -> Inputs:
+        condition = named_documents(model, about, latents) if about or latents is not None else Inputs()
+        return replace(condition, infill=texts)
+
+    answer.serve(model, work.records, request, in_file, named)
 
 
 @dataclass

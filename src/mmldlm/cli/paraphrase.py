@@ -61,9 +61,4 @@ def paraphrase(
         return text_records(varied, inputs.texts)
 
     request = options | chosen(length=length, encode_with=encode_with)
-    if in_file is not None:
-        answer.stream(model, in_file, records, request)
-        return
-    with answer.progress() as progress:
-        rows = records(Inputs(texts=texts), progress)
-    answer.give(model, request, rows)
+    answer.serve(model, records, request, in_file, lambda: Inputs(texts=texts))

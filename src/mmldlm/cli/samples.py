@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,23 @@ class Answer:
             typer.echo(f"written to {self.out}")
         elif latents is not None:
             typer.echo("to get the latents: --out FILE.npy")
+
+    def serve(
+        self,
+        model: Model,
+        act: Act,
+        options: dict[str, Any],
+        in_file: Path | None,
+        named: Callable[[], Inputs],
+    ) -> None:
+        """The records of a file, part by part, or of the documents that the command line names."""
+        if in_file is not None:
+            self.stream(model, in_file, act, options)
+            return
+        inputs = named()
+        with self.progress() as progress:
+            records: Any = act(inputs, progress)
+        self.give(model, options, records)
 
     def stream(self, model: Model, source: Path, act: Act, options: dict[str, Any]) -> None:
         """A file in, a file out, part by part."""

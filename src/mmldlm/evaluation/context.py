@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
@@ -38,16 +39,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a part, how much of it is done, and how much there is."""
 
 # First word after the seed in every key of the evaluation, so that no two of its parts share numbers.
-CHOICE, STRANGERS, BOUND, DECODE, ENCODE, LATENT_BOUND, GENERATE, SPLITS = (
-    101,
-    102,
-    104,
-    105,
-    106,
-    107,
-    108,
-    110,
-)
+CHOICE, STRANGERS, BOUND, DECODE = 101, 102, 104, 105
+ENCODE, LATENT_BOUND, GENERATE, SPLITS = 106, 107, 108, 110
 _REFERENCE_BATCH = 16
 
 
@@ -287,15 +280,10 @@ class ReferenceLM:
         return TextCosts(nats, counts, cut)
 
     def _score(self, rows: list[list[int]]) -> np.ndarray:
-        size = max(len(row) for row in rows)
-        if size < 2:
+        if max(len(row) for row in rows) < 2:
             return np.zeros(len(rows))
-        tokens = torch.zeros((len(rows), size), dtype=torch.int64)
-        real = torch.zeros((len(rows), size), dtype=torch.int64)
-        for idx, row in enumerate(rows):
-            tokens[idx, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            real[idx, : len(row)] = 1
-        tokens, real = tokens.to(self.device), real.to(self.device)
+        tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(self.device)
+        real = pad_sequence([torch.ones(len(row)).long() for row in rows], batch_first=True).to(self.device)
         logits = self.model(input_ids=tokens, attention_mask=real).logits[:, :-1].float()
         costs = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none") * real[:, 1:]
         return costs.double().sum(1).cpu().numpy()

@@ -199,7 +199,7 @@ class Pairs:
         return Pairs(self.tokens[:count], self.latents[:count], texts)
 
 
-Values = Callable[[Pairs], tuple[np.ndarray, np.ndarray | None]]
+Values = tuple[np.ndarray, np.ndarray | None]
 """Values per document, and what their sum is divided by (None: the number of documents)."""
 
 
@@ -253,20 +253,10 @@ def _real(context: Context, count: int) -> Pairs:
     return Pairs(tokens, documents.latents[:count], texts)
 
 
-@dataclass(frozen=True)
-class _Measure:
+def _beside(context: Context, name: str, title: str, ours: Values, real: Values) -> Beside:
     """One quantity of generated and of real documents."""
-
-    name: str
-    title: str
-    values: Values
-    better: str = LESS
-
-    def __call__(self, context: Context, generated: Pairs, real: Pairs) -> Beside:
-        mine, theirs = (Quantity(self.title, self.better, *self.values(pairs)) for pairs in (generated, real))
-        return Beside(
-            context.record(f"generated/{self.name}", mine, GENERATED), theirs.estimate(context.seed)
-        )
+    mine, theirs = (Quantity(title, LESS, values, weights) for values, weights in (ours, real))
+    return Beside(context.record(f"generated/{name}", mine, GENERATED), theirs.estimate(context.seed))
 
 
 def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
@@ -278,21 +268,14 @@ def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
         return Beside(distinct(few.tokens, order), distinct(few_real.tokens, order))
 
     def repeated(order: int) -> Beside:
-        measure = _Measure(
-            f"repeated_{order}",
-            f"share of {order}-grams that repeat one of the same text",
-            lambda pairs: repeats(pairs.tokens, order),
-        )
-        return measure(context, generated, real)
+        title = f"share of {order}-grams that repeat one of the same text"
+        counted = repeats(generated.tokens, order), repeats(real.tokens, order)
+        return _beside(context, f"repeated_{order}", title, *counted)
 
     likeness = None
     if few.texts is not None and few_real.texts is not None:
-        measure = _Measure(
-            "self_bleu",
-            "self-BLEU of generated texts",
-            lambda pairs: (self_bleu(pairs.texts or []), None),
-        )
-        likeness = measure(context, few, few_real)
+        both = (self_bleu(few.texts), None), (self_bleu(few_real.texts), None)
+        likeness = _beside(context, "self_bleu", "self-BLEU of generated texts", *both)
     return Diversity(
         different(1), different(2), different(3), repeated(1), repeated(2), repeated(4), likeness
     )
@@ -304,17 +287,16 @@ def _reference(
     if generated.texts is None or real.texts is None:
         context.notes.append("the reference model is not used: the pair store was made without a tokenizer")
         return None
-    num_cut = 0
-
-    def costs(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal num_cut
-        scored = reference.score(pairs.texts or [])
-        num_cut += scored.num_cut
-        return scored.nats, scored.num_tokens
-
+    scored, expected = reference.score(generated.texts), reference.score(real.texts)
     title = f"nats / token of generated texts under {reference.name}"
-    nats = _Measure("reference_nats", title, costs)(context, generated, real)
-    if num_cut:
+    nats = _beside(
+        context,
+        "reference_nats",
+        title,
+        (scored.nats, scored.num_tokens),
+        (expected.nats, expected.num_tokens),
+    )
+    if num_cut := scored.num_cut + expected.num_cut:
         context.notes.append(f"{num_cut} texts are cut to the {reference.longest} tokens of {reference.name}")
     perplexities = Beside(_perplexity(nats.generated), _perplexity(nats.real))
     return ReferenceScore(reference.name, reference.start is not None, nats, perplexities)
@@ -392,9 +374,7 @@ def _memorised(context: Context, generated: Pairs, real: Pairs, train: Split) ->
     whole, inside = find_verbatim([*generated.tokens, *real.tokens], train, context.watch("memorisation"))
 
     def share(name: str, title: str, hits: np.ndarray) -> Beside:
-        mine, theirs = (Quantity(title, LESS, part) for part in (hits[:count], hits[count:]))
-        recorded = context.record(f"generated/memorised_{name}", mine, GENERATED)
-        return Beside(recorded, theirs.estimate(context.seed))
+        return _beside(context, f"memorised_{name}", title, (hits[:count], None), (hits[count:], None))
 
     return Memorised(
         len(train),
