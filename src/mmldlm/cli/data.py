@@ -11,11 +11,6 @@ import typer
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
 
-@app.callback()
-def _root() -> None:
-    """Look into a pair store, check it, import an old one."""
-
-
 @app.command(short_help="Show what a store holds.")
 def inspect(
     store: Annotated[Path, typer.Argument(help="Folder of the pair store.")],
