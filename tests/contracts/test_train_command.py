@@ -39,7 +39,7 @@ def start(place, *words):
 
 def run(place, *words):
     process = start(place, *words)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=280)
     return process.returncode, out, err
 
 

@@ -100,7 +100,7 @@ def test_the_meeting_point_is_known_as_our_own_whatever_the_name_of_the_machine_
 
 def test_a_wrong_setting_is_the_root_cause_and_its_exit_code_is_passed_on(place):
     process = start(place, "optim.lr=-1", "--run", "wrong")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 2, errors
     last = errors.strip().splitlines()[-1]
     assert last.startswith("mmldlm launch: root cause: rank ")
@@ -119,7 +119,7 @@ def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place
     process = start(place, *words, "train.log_every=1", "train.valid_every=0")
     wait_for_log(run, process)
     os.kill(find_rank(place, 1), signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 137, errors
     assert "root cause: rank 1, exit code 137: ended by SIGKILL" in errors
 
@@ -129,7 +129,7 @@ def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place
     while time.monotonic() < deadline and (run / "training_log.jsonl").stat().st_size <= written:
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 75, errors
     assert "checkpoint saved" in errors
     assert (

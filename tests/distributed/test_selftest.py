@@ -15,7 +15,7 @@ from tests.stores import write_store
 def test_two_ranks_pass_and_a_missing_store_is_a_cross_with_a_remedy(tmp_path):
     command = [sys.executable, "-m", "mmldlm", "selftest", "--nproc", "2", "--store", "nowhere"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()

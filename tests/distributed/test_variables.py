@@ -138,7 +138,7 @@ def test_the_script_imports_trains_and_stops_in_order(place):
         "LATENT_DIR": str(place / "d/latents/train"), "TOKENIZER": "builtin:minilm", "L2T_RUN_NAME": "mine",
         "L2T_TRAIN_BS": "8", "GRAD_ACCUM_STEPS": "1", "NPROC_PER_NODE": "1", "L2T_BASE_STEPS": "100000",
     }  # fmt: skip
-    explained = start(place, "--dry-run", **names).communicate(timeout=120)[0]
+    explained = start(place, "--dry-run", **names).communicate(timeout=280)[0]
     assert "L2T_TRAIN_BS      8  (environment)" in explained
     assert "WARMUP_STEPS      2000  (2 % of 100000 steps" in explained
     assert not (place / "store").exists()
@@ -150,7 +150,7 @@ def test_the_script_imports_trains_and_stops_in_order(place):
     while time.monotonic() < deadline and not log.exists() and process.poll() is None:
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=280)[0]
     assert process.returncode == 75, output
     assert "✓ store: store: 120 documents" in output
     (written,) = (place / "train_logs").glob("train_*_node0.log")
@@ -160,7 +160,7 @@ def test_the_script_imports_trains_and_stops_in_order(place):
 
 def test_the_script_passes_on_the_exit_code_of_a_wrong_setting(place):
     process = start(place, "optim.lr=-1", L2T_CONFIG="small.yaml")
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=280)[0]
     assert process.returncode == 2, output
     assert "optim.lr=-1" in output
     assert start(place, "--what").wait(timeout=200) == 2

@@ -119,7 +119,7 @@ def run_lonely_node(path: Path) -> Path:
 def _run(words: list[str]) -> bytes:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=120
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=280
     )
     return done.stdout
 

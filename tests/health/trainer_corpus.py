@@ -177,7 +177,7 @@ def make_run(case: TrainerCase, folder: Path) -> Path:
     if case.alone:
         module = "tests.health.trainer_corpus"
         words = [sys.executable, "-m", module, str(folder), case.name, str(case.offset)]
-        subprocess.run(words, env=environment(), capture_output=True, timeout=120, check=False)
+        subprocess.run(words, env=environment(), capture_output=True, timeout=280, check=False)
     else:
         train(case, folder)
     run = folder / case.name / "run"

@@ -205,7 +205,7 @@ def test_kill_and_go_on_is_byte_identical(tmp_path: Path) -> None:
     killed = subprocess.run(
         [sys.executable, "-m", "tests.preparation.fake", *map(str, words), "--out", str(tmp_path / "s")],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "KILL_AFTER": str(documents)}, check=False,
-        capture_output=True, timeout=120,
+        capture_output=True, timeout=280,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
     kept = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/shard-*.json")]

@@ -44,7 +44,7 @@ def _command(*words: object, **environment: object) -> subprocess.CompletedProce
     variables = os.environ | {key: str(value) for key, value in environment.items()}
     return subprocess.run(
         [sys.executable, "-m", "tests.preparation.fake", *map(str, words)],
-        cwd=ROOT, env=variables | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=variables | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 

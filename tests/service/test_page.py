@@ -82,7 +82,7 @@ def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model) 
             port = probe.getsockname()[1]
         app, address, _ = launch_page(model, "127.0.0.1", port, token=token, block=False)
         try:
-            content = urllib.request.urlopen(address, timeout=120).read().decode()
+            content = urllib.request.urlopen(address, timeout=280).read().decode()
             assert ("auth_required" in content) or not token
             assert Path(model.source).name in content or token
         finally:

@@ -63,7 +63,7 @@ def port(model: Model) -> Iterator[int]:
 
 
 def ask(port: int, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=280)
     content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     kind = {} if body is None else {"content-type": "application/json"}
     connection.request("GET" if body is None else "POST", path, content, kind | headers)
@@ -200,7 +200,7 @@ def test_work_that_nobody_waits_for_is_given_up() -> None:
 def test_slow_and_half_requests_end_and_disturb_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HEAD_SECONDS", 0.3)
     head = b"POST /encode HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 50\r\n"
-    slow = [socket.create_connection(("127.0.0.1", port), timeout=120) for _ in range(60)]
+    slow = [socket.create_connection(("127.0.0.1", port), timeout=280) for _ in range(60)]
     for number, connection in enumerate(slow):  # nothing; half a head; half a body
         connection.sendall((b"", head, head + b"\r\n" + b'{"texts"')[number % 3])
     assert ask(port, "/encode", {"texts": ["w1"]})[0] == 200

@@ -131,7 +131,7 @@ def test_sigterm_during_the_start_leaves_nothing_that_blocks_the_next_one(store,
 
     def start(where):
         command = [sys.executable, "-c", EARLY, where, *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
 
     # before anything is written the default action is right: the process is gone, and there is no folder
     assert start("mmldlm.config.recipe:load_recipe").returncode == -signal.SIGTERM

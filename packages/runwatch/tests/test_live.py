@@ -67,7 +67,7 @@ def test_a_log_is_followed_from_before_it_exists_to_a_stop(tmp_path):
         assert any("opened ERROR M101" in line for line in read_until(process, "M101"))
         read_until(process, "opened ERROR M501 stalled")  # nobody writes any more
         process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=20)
+        rest, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "-> Stop and go back" in rest  # the summary at the end
     assert errors == ""
@@ -101,7 +101,7 @@ def test_the_screen_in_a_terminal(tmp_path):
     with contextlib.suppress(OSError):
         while chunk := os.read(parent, 65536):
             shown += chunk
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=120) == 0
     os.close(parent)
     text = shown.decode("utf-8", "replace")
     assert "● fine" in text
@@ -116,13 +116,13 @@ def test_the_page_is_served_until_a_stop(tmp_path):
     with monitoring("--serve", "127.0.0.1:0", "--interval", "0.2", log) as process:
         address = process.stderr.readline().split(" at ")[1].split(";")[0]
         for _ in range(100):
-            with urllib.request.urlopen(f"{address}api/state", timeout=10) as answer:
+            with urllib.request.urlopen(f"{address}api/state", timeout=120) as answer:
                 state = json.load(answer)
             if state:
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
     assert state["runs"][0]["step"] == 5
     assert process.returncode == 0
 

@@ -123,7 +123,7 @@ def test_no_text_of_a_run_reaches_the_report_or_a_terminal_unescaped(tmp_path):
 
 
 def ask(page, path, host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", page.server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", page.server.server_address[1], timeout=120)
     connection.request(method, path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     content = answer.read()

@@ -52,7 +52,7 @@ class Follower:
 
     def stop(self) -> dict:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         assert "Traceback" not in self.errors.read_text()
         return self.looks()[-1]
 

@@ -42,7 +42,7 @@ def _run(root: Path, python: str) -> tuple[int, str]:
     environment.pop("PYTHONPATH", None)
     command = ["bash", "run.sh"] if (root / "run.sh").exists() else [python, "train.py"]
     done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, env=environment, timeout=110, check=False
+        command, cwd=root, capture_output=True, text=True, env=environment, timeout=280, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, re.sub(r"port \d+", "", done.stdout)
