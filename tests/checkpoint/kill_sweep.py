@@ -144,8 +144,12 @@ def save_shards_forever(folder: Path, fd: int, size: int, rank: int, meeting: Pa
         saver.save(shards_of(snapshot(step, 0, size), pieces))
 
 
+def staged(folder: Path) -> bool:
+    return any(name.startswith(".staging") for name in os.listdir(folder))
+
+
 def sweep_shards(root: Path, num_kills: int) -> dict:
-    """One rank is killed; a little later the others, which have lost it."""
+    """One rank is killed while a folder is staged; a little later the others, which have lost it."""
     folder, size, moments = root / "run", 200_000, random.Random(0)
     fd = os.open(root / "ack", os.O_RDWR | os.O_CREAT)
     torn, steps = 0, []
@@ -156,15 +160,17 @@ def sweep_shards(root: Path, num_kills: int) -> dict:
         while os.pread(fd, 32, 0) == before:
             assert os.waitpid(-1, os.WNOHANG)[0] == 0, "a rank left by itself"
             time.sleep(0.001)
-        time.sleep(moments.uniform(0, 0.06))
+        while not staged(folder):
+            time.sleep(0.0005)
+        time.sleep(moments.uniform(0, 0.01))
         moments.shuffle(pids)
         os.kill(pids[0], signal.SIGKILL)
+        torn += staged(folder)
         time.sleep(moments.uniform(0, 0.2))
         for pid in pids[1:]:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
             os.waitpid(pid, 0)
-        torn += any(name.startswith(".") for name in os.listdir(folder))
         steps.append(judge(folder, os.pread(fd, 32, 0).split(), size, least=(0, 0))[0])
     assert steps == sorted(steps)
     return {"kills": num_kills, "during_a_save": torn, "steps": steps[-1]}

@@ -65,8 +65,7 @@ WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     (4, 2, [("plain", []), ("plain", [FSDP]), ("plain", [HYBRID]), ("micro_batches", [HYBRID]), ("moved_3", [FSDP])]),
     (2, 2, [
         *((name, [FSDP]) for name in (
-            "micro_batches", "uneven", "mode_stages", "gradient_norm", "not_finite", "rolled_back", "memory_before",
-            "backward_fails", "muon",
+            "micro_batches", "mode_stages", "gradient_norm", "not_finite", "rolled_back", "backward_fails", "muon",
         )),
         ("recompute", [FSDP, "distributed.reshard=false"]),
         ("bf16_sums", [FSDP]),

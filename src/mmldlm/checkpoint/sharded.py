@@ -133,7 +133,7 @@ class ShardSaver(Saver):
             surplus = dispensable(self._folder, self._needed)
             made = [bool(surplus) and self._make_room(error, surplus[0])]
         try:
-            dist.broadcast_object_list(made, group=self._place.group, group_src=0)
+            dist.broadcast_object_list(made, src=0, group=self._place.group)
         except RuntimeError:  # a rank is gone
             return False
         return made[0]
