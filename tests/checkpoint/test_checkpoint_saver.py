@@ -202,6 +202,7 @@ def test_memory_stays_flat_over_many_saves(tmp_path: Path) -> None:
     saver.close()
 
 
+@pytest.mark.soak  # a busy machine pauses it too
 def test_the_interpreter_stays_free_while_the_writer_works(tmp_path: Path) -> None:
     """A busy main thread during a 128 MB save must hardly ever stand still for long."""
     saver = Saver(tmp_path, keep=1, on_error=raise_it)

@@ -23,6 +23,7 @@ from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.training.fit import Trainer
+from mmldlm.training.graphs import Graphs
 from tests import runs
 
 EXTRA: list[str] = []
@@ -103,6 +104,15 @@ def digests(noisy: Any) -> list[str]:
         parts += [part[document] for part in (noisy.text_time, noisy.latent_time)]
         found.append(hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16])
     return found
+
+
+@scenario
+def recorded(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """As with recorded graphs: passes without DDP, then the sum. Recording itself fails on a CPU, and is given up."""
+    words = ("train.log_every=1", "batch.micro_tokens=64", "distributed.bucket_mb=0.01")
+    trainer = make_trainer(folder, store, *words, ranks=ranks)
+    trainer.stepper.graphs = Graphs()
+    return trainer
 
 
 @scenario

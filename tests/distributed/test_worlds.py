@@ -15,6 +15,7 @@ from tests.distributed.test_two_ranks import LOOSER, ROUNDING, assert_same_curve
 from tests.distributed.worlds import WORLDS, label
 from tests.runs import make_trainer
 
+pytestmark = pytest.mark.timeout(1800)
 CURVES = [
     (label(world, name, words), name)
     for world, _, plays in WORLDS
@@ -29,7 +30,7 @@ def worlds(store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
     command = [sys.executable, "-m", "tests.distributed.worlds", str(folder), str(store)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1700, check=False
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return folder
@@ -94,6 +95,14 @@ def test_replicas_hold_the_same_and_shards_are_parts(worlds):
     first, second, third, fourth = (rank["state"] for rank in seen(worlds, "hybrid4_plain", 4))
     assert (first, second) == (third, fourth)
     assert first != second
+
+
+def test_replicas_that_differ_by_a_bit_end_the_run(worlds):
+    ends = seen(worlds, "hybrid4_differing", 4)
+    assert {rank["step"] for rank in ends} == {2}
+    assert all(
+        "rank 3 and rank 1 hold the same part of the weights, which differs" in rank["told"] for rank in ends
+    )
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both_and_its_document_named(worlds):

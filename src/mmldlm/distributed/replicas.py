@@ -81,9 +81,37 @@ class Replicas:
 
     def summed(self, work: Callable[[], Tensor]) -> Tensor:
         """What each rank computes for itself, without DDP, summed over ranks in place: by all of them or by none."""
+        local = self._by_all(work)
+        try:
+            dist.all_reduce(local)
+        except RuntimeError as error:
+            raise self.ranks.lost(str(error)) from error
+        return local
+
+    def run_apart(self, work: Callable[[], T], gradients: Callable[[], list[Tensor]]) -> T:
+        """Passes without DDP, as recorded graphs; afterwards the gradients are summed in place, bucket by bucket."""
+        done = self._by_all(work)
+        pending: list[tuple[list[Tensor], Tensor, Future[Tensor]]] = []
+        try:
+            for bucket in _buckets(gradients(), self.config.bucket_mb):
+                flat = torch.cat([gradient.flatten() for gradient in bucket])
+                pending.append((bucket, flat, sum_bucket(flat, self.config.compression)[1]))
+            for bucket, flat, summed in pending:
+                summed.wait()
+                parts = flat.split([gradient.numel() for gradient in bucket])
+                views = [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)]
+                torch._foreach_copy_(bucket, views)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self.ranks.lost(str(error)) from error
+        return done
+
+    def _by_all(self, work: Callable[[], T]) -> T:
+        """What each rank does for itself, once all of them have done it; a failure of one is a failure of all."""
         self._no, self._lost = 0, None
         try:
-            local = work()
+            done = work()
             self._rung(0)
         except LostRankError:
             raise
@@ -92,11 +120,7 @@ class Replicas:
             raise
         if self._no:
             raise error_of(self._no, self.ranks)
-        try:
-            dist.all_reduce(local)
-        except RuntimeError as error:
-            raise self.ranks.lost(str(error)) from error
-        return local
+        return done
 
     def _rung(self, answer: int) -> None:
         """Agree with the others whether the step continues; after the first no nothing is asked any more."""
@@ -198,6 +222,19 @@ def sum_bucket(buffer: Tensor, compression: str) -> tuple[Any, Future[Tensor]]:
     small = buffer.to(KINDS[compression]).div_(share)
     work = dist.all_reduce(small, async_op=True)
     return work, work.get_future().then(lambda future: buffer.copy_(future.value()[0]).mul_(share))
+
+
+def _buckets(gradients: Sequence[Tensor], megabytes: float) -> list[list[Tensor]]:
+    """The gradients in turn, in lists of so many MiB each."""
+    buckets: list[list[Tensor]] = [[]]
+    room = megabytes * 2**20
+    for gradient in gradients:
+        if buckets[-1] and gradient.nbytes > room:
+            buckets.append([])
+            room = megabytes * 2**20
+        buckets[-1].append(gradient)
+        room -= gradient.nbytes
+    return [bucket for bucket in buckets if bucket]
 
 
 def left_alone(buffer: Tensor) -> Future[Tensor]:

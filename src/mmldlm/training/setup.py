@@ -133,8 +133,8 @@ class Setup:
         """Optimizer, average and scaler for the denoiser, which must be on its device."""
         config, device = self.config, self.runtime.device
         joined, graphs = self.ranks.joined, config.speed.cuda_graphs and device.type == "cuda"
-        if joined and graphs:
-            log.warning("speed.cuda_graphs: off, sums over several ranks are not recorded")
+        if self.sharded and graphs:
+            log.warning("speed.cuda_graphs: off, weights that are gathered for each block are not recorded")
         shards = self._shards() if self.sharded else None
         held = None if shards is None else shards.held
         optimizers = build_optimizers(
@@ -150,7 +150,7 @@ class Setup:
             scaler=self._scaler(),
             runtime=self.runtime,
             config=config.optim,
-            graphs=Graphs() if graphs and not joined else None,
+            graphs=Graphs() if graphs and shards is None else None,
             replicas=Replicas(self.denoiser, self.ranks, config.distributed)
             if joined and shards is None
             else None,

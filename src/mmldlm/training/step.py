@@ -191,8 +191,14 @@ class Stepper:
         if self.balance is not None and self.balance.due(batch.where.step) and self._has_both(batch):
             norms_of = self._norms_of if self.shards is None else partial(self._norms_of_shards, self.shards)
             self._norms = norms_of_shared(norms_of(batch, "text"), norms_of(batch, "latent"))
+        if self.replicas is not None and self.graphs is not None:
+            return self.replicas.run_apart(partial(self._own_gradients, batch), self.optimizers.gradients)
         if (joined := self.joined) is not None:
             return self._gradients_of_all(joined, batch)
+        return self._own_gradients(batch)
+
+    def _own_gradients(self, batch: StepBatch) -> LossTerms:
+        """Of this rank's documents, by this rank alone."""
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
             part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
