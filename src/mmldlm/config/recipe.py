@@ -54,7 +54,7 @@ FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
 SAVED = "the saved settings"
 MOST_BYTES, MOST_VALUES, LARGEST = 2**20, 50_000, 2**53
 """Of a settings file, of the values in it with aliases written out, and of a whole number."""
-MOST_PROBLEMS = 12
+MOST_PROBLEMS = 8
 """That one message names."""
 _PLAIN_LISTS = {
     "list[int]": "a list of whole numbers is needed, such as [1, 2]",
