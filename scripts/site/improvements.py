@@ -1,7 +1,8 @@
 """Tables of measured figures: a page says `<!-- figures FILE: arm, arm -->`, the build puts the table there.
 
-FILE lies in docs/results: a `result.json` of `mmldlm benchmark`, a `validation.json` of `mmldlm validate`, a
-`profile/summary.json` of a run, or the `newcomer.json` of scripts/newcomer.sh. Nothing in a table is typed by hand.
+FILE lies in docs/results: a `result.json` of `mmldlm benchmark` (for one with `--scaling` a network takes the place of
+arms, or `measured` with more files), a `validation.json` of `mmldlm validate`, a `profile/summary.json` of a run, the
+`newcomer.json` of scripts/newcomer.sh, or the `corpus.json` of docs/results/corpus.py. Nothing in a table is typed.
 `python scripts/site/improvements.py RESULT.json NAME` keeps one, without single trials and places of this machine.
 """
 
@@ -12,6 +13,9 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from mmldlm.benchmark.scaling import prediction_table
+from mmldlm.reports import markdown_rows
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 MARK = re.compile(r"^<!-- figures (?P<file>[\w-]+\.json)(?:: (?P<arms>[^>]*?))? -->$", flags=re.MULTILINE)
@@ -31,6 +35,10 @@ def table(file: str, arms: str | None) -> str:
         return walk_table(result)
     if "checks" in result:
         return validation_table(result, file)
+    if "encode_gpu_hours" in result:
+        return corpus_table(result)
+    if result["kind"] == "scaling":
+        return scaling_table(result, file, arms or "")
     names = [name.strip() for name in arms.split(",")] if arms else [row["name"] for row in result["rows"]]
     rows = {row["name"]: row for row in result["rows"]}
     head = "| arm | tokens/s | against the baseline (95 % interval) | verdict | peak memory, GiB | loss difference |"
@@ -65,6 +73,63 @@ def walk_table(result: dict[str, Any]) -> str:
     machine = f"{result['date']}, {result['cores']} CPU cores, load {result['load']} at the end"
     origin = f"{machine}, by `bash scripts/newcomer.sh`."
     return "\n".join([*lines, "", origin])
+
+
+def scaling_table(result: dict[str, Any], file: str, what: str) -> str:
+    """The prediction over one network, or what several runs measured beside it."""
+    if what.startswith("measured"):
+        return measured_table([file, *what.removeprefix("measured").replace(",", " ").split()])
+    shown = prediction_table(result["predicted"], what)
+    return "\n".join([*markdown_rows(shown.head, shown.rows), "", _made_by(result, file)])
+
+
+def measured_table(names: list[str]) -> str:
+    """A row for each run of `mmldlm benchmark --scaling`."""
+    head = [
+        "ranks",
+        "exchanges in a step",
+        "MB sent by a rank",
+        "the model's",
+        "s a step",
+        "s without exchanges",
+    ]
+    head += ["s of exchanges alone", "hidden", "agreements", "efficiency", "the model's"]
+    rows = []
+    for name in names:
+        one = json.loads((RESULTS / name).read_text())["measured"]
+        many = ", ".join(f"{count} {kind}" for kind, count in one["exchanges"].items())
+        rows.append([
+            f"{one['kind']}, {one['nodes']} x {one['ranks'] // one['nodes']}", many, f"{one['sent'] / 1e6:.2f}",
+            f"{one['predicted']['sent_gpu'] / 1e6:.2f}", f"{one['seconds']:.2f}", f"{one['seconds_alone']:.2f}",
+            f"{one['communication']:.2f}", f"{one['overlap']:.0%}", str(one["agreements"]), f"{one['efficiency']:.0%}",
+            f"{one['predicted']['efficiency']:.0%}",
+        ])  # fmt: skip
+    made = "\n".join(_made_by(json.loads((RESULTS / name).read_text()), name) for name in names)
+    return "\n".join([*markdown_rows(head, rows), "", made])
+
+
+def corpus_table(result: dict[str, Any]) -> str:
+    """What so many sentences need."""
+    small, large = result["stores"].values()
+    rows = [
+        ["text, TB", f"{result['text_terabytes']:.1f}"],
+        [f"pair store with {small['channels']} channels, TB", f"{small['terabytes']:.1f}"],
+        [f"pair store with {large['channels']:,} channels, TB", f"{large['terabytes']:.1f}"],
+        ["tokens, 10^9", f"{result['tokens'] / 1e9:,.0f}"],
+        ["preparing with MiniLM, hours of an H200", f"{result['encode_gpu_hours']:,.0f}"],
+        ["written by each of these, MB/s", f"{result['encode_megabytes_per_second']:.0f}"],
+    ]
+    for name, epoch in result["epochs"].items():
+        rows.append([f"one epoch of `{name}`, hours of an H200", f"{epoch['gpu_hours']:,.0f}"])
+        rows.append(["read by each of these, MB/s", f"{epoch['read_megabytes_per_second']:.0f}"])
+    return "\n".join(markdown_rows([f"{result['sentences']:,} sentences", "need"], rows))
+
+
+def _made_by(result: dict[str, Any], file: str) -> str:
+    world = result["environment"]
+    command = " ".join(f"'{word}'" if " " in word or "[" in word else word for word in world["command"])
+    where = f"{world['date'][:10]}, torch {world['versions']['torch']}, load {world['load_average'][0]:.0f}"
+    return f"`docs/results/{file}`, {where}, by\n\n    {command}\n"
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -108,7 +173,9 @@ def keep(source: Path, name: str) -> None:
     result = json.loads(source.read_text())
     result.pop("trials", None)
     for part in ("data", "options"):
-        result.get(part, {}).pop("store", None)
+        (result.get(part) or {}).pop("store", None)
+    if result.get("measured"):
+        result.pop("predicted")  # the same in all of them
     command = result["environment"]["command"]
     if "--out" in command:
         at = command.index("--out")

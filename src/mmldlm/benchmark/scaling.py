@@ -274,15 +274,24 @@ def predict_all(tokens: int = STEP_TOKENS) -> list[dict[str, Any]]:
     """Every shape, kind, network and number of nodes, as plain values."""
     rows = []
     for shape in SHAPES:
-        work = shape.work(tokens)
+        works = {count: shape.work(count) for count in (tokens, *(2**power for power in range(12, 21)))}
         for link, cluster in LINKS.items():
             for kind in KINDS:
-                made = [predict(kind, work, nodes, cluster) for nodes in NODES]
+                nodes = [predict(kind, works[tokens], count, cluster) for count in NODES]
+                enough = [count for count in sorted(works) if two_nodes(kind, works[count], cluster) > 1.9]
                 rows.append({
-                    "shape": shape.name, "parameters": work.parameters, "tokens": tokens, "link": link, "kind": kind,
-                    "two_nodes": 2 * made[1].efficiency / made[0].efficiency, "nodes": [asdict(one) for one in made],
+                    "shape": shape.name, "parameters": works[tokens].parameters, "tokens": tokens, "link": link,
+                    "kind": kind, "two_nodes": two_nodes(kind, works[tokens], cluster),
+                    "two_nodes_no_overlap": 2 * nodes[1].no_overlap / nodes[0].no_overlap,
+                    "enough": min(enough, default=None), "nodes": [asdict(one) for one in nodes],
                 })  # fmt: skip
     return rows
+
+
+def two_nodes(kind: str, work: Work, cluster: Cluster) -> float:
+    """How many times as fast two nodes are as one; 0 where hosts launch too slowly, which no network changes."""
+    one, two = (predict(kind, work, nodes, cluster) for nodes in (1, 2))
+    return 0.0 if two.limit == "host" else 2 * two.efficiency / one.efficiency
 
 
 @dataclass(frozen=True)
@@ -315,7 +324,7 @@ class Measured:
     predicted: Prediction
 
 
-def predict_here(setup: Setup, kind: str, compute: float, bandwidth: float, agreement: float) -> Prediction:
+def predict_here(setup: Setup, compute: float, between: float, inside: float, agreement: float) -> Prediction:
     """By the model, from the speed of a rank alone and the bandwidth of a sum; on a CPU the host is the device."""
     ranks, on_gpu = setup.ranks, setup.runtime.device.type == "cuda"
     work = replace(
@@ -327,10 +336,11 @@ def predict_here(setup: Setup, kind: str, compute: float, bandwidth: float, agre
     )  # fmt: skip
     hop = agreement / 2 / (ranks.world_size - 1)
     cluster = Cluster(
-        ranks.local_world_size, bandwidth, bandwidth, Cluster.hop if on_gpu else hop, hop,
+        ranks.local_world_size, inside, between, Cluster.hop if on_gpu else hop, hop,
         Cluster.contention if on_gpu else 0.0,
     )  # fmt: skip
-    return predict(kind, work, ranks.world_size // ranks.local_world_size, cluster)
+    nodes = ranks.world_size // ranks.local_world_size
+    return predict(setup.config.distributed.parallel, work, nodes, cluster)
 
 
 def prediction_table(rows: list[dict[str, Any]], link: str) -> Table:
@@ -339,12 +349,17 @@ def prediction_table(rows: list[dict[str, Any]], link: str) -> Table:
         [
             row["shape"], f"{row['parameters'] / 1e9:.2f}", row["kind"],
             f"{row['nodes'][1]['sent_node'] / 1e9:.2f}", *(_share(one) for one in row["nodes"]),
-            f"{row['two_nodes']:.2f}",
+            f"{row['two_nodes']:.2f}", f"{row['two_nodes_no_overlap']:.2f}",
+            f"{row['enough']:,}" if row["enough"] else "over a million",
         ]
         for row in rows if row["link"] == link
     ]  # fmt: skip
-    head = ["shape", "parameters, 10^9", "kind", "GB a step from each of 2 nodes"]
-    head += [f"{nodes} x 8 GPUs" for nodes in NODES] + ["2 nodes against 1"]
+    head = ["shape", "parameters, 10^9", "kind", "GB from each of 2 nodes"]
+    head += [f"{nodes} x 8 GPUs" for nodes in NODES] + [
+        "2 nodes against 1",
+        "nothing hidden",
+        "tokens a GPU for 1.9",
+    ]
     return Table(f"Predicted: {link}", "Speed of a GPU among the others over its speed alone.", head, cells)
 
 

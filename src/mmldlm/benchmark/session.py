@@ -292,14 +292,22 @@ def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int) -> Measur
         sum(block.tokens for block in together) / len(together) / seconds, seconds, mean, slowest, mean / seconds,
         {name: sum(one.kind == name for one in large) for name in sorted({one.kind for one in large})},
         sum(one.sent for one in large), communication, hidden, len(seen) - len(large), agreement, bandwidth,
-        predict_here(setup, kind, mean, bandwidth, agreement),
+        predict_here(setup, mean, bandwidth, _bandwidth_inside(ranks) or bandwidth, agreement),
     )  # fmt: skip
 
 
-def _bandwidth(ranks: Ranks, megabytes: int = 16) -> float:
-    """Bytes a second that a rank sends in a plain sum."""
+def _bandwidth(ranks: Ranks, group: Any = None, megabytes: int = 16) -> float:
+    """Bytes a second that a rank sends in a plain sum over a group, or over all."""
     words = torch.zeros(megabytes * 2**18, device=ranks.device)
-    return ring_bytes(4 * words.numel(), ranks.world_size, 2) / _timed(ranks, lambda: dist.all_reduce(words))
+    sent = ring_bytes(4 * words.numel(), dist.get_world_size(group), 2)
+    return sent / _timed(ranks, lambda: dist.all_reduce(words, group=group))
+
+
+def _bandwidth_inside(ranks: Ranks) -> float | None:
+    """The same among the ranks of one node, all nodes at once; None where that is no other group."""
+    if ranks.local_world_size in (1, ranks.world_size):
+        return None
+    return _bandwidth(ranks, dist.new_subgroups(ranks.local_world_size)[0])
 
 
 def _timed(ranks: Ranks, *work: Callable[[], Any], repeats: int = 5) -> float:
