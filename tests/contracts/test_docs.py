@@ -14,6 +14,7 @@ import pytest
 
 import mmldlm
 from mmldlm.config.recipe import list_recipes
+from tests.browser import SIZES, Browser
 from tests.contracts.command_lines import PAGES, ROOT, blocks, command_lines, mistakes, shown_commands
 
 SMALL = {"train.steps": 2, "train.valid_documents": 4, "batch.tokens_per_step": 256, "model.depth": 1}
@@ -203,3 +204,19 @@ def test_the_site_builds_without_a_warning_and_a_dead_link_is_an_error():
     done = subprocess.run([*build, "--check-only"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1
     assert "index.html: quickstart.html#nowhere leads to nothing" in done.stderr
+
+
+@pytest.mark.soak
+def test_no_page_of_the_site_scrolls_sideways(tmp_path):
+    """In a browser as wide as a phone and as a desktop: wide tables and code scroll inside the page."""
+    pytest.importorskip("zensical")
+    build = [sys.executable, str(ROOT / "scripts" / "site" / "build.py")]
+    subprocess.run(build, capture_output=True, check=True, cwd=ROOT)
+    wide = []
+    with Browser(tmp_path / "profile") as browser:
+        for page in sorted((ROOT / "build" / "site").rglob("*.html")):
+            for size in SIZES:
+                browser.open(page.as_uri(), size)
+                if browser.overflow > 0:
+                    wide.append(f"{page.name}, {size}: {browser.overflow} pixels")
+    assert wide == []
