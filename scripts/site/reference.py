@@ -111,6 +111,9 @@ def _default(item: dataclasses.Field[Any]) -> str:
     value = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
     if value is None:
         return "null"
+    if dataclasses.is_dataclass(value):
+        pairs = dataclasses.asdict(value).items()  # type: ignore[call-overload]
+        return "{" + ", ".join(f"{key}: {number:g}" for key, number in pairs) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
@@ -119,12 +122,15 @@ def _allowed(item: dataclasses.Field[Any]) -> str:
     if "allowed" in data:
         return "One of " + ", ".join(f"`{word}`" for word in data["allowed"]) + "."
     if "low" in data:
-        low = f"above {data['low']:g}" if data["above"] else f"from {data['low']:g}"
-        high = (
-            "" if data["high"] == float("inf") else f" {'below' if data['below'] else 'to'} {data['high']:g}"
-        )
+        low = f"{'above' if data['above'] else 'from'} {_number(data['low'])}"
+        bounded = data["high"] != float("inf")
+        high = f" {'below' if data['below'] else 'to'} {_number(data['high'])}" if bounded else ""
         return f"A number {low}{high}."
     return ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
 def _field_texts(path: Path) -> dict[tuple[str, str], str]:

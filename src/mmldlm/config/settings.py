@@ -31,7 +31,9 @@ class DataConfig:
     store: str = ""
     """Folder of the pair store, relative to where the command is run."""
     train_split: str = "train"
+    """Split of the pair store that is trained on."""
     valid_split: str = "validation"
+    """Split of the pair store that is validated and evaluated on."""
     num_workers: int | None = number(None, 0, 256)
     """Loader processes; null: min(8, CPUs // ranks of the machine) on a GPU, 0 on a CPU, where they would compete with
     the model."""
@@ -99,6 +101,7 @@ class ModelConfig:
     time_width: int | None = number(None, 4)
     """Width of the time embedding that modulates both streams."""
     qk_norm: bool = True
+    """Queries and keys are normalised before attention."""
     rope_base: float = number(10000.0, 1, above=True)
     length: str = choice("modelled", "modelled", "given")
     """modelled: a head predicts the document length from the noisy latent; given: the user states it."""
@@ -181,6 +184,7 @@ class ModeStage:
     until_epoch: float | None = number(None, 0, above=True)
     """The same in passes over the documents; all stages are counted one way or the other."""
     mode_weights: StageWeights = field(default_factory=StageWeights)
+    """Shares of the modes in this stage."""
     ramp: bool = False
     """Go over to the modes of the next stage little by little, in a straight line, instead of at its end."""
     frozen: list[str] = field(default_factory=list)
@@ -192,6 +196,7 @@ class CorruptionConfig:
     """The forward process: which modes, which times, which noise."""
 
     mode_weights: ModeWeights = field(default_factory=ModeWeights)
+    """Shares of the modes among the documents."""
     condition_dropout: float = number(0.1, 0, 1)
     """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance. 1, with l2t alone: a
     model of text that never sees a latent, to compare with."""
@@ -384,6 +389,7 @@ class SpeedConfig:
     tf32: bool = True
     """Matrix products that stay in fp32 may round their inputs to 19 bits, on a GPU."""
     fused_optimizer: bool = True
+    """One kernel for the update of all weights."""
     scored_rows: bool = True
     """The output head sees only the tokens that are scored."""
     chunk_rows: int = number(2048, 1)
