@@ -76,7 +76,7 @@ class ProgressBar:
 
     def line(self, done: int, total: int, rate: float, status: str | None) -> str:
         """What is printed where there is no terminal."""
-        left = f", about {(total - done) / rate:.0f} s left" if rate else ""
+        left = f", about {(total - done) / rate:.0f} s left" if rate > 0 else ""  # a second pass begins again
         if self.unit is None:
             return f"{self.title}: {100 * done // max(total, 1)} %{left}"
         if status is not None:
