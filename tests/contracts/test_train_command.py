@@ -11,9 +11,10 @@ import time
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from mmldlm.checkpoint.export import read_export
-from mmldlm.cli.main import main
+from mmldlm.cli.main import app, main
 from mmldlm.cli.runs import export
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
@@ -137,7 +138,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
     assert steps == list(range(1, len(steps) + 1))
 
 
-def test_a_whole_run_leaves_what_the_docs_say(place):
+def test_a_whole_run_leaves_what_the_docs_say(place, monkeypatch):
     code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
     assert code == 0, err
     folder = place / "whole"
@@ -157,8 +158,10 @@ def test_a_whole_run_leaves_what_the_docs_say(place):
     }  # fmt: skip
     assert wanted <= trained.keys()
     assert any("valid_loss" in line for line in lines)
-    code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
-    assert code == 0, err
+    monkeypatch.chdir(place)
+    words = ["train", "--recipe", "small.yaml", "--run", "whole", "train.valid_samples=0"]
+    again = CliRunner().invoke(app, words)  # the same command finds it finished
+    assert again.exit_code == 0, again.output
     assert [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()] == lines
 
 
