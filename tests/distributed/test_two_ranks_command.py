@@ -149,6 +149,35 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happ
     ]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_two_agents_of_two_ranks_restart_together_when_one_rank_is_killed(place):
+    """Shards inside an agent, replicas across: rank 3 dies, both agents start all ranks again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    log = place / "agents" / "training_log.jsonl"
+    words = ("train.valid_samples=0", "train.valid_every=0", "train.steps=20", "train.log_every=1")
+    options = f"--nnodes 2 --nproc-per-node 2 --max-restarts 2 --rdzv-endpoint {endpoint}".split()
+    command = [sys.executable, "-m", "mmldlm", "launch", *options]
+    run = train("--run", "agents", *words, "distributed.parallel=hybrid")[1:]
+    agents = []
+    for node in ("0", "1"):
+        own = ["--node-rank", node, "--log-dir", f"logs{node}", "--", *run]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        agents.append(subprocess.Popen([*command, *own], cwd=place, env=environment(), **pipes))
+    wait_for_step(log, 6, agents)
+    os.kill(next(found[3] for agent in agents if 3 in (found := ranks_of(agent))), signal.SIGKILL)
+    told = end(agents, 600)
+    assert [agent.returncode for agent in agents] == [0, 0], told
+    alone = make_trainer(place / "alone_agents", place / "store", *words)
+    alone.fit()
+    curves = [
+        [line["loss"] for line in read_log(path) if "loss" in line] for path in (log, alone.run.training_log)
+    ]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(("names", "told"), [
     ({"WORLD_SIZE": "2"}, "RANK=''"),
     ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
