@@ -78,6 +78,9 @@ def assert_same_curve(ours, theirs, rel):
             assert one[key] == pytest.approx(other[key], rel=rel, abs=1e-6, nan_ok=True), (one["step"], key)
         for key in SAME:
             assert one[key] == other[key], (one["step"], key)
+    pairs = [(one[key], other[key]) for one, other in zip(ours, theirs, strict=True) for key in LOSSES]
+    largest = max((abs(one - other) / abs(other) for one, other in pairs if other), default=0.0)
+    print(f"largest difference of a loss or gradient norm: {largest:.1e}")
 
 
 def own_words(name):
