@@ -80,6 +80,31 @@ def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_on
     assert f"rank 1 on {socket.gethostname()} is gone" in events[-1]["reason"]
 
 
+@pytest.mark.soak
+def test_a_rank_that_is_stopped_is_named_and_the_run_goes_on_when_it_is_back(place):
+    """SIGSTOP, as a debugger or a machine that swaps; the name comes after half a minute without a sign of life."""
+    run, host = place / "silent", socket.gethostname()
+    processes = start_pair(*train("--run", str(run), *LONG, "distributed.timeout_minutes=5"), cwd=place)
+    wait_for_step(run / "training_log.jsonl", 3, processes)
+    processes[1].send_signal(signal.SIGSTOP)
+
+    def silent():
+        events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+        return [event["name"] for event in events if event["event"] == "rank_silent"]
+
+    deadline = time.monotonic() + 150
+    while not silent() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    step = max(line["step"] for line in read_log(run / "training_log.jsonl"))
+    processes[1].send_signal(signal.SIGCONT)
+    assert silent() == [f"rank 1 on {host}"]
+    wait_for_step(run / "training_log.jsonl", step + 3, processes)
+    processes[0].send_signal(signal.SIGTERM)
+    told = end(processes)
+    assert [process.returncode for process in processes] == [REQUEUE, REQUEUE], told
+    assert f"rank 1 on {host} has given no sign of life for 30 s" in told[0]
+
+
 def test_ranks_that_differ_do_not_train(place):
     words = train("--run", "differ", *LONG, "train.device=cpu")
     processes = start_pair(*words, cwd=place, last=("optim.lr=0.1", "train.checkpoint_every=7"))
