@@ -24,12 +24,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Temporary folders in memory: runs flush all they write, and on a busy disk the suite would mostly wait for that.
 
     pytest removes the folders of tests that passed (`tmp_path_retention_policy`); --basetemp puts them elsewhere. And
-    tests press Ctrl-C, which must work also where the suite runs in the background.
+    tests press Ctrl-C and close terminals, which must work also where the suite runs in the background.
     """
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job of a script: children inherit it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in own.items():
+        if (
+            signal.getsignal(number) == signal.SIG_IGN
+        ):  # nohup, or a background job of a script: children inherit it
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_the_loss_of_a_scheduled_run_does_not_depend_on_micro_batches(store, who
 def test_a_block_is_compiled_once_for_each_pattern_of_frozen_parameters(store, tmp_path, monkeypatch):
     counter = CompileCounter()
 
-    def compile_blocks(denoiser):
+    def compile_blocks(denoiser, **options):
         for block in denoiser.blocks:
             block.compile(fullgraph=True, dynamic=False, backend=counter)
 
