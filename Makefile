@@ -35,9 +35,9 @@ types: $(STAMP)  ## static types
 	$(BIN)/mypy
 
 unit: $(STAMP)  ## the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not soak'
-	cd packages/runwatch && ../../$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not soak'
-	cd packages/traindoctor && ../../$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not soak'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
+	cd packages/runwatch && ../../$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
+	cd packages/traindoctor && ../../$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
 
 soak: $(STAMP)  ## the long-running tests, then kills, flipped bits, failing disks and lost ranks (an hour; disks need root)
 	$(BIN)/python -m pytest -m soak

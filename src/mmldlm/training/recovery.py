@@ -261,7 +261,7 @@ def find_bad_documents(stepper: Stepper, reader: StepReader, steps: Sequence[Ste
     alone = replace(reader, rank=0, world_size=1)
     bad: list[int] = []
     try:
-        for where in steps[:_MOST_SEARCHED]:
+        for where in steps[:_MOST_SEARCHED] if _finite_weights(stepper) else []:
             bad += _bad_within(where, lambda part: not _finite(stepper, _made(stepper, alone, part)))
     except (torch.OutOfMemoryError, UserError) as error:
         log.warning(
@@ -286,6 +286,15 @@ def _bad_within(where: StepRange, is_bad: Callable[[StepRange], bool]) -> list[i
             middle = (part.start + part.end) // 2
             parts += [replace(part, start=middle), replace(part, end=middle)]
     return []
+
+
+def _finite_weights(stepper: Stepper) -> bool:
+    """Where they are not, no document is the reason."""
+    shards = stepper.shards
+    weights = stepper.denoiser.parameters() if shards is None else shards.held.values()
+    sums = torch.stack([weight.detach().double().sum().cpu() for weight in weights])
+    finite = bool(torch.isfinite(sums).all())
+    return finite if shards is None else not shards.ranks.any(not finite)
 
 
 def _made(stepper: Stepper, reader: StepReader, where: StepRange) -> StepBatch:
