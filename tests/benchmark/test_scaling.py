@@ -147,7 +147,8 @@ def test_two_nodes_are_predicted_above_1_9_with_a_card_for_each_gpu():
 
 
 @pytest.mark.parametrize(
-    ("kind", "kinds"), [("ddp", {"all-reduce"}), ("fsdp", {"all-gather", "reduce-scatter"})]
+    ("kind", "kinds"),
+    [pytest.param("ddp", {"all-reduce"}, marks=pytest.mark.soak), ("fsdp", {"all-gather", "reduce-scatter"})],
 )
 def test_two_ranks_measure_what_they_send_beside_the_prediction(tmp_path, kind, kinds):
     store = write_store(tmp_path / "store", num_train=120).path
