@@ -38,7 +38,9 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 def test_a_rank_killed_while_all_save(tmp_path: Path) -> None:
-    sweep("shards", str(tmp_path), "3")
+    seen = sweep("shards", str(tmp_path), "3")
+    assert seen["kills"] == 3
+    assert seen["steps"] > 0  # it went on saving in between
 
 
 @pytest.mark.soak
