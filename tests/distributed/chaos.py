@@ -1,6 +1,6 @@
 """Three ranks that run out of memory at random places.
 
-Started by a test as `python -m tests.distributed.chaos FOLDER STORE SEED`.
+Started by a test as `python -m tests.distributed.chaos FOLDER STORE SEED KIND`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ WORDS = ("train.steps=40", "train.log_every=1", "batch.micro_tokens=64", "batch.
 
 
 def starve(trainer: Trainer, ranks: Ranks, seed: int) -> list[int]:
-    """In the forward pass, or in the backward pass at any parameter, memory may run out; returns where it did."""
+    """In any module, forward or backward, memory may run out; returns at which exchange of a step that is known."""
     dice, failed = random.Random(seed * 10 + ranks.rank), []
 
     def maybe(*args: Any) -> None:
         trainer.resizing.patience = 1  # full size again soon, so that it can happen again
-        if trainer.resizing.halvings < 1 and dice.random() < 0.004:
-            failed.append(trainer.step)
+        if trainer.resizing.halvings < 1 and dice.random() < 0.001:
+            lockstep = trainer.stepper.joined.lockstep
+            failed.append(len(lockstep._begun) if lockstep._ahead is not None else -1)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
-    for parameter in trainer.setup.denoiser.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(maybe)
-    trainer.setup.denoiser.register_forward_pre_hook(maybe)
+    def watch(module: Any, inputs: Any, output: Any) -> None:
+        maybe()
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(maybe)
+
+    for module in trainer.setup.denoiser.modules():
+        if not list(module.children()):
+            module.register_forward_hook(watch)
     return failed
 
 
-def main(folder: Path, store: Path, seed: int) -> None:
+def main(folder: Path, store: Path, seed: int, kind: str) -> None:
     torch.set_num_threads(1)
     with start_ranks(Config()) as ranks:
-        words = (*WORDS, "batch.grow_after=1", "distributed.bucket_mb=0.005")
+        words = (*WORDS, "batch.grow_after=1", "distributed.bucket_mb=0.005", f"distributed.parallel={kind}")
         trainer = make_trainer(folder / "run", store, *words, ranks=ranks)
         failed = starve(trainer, ranks, seed)
         trainer.fit()
@@ -52,4 +57,4 @@ def main(folder: Path, store: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -118,6 +118,7 @@ def test_too_many_bad_steps_roll_all_shards_back(worlds):
     assert (event["from_step"], event["step"]) == (8, 4)
 
 
-def test_out_of_memory_in_the_backward_pass_of_one_rank_halves_on_both(worlds):
-    log = events(worlds / "fsdp2_backward_fails", "backward_fails")
+@pytest.mark.parametrize("place", ["fsdp2_backward_fails", "hybrid4_backward_fails"])
+def test_out_of_memory_in_the_backward_pass_of_one_rank_halves_on_all(worlds, place):
+    log = events(worlds / place, "backward_fails")
     assert [event["step"] for event in log if event["event"] == "out_of_memory"] == [0, 5]

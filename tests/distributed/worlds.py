@@ -78,7 +78,7 @@ for until in (3, 6, 9, None):
 WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     (4, 2, [
         ("plain", []), ("plain", [FSDP]), ("plain", [HYBRID]), ("micro_batches", [HYBRID]), ("differing", [HYBRID]),
-        ("moved_3", [FSDP]),
+        ("backward_fails", [HYBRID]), ("moved_3", [FSDP]),
     ]),
     (2, 2, [
         *((name, [FSDP]) for name in (

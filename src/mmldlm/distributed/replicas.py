@@ -1,12 +1,7 @@
-"""The denoiser on every rank: DistributedDataParallel, and a step that all ranks finish or none.
+"""The denoiser on every rank: DistributedDataParallel, and a step that all ranks finish or none (see `lockstep`).
 
-Why a rank that fails cannot leave the others waiting. Before a bucket of gradients is summed on the device, all
-ranks agree on the host that they have come so far: a rung. Buckets have the same order on all ranks, so all climb
-the same rungs; one more comes after the last bucket. A rank that runs out of memory, wherever that is, answers the
-next rung with no instead of yes, and every rank that receives a no begins no further sum. So each rung is reached by
-all ranks, each sum on the device is begun by all of them or by none, and after a no all ranks raise, forget the
-gradients and wrap the denoiser again, because DDP does not survive a backward pass that was cut off. A rank that
-dies closes its connections, which ends the rung that the others wait at.
+The exchanges are the sums of buckets of gradients, which have the same order on all ranks. After a step that one rank
+failed in all of them wrap the denoiser again, because DDP does not survive a backward pass that was cut off.
 """
 
 from __future__ import annotations
@@ -22,7 +17,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from mmldlm.config import DistributedConfig
-from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of
+from mmldlm.distributed.lockstep import Exchange, GivenUpError, Lockstep
+from mmldlm.distributed.ranks import LostRankError, Ranks
 
 T = TypeVar("T")
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,8 +43,7 @@ class Replicas:
         self.ddp: DistributedDataParallel | None = None
         self.unreached: list[str] | None = None
         """Parameters that the loss does not depend on, such as those after the last use of a stream; found once."""
-        self._no = 0
-        """What a rank answered at the last rung, if it failed."""
+        self.lockstep = Lockstep(ranks)
         self._lost: LostRankError | None = None
         self._works: list[Any] = []
         torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one; they need no further cuts
@@ -60,28 +55,24 @@ class Replicas:
 
     def run(self, passes: Sequence[Callable[[], T]]) -> list[T]:
         """All passes of a step, forward and backward each; the last one adds up the gradients of all ranks."""
-        self._no, self._lost = 0, None
-        try:
+        self._lost = None
+
+        def work() -> list[T]:
             wrapped = self._wrapped(passes)
             with wrapped.no_sync():
                 done = [each() for each in passes[:-1]]
             done.append(passes[-1]())
-            self._rung(0)
-        except LostRankError:
-            raise
-        except Exception as error:
-            self._rung(code_of(error, self.ranks))
-            self._unwrap()
-            raise
-        if self._no:
-            self._unwrap()
-            raise error_of(self._no, self.ranks)
+            if self._lost is not None:
+                raise self._lost
+            return done
+
+        done = self.lockstep.run(len(passes), work, self._unwrap)
         self._works.clear()
         return done
 
     def summed(self, work: Callable[[], Tensor]) -> Tensor:
         """What each rank computes for itself, without DDP, summed over ranks in place: by all of them or by none."""
-        local = self._by_all(work)
+        local = self.lockstep.run("summed", work)
         try:
             dist.all_reduce(local)
         except RuntimeError as error:
@@ -90,7 +81,7 @@ class Replicas:
 
     def run_apart(self, work: Callable[[], T], gradients: Callable[[], list[Tensor]]) -> T:
         """Passes without DDP, as recorded graphs; afterwards the gradients are summed in place, bucket by bucket."""
-        done = self._by_all(work)
+        done = self.lockstep.run("apart", work)
         pending: list[tuple[list[Tensor], Tensor, Future[Tensor]]] = []
         try:
             for bucket in _buckets(gradients(), self.config.bucket_mb):
@@ -107,43 +98,32 @@ class Replicas:
             raise self.ranks.lost(str(error)) from error
         return done
 
-    def _by_all(self, work: Callable[[], T]) -> T:
-        """What each rank does for itself, once all of them have done it; a failure of one is a failure of all."""
-        self._no, self._lost = 0, None
-        try:
-            done = work()
-            self._rung(0)
-        except LostRankError:
-            raise
-        except Exception as error:
-            self._rung(code_of(error, self.ranks))
-            raise
-        if self._no:
-            raise error_of(self._no, self.ranks)
-        return done
-
-    def _rung(self, answer: int) -> None:
-        """Agree with the others whether the step continues; after the first no nothing is asked any more."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._no:
-            self._no = self.ranks.largest(answer)
-
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
         """The communication hook, called for each bucket in turn when its gradients are ready."""
+        if self._lost is not None:
+            return left_alone(buffer)
         try:
-            self._rung(0)
-            if self._no:
-                return left_alone(buffer)
+            self.lockstep.begin(self._exchange(buffer))
             work, summed = sum_bucket(buffer, self.config.compression)
+        except GivenUpError:
+            return left_alone(buffer)  # raised after the backward pass, which it could only cut off
+        except LostRankError as error:
+            self._lost = error
         except RuntimeError as error:
             self._lost = self.ranks.lost(str(error))
-        except LostRankError as error:  # raised after the backward pass, which it could only cut off
-            self._lost = error
         else:
             self._works.append(work)
             return summed
         return left_alone(buffer)
+
+    def _exchange(self, buffer: Tensor) -> Exchange:
+        size, kind, device = buffer.numel(), buffer.dtype, buffer.device
+
+        def take_part() -> None:
+            zeros = torch.zeros(size, dtype=kind, device=device)
+            sum_bucket(zeros, self.config.compression)[1].wait()
+
+        return Exchange((size, kind), take_part)
 
     def _wrapped(self, passes: Sequence[Callable[[], T]]) -> DistributedDataParallel:
         if self.ddp is None:
@@ -160,9 +140,7 @@ class Replicas:
         names = [name for name, parameter in trained if parameter.grad is None]
         for _, parameter in trained:
             parameter.grad = None
-        self._rung(0)
-        if self._no:
-            raise error_of(self._no, self.ranks)
+        self.lockstep.agree()
         if not self.ranks.all_equal(names):
             raise RuntimeError("the loss reaches other parameters on other ranks")
         return names
@@ -184,6 +162,7 @@ class Replicas:
     def reset(self) -> None:
         """Other parameters are trained from now on: take DDP off, and look again for what the loss leaves out."""
         self._unwrap()
+        self.lockstep.forget()
         self.unreached = None
 
     def _unwrap(self) -> None:

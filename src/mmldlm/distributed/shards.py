@@ -5,9 +5,8 @@ backward pass its gradients are summed, and each rank keeps the sums of its own 
 checkpoints see these rows as plain parameters under their usual names (`held`). Ranks that hold the same rows are
 replicas of each other.
 
-A rank that fails cannot leave the others waiting: before every gathering and every sum all ranks agree on the host that
-they have come so far, as `replicas` describes. After a no all ranks leave the pass and put FSDP2 back into the state
-between two steps.
+A rank that fails cannot leave the others waiting (see `lockstep`). After a step that one failed in all ranks put FSDP2
+back into the state between two steps.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from mmldlm.config import DistributedConfig
-from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of
+from mmldlm.distributed.lockstep import Exchange, Lockstep
+from mmldlm.distributed.ranks import Ranks
 from mmldlm.distributed.replicas import KINDS, Applied, weights_digest
 from mmldlm.errors import UserError
 from mmldlm.types import Piece
@@ -45,10 +45,6 @@ _sum_rows: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-class _GivenUpError(Exception):
-    """Another rank said no: leave the pass."""
-
-
 class Shards:
     """Runs the passes of a step on rows that are gathered for them; gradients end up in `held`."""
 
@@ -58,6 +54,8 @@ class Shards:
     ) -> None:  # fmt: skip
         """`precision` is that of matrix products, in which the rows of blocks travel if the settings say no other."""
         self.ranks = ranks
+        # an update on the host waits for the device inside a step, perhaps for a rank that is gone
+        self.lockstep = Lockstep(ranks, foresees=not config.cpu_offload)
         self.module: Any = Applied(network)
         mesh = make_mesh(ranks, config.parallel)
         self.group = mesh.get_group(mesh.ndim - 1)
@@ -71,7 +69,6 @@ class Shards:
         self.held = {
             name: nn.Parameter(part._local_tensor.detach()) for name, part in self.parameters.items()
         }
-        self._no = 0
 
     def _divide(
         self, blocks: list[nn.Module], mesh: DeviceMesh, config: DistributedConfig, precision: torch.dtype
@@ -99,8 +96,10 @@ class Shards:
         for part in self._modules():
             part.set_gradient_divide_factor(1.0)  # a part of the loss is a local sum over a global count
             part.set_force_sum_reduction_for_comms(True)
-            part.set_custom_all_gather(_Gather(self._agree, self.ranks.lost))
-            part.set_custom_reduce_scatter(_Scatter(self._agree, self.ranks.lost))
+            part.set_custom_all_gather(_Gather(self.lockstep))
+            part.set_custom_reduce_scatter(
+                _Scatter(self.lockstep, mesh.get_group(0) if mesh.ndim > 1 else None)
+            )
 
     def _piece(self, parameter: Any) -> Piece:
         rows = -(-parameter.shape[0] // self.num_shards)
@@ -114,31 +113,19 @@ class Shards:
         result: T = self.module(compute)
         return result
 
-    def run(self, passes: Sequence[Callable[[], T]]) -> list[T]:
+    def run(self, passes: Sequence[Callable[[], T]], losses: str = "all") -> list[T]:
         """All passes of a step, forward and backward each; the last one adds up the gradients of all ranks."""
-        self._no = 0
-        done: list[T] = []
-        try:
+
+        def work() -> list[T]:
+            done: list[T] = []
             for number, each in enumerate(passes, start=1):
                 self.module.set_requires_gradient_sync(number == len(passes))
                 done.append(each())
-            self._agree()
-        except LostRankError:
-            raise
-        except _GivenUpError:
-            self._reset()
-            raise error_of(self._no, self.ranks) from None
-        except Exception as error:
-            self._no = self._no or self.ranks.largest(code_of(error, self.ranks))
-            self._reset()
-            raise
+            return done
+
+        done = self.lockstep.run((losses, len(passes)), work, self._reset)
         self._collect()
         return done
-
-    def _agree(self) -> None:
-        self._no = self._no or self.ranks.largest(0)
-        if self._no:
-            raise _GivenUpError
 
     def _collect(self) -> None:
         """Move the gradients to the parameters that the optimizer has."""
@@ -149,6 +136,7 @@ class Shards:
     def train_only(self, names: Iterable[str]) -> None:
         """From now on only these parameters get gradients."""
         chosen = set(names)
+        self.lockstep.forget()
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in chosen)
             parameter.grad = self.held[name].grad = None
@@ -269,10 +257,10 @@ def make_mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
 
 
 class _Gather(AllGather):
-    """FSDP2's gathering of a block's rows, begun when all ranks are here."""
+    """FSDP2's gathering of a block's rows, begun by all ranks."""
 
-    def __init__(self, agree: Callable[[], None], lost: Callable[[str], LostRankError]) -> None:
-        self.agree, self.lost = agree, lost
+    def __init__(self, lockstep: Lockstep) -> None:
+        self.lockstep = lockstep
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(math.prod(map(int, size)), dtype=dtype, device=device).view(*size)
@@ -280,26 +268,48 @@ class _Gather(AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        self.agree()
+        like_output, like_input = _like(output_tensor), _like(input_tensor)
+        self.lockstep.begin(
+            Exchange(
+                ("gather", *like_output, *like_input),
+                lambda: _gather_rows(_zeros(*like_output), _zeros(*like_input), group=group),
+            )
+        )
         try:
             return _gather_rows(output_tensor, input_tensor, group=group, async_op=async_op)
         except RuntimeError as error:
-            raise self.lost(str(error)) from error
+            raise self.lockstep.ranks.lost(str(error)) from error
 
 
 class _Scatter(ReduceScatter):
-    """FSDP2's sum of a block's gradients, begun when all ranks are here."""
+    """FSDP2's sum of a block's gradients, begun by all ranks; under hybrid a sum over `replicas` follows it."""
 
-    def __init__(self, agree: Callable[[], None], lost: Callable[[str], LostRankError]) -> None:
-        self.agree, self.lost = agree, lost
+    def __init__(self, lockstep: Lockstep, replicas: Any) -> None:
+        self.lockstep, self.replicas = lockstep, replicas
 
     allocate = _Gather.allocate  # type: ignore[assignment]
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        self.agree()
+        like_output, like_input = _like(output_tensor), _like(input_tensor)
+
+        def take_part() -> None:
+            rows = _zeros(*like_output)
+            _sum_rows(rows, _zeros(*like_input), op=op, group=group)
+            if self.replicas is not None:
+                dist.all_reduce(rows, op, group=self.replicas)
+
+        self.lockstep.begin(Exchange(("scatter", *like_output, *like_input), take_part))
         try:
             return _sum_rows(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         except RuntimeError as error:
-            raise self.lost(str(error)) from error
+            raise self.lockstep.ranks.lost(str(error)) from error
+
+
+def _like(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
+    return tensor.numel(), tensor.dtype, tensor.device
+
+
+def _zeros(size: int, kind: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(size, dtype=kind, device=device)

@@ -311,7 +311,7 @@ class Stepper:
                 )))  # fmt: skip
             self.scaler.scale(terms[part]).backward()
 
-        shards.run([partial(one_pass, parcel.open()) for parcel in batch.micro_batches])
+        shards.run([partial(one_pass, parcel.open()) for parcel in batch.micro_batches], part)
         gradients = [shards.held[name].grad for name in self._trunk()]
         norms = shards.norms(gradients).unbind()
         self.optimizers.zero_grad(set_to_none=True)
