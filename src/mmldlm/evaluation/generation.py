@@ -14,7 +14,7 @@ import numpy as np
 
 from mmldlm import randomness
 from mmldlm.corruption.times import modes_of_run
-from mmldlm.data.store import Documents, Split
+from mmldlm.data.store import Split
 from mmldlm.evaluation.context import GENERATE, SPLITS, Context, ReferenceLM, split_tokens, strangers
 from mmldlm.evaluation.results import (
     GENERATED,
@@ -37,7 +37,8 @@ from mmldlm.statistics import LESS, MORE, Estimate, Quantity, bleu_signature, ja
 MOST_SELF_BLEU = 200
 """Texts that self-BLEU compares with each other; its cost grows with their square."""
 _DOCUMENTS_AT_ONCE = 65536
-_END = -1
+_END = "\U0010ffff"
+"""Between documents; no vocabulary is that large."""
 
 
 def ngrams(tokens: Sequence[int] | np.ndarray, order: int) -> list[tuple[int, ...]]:
@@ -115,54 +116,26 @@ def main_directions(values: np.ndarray, count: int) -> np.ndarray:
 def find_verbatim(
     texts: Sequence[np.ndarray], split: Split, progress: Callable[[int, int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) whether each text (token ids) is a whole document of the split, and whether it is part of one."""
-    framed = [np.concatenate([[_END], text, [_END]]) for text in texts]
-    keys = np.unique(np.concatenate([np.empty(0, np.int64), *map(_token_pairs, framed)]))
+    """(n,) whether each text (token ids) is a whole document of the split, and whether it is part of one.
+
+    Tokens become characters and the search that of one string in another.
+    """
+    needles = [_characters(text) for text in texts]
     whole, inside = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
     for start in range(0, len(split) if texts else 0, _DOCUMENTS_AT_ONCE):
         stop = min(start + _DOCUMENTS_AT_ONCE, len(split))
-        documents = split.read(np.arange(start, stop))
-        hay = _Hay(np.insert(documents.tokens.astype(np.int64), _document_starts(documents), _END), keys)
-        for idx, needle in enumerate(framed):
-            whole[idx] = whole[idx] or hay.holds(needle)
-            inside[idx] = inside[idx] or whole[idx] or hay.holds(needle[1:-1])
+        documents = [_characters(tokens) for tokens in split_tokens(split.read(np.arange(start, stop)))]
+        known, hay = set(documents), _END.join(documents)
+        for idx, needle in enumerate(needles):
+            whole[idx] = whole[idx] or needle in known
+            inside[idx] = inside[idx] or whole[idx] or needle in hay
         if progress is not None:
             progress(stop, len(split))
     return whole, inside
 
 
-def _document_starts(documents: Documents) -> np.ndarray:
-    """Where each document begins, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(documents.lengths)])
-
-
-def _token_pairs(tokens: np.ndarray) -> np.ndarray:
-    """(n - 1,) a number for each two neighbours."""
-    return ((tokens[:-1] + 1) << 32) | (tokens[1:] + 1)
-
-
-class _Hay:
-    """A stream of tokens with the places of some pairs of neighbours, so that a text is looked for only where its
-    rarest pair stands."""
-
-    def __init__(self, stream: np.ndarray, keys: np.ndarray) -> None:
-        self.stream, self.keys = stream, keys
-        pairs = _token_pairs(stream)
-        key = np.searchsorted(keys, pairs)
-        places = np.flatnonzero(keys[np.minimum(key, len(keys) - 1)] == pairs)
-        order = np.argsort(key[places], kind="stable")
-        self.places = places[order]
-        self.bounds = np.searchsorted(key[places][order], np.arange(len(keys) + 1))
-
-    def holds(self, needle: np.ndarray) -> bool:
-        """Whether these tokens stand somewhere in the stream, one after the other."""
-        if len(needle) < 2:
-            return bool(np.isin(needle, self.stream).all())
-        key = np.searchsorted(self.keys, _token_pairs(needle))
-        rarest = int((self.bounds[key + 1] - self.bounds[key]).argmin())
-        starts = self.places[self.bounds[key[rarest]] : self.bounds[key[rarest] + 1]] - rarest
-        starts = starts[(starts >= 0) & (starts + len(needle) <= len(self.stream))]
-        return bool((self.stream[starts[:, None] + np.arange(len(needle))] == needle).all(1).any())
+def _characters(tokens: np.ndarray) -> str:
+    return tokens.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 NUM_EXAMPLES = 8

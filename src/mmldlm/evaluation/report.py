@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import TextBounds
 from mmldlm.evaluation.compare import ComparedPair, ComparedQuantity, Comparison, Evaluated
-from mmldlm.evaluation.plots import NAMES, draw_pictures
+from mmldlm.evaluation.plots import PLOTS, draw_pictures
 from mmldlm.evaluation.results import (
     GENERATED,
     HELD_OUT,
@@ -68,7 +68,7 @@ def write_report(
     pictures = draw_pictures(result, log)
     files = {f"{picture.name}.png": picture.png for picture in pictures} | number_files(result)
     files[REPORT] = page(result, pictures, beside)
-    publish(folder, files, stale=[f"{name}.png" for name in NAMES])
+    publish(folder, files, stale=[f"{name}.png" for name in PLOTS])
     return folder / REPORT
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from mmldlm.evaluation.bounds import LATENT_NAMES, TEXT_NAMES, Calibration, LatentBounds, TextBounds
 from mmldlm.evaluation.results import (
-    Diversity,
+    Agreement,
+    Beside,
+    Distances,
     Evaluation,
     Generation,
     Inversion,
+    Memorised,
     Retrieval,
     RoundTrip,
     Similarity,
@@ -24,33 +27,26 @@ from mmldlm.statistics import Estimate
 INTERVAL = "95 % interval"
 Show = Callable[[float], str]
 one, three, four = "{:.1f}".format, "{:.3f}".format, "{:.4f}".format
-Part = TypeVar("Part")
-Shown = TypeVar("Shown")
 
 
 def make_tables(result: Evaluation) -> list[Table]:
     """Every table that the result has something for."""
-    text, latent = result.bounds.text, result.bounds.latent
     tokenizer = (result.data.tokenizer or {}).get("name", "an unknown tokenizer")
-    tables = [
-        measured(text, lambda bounds: _text_bounds(bounds, tokenizer)),
-        measured(result.calibration, _calibration),
-        measured(latent, _latent_bounds),
-        measured(result.inversion, _inversion),
-        measured(result.inversion, _inversion_by_length),
-        measured(result.decoding, _ways),
-        measured(result.decoding, _way_gains),
-        measured(result.retrieval, _retrieval),
-        measured(result.similarity, _similarity),
-        measured(result.round_trip, _round_trip),
-        measured(result.generation, _generation),
+    parts: list[tuple[Any, Callable[[Any], Table]]] = [
+        (result.bounds.text, lambda bounds: _text_bounds(bounds, tokenizer)),
+        (result.calibration, _calibration),
+        (result.bounds.latent, _latent_bounds),
+        (result.inversion, _inversion),
+        (result.inversion, _inversion_by_length),
+        (result.decoding, _ways),
+        (result.decoding, _way_gains),
+        (result.retrieval, _retrieval),
+        (result.similarity, _similarity),
+        (result.round_trip, _round_trip),
+        (result.generation, _generation),
     ]
-    return [table for table in tables if table is not None and table.rows]
-
-
-def measured(part: Part | None, make: Callable[[Part], Shown | None]) -> Shown | None:
-    """A table or picture of a part of the result; None where that was not measured."""
-    return None if part is None else make(part)
+    tables = [make(part) for part, make in parts if part is not None]
+    return [table for table in tables if table.rows]
 
 
 def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
@@ -265,57 +261,52 @@ def _round_trip(trip: RoundTrip) -> Table:
 
 
 def _generation(result: Generation) -> Table:
-    agreement = result.agreement
-    rows = [*_diversity_rows(result.diversity), *_reference_rows(result)]
-    rows.append(
-        [
-            "cosine of latent and text by the model itself",
-            *_cells(agreement.own),
-            f"unrelated {agreement.own_strangers:.3f}",
-            "",
-        ]
-    )
-    if agreement.encoder is not None:
-        chance = f"unrelated {agreement.encoder_strangers:.3f}"
-        rows.append(["cosine of latent and text by the encoder", *_cells(agreement.encoder), chance, ""])
-    rows += [*_distance_rows(result), *_memorised_rows(result)]
     sampling = ", ".join(f"{key}={value}" for key, value in result.sampling.items())
     about = (
         f"{result.num_documents:,} pairs from nothing, beside {result.num_real:,} held-out ones; {sampling}; "
         f"length {result.length}."
     )
+    rows = [
+        *_diversity_rows(result),
+        *_agreement_rows(result.agreement),
+        *_distance_rows(result.distance),
+        *_memorised_rows(result.memorised),
+    ]
     return Table("Joint generation", about, ["", "generated", INTERVAL, "held-out", INTERVAL], rows)
 
 
-def _diversity_rows(diversity: Diversity) -> list[list[str]]:
-    named = [
-        ("distinct-1", diversity.distinct_1, percent),
-        ("distinct-2", diversity.distinct_2, percent),
-        ("distinct-3", diversity.distinct_3, percent),
-        ("1-grams repeated in the same text", diversity.repeated_1, percent),
-        ("2-grams repeated in the same text", diversity.repeated_2, percent),
-        ("4-grams repeated in the same text", diversity.repeated_4, percent),
-        ("self-BLEU", diversity.self_bleu, one),
-    ]
+def _beside(name: str, both: Beside | None, show: Show = percent) -> list[list[str]]:
+    """The row of a quantity; none where it was not measured."""
+    return [] if both is None else [[name, *_cells(both.generated, show), *_cells(both.real, show)]]
+
+
+def _diversity_rows(result: Generation) -> list[list[str]]:
+    diversity, reference = result.diversity, result.reference_lm
     return [
-        [name, *_cells(beside.generated, show), *_cells(beside.real, show)]
-        for name, beside, show in named
-        if beside is not None
+        *_beside("distinct-1", diversity.distinct_1),
+        *_beside("distinct-2", diversity.distinct_2),
+        *_beside("distinct-3", diversity.distinct_3),
+        *_beside("1-grams repeated in the same text", diversity.repeated_1),
+        *_beside("2-grams repeated in the same text", diversity.repeated_2),
+        *_beside("4-grams repeated in the same text", diversity.repeated_4),
+        *_beside("self-BLEU", diversity.self_bleu, one),
+        *(_beside(f"perplexity under {reference.name}", reference.perplexity, number) if reference else []),
     ]
 
 
-def _reference_rows(result: Generation) -> list[list[str]]:
-    reference = result.reference_lm
-    if reference is None:
-        return []
-    both = (reference.perplexity.generated, reference.perplexity.real)
+def _agreement_rows(agreement: Agreement) -> list[list[str]]:
+    sides = (
+        ("the model itself", agreement.own, agreement.own_strangers),
+        ("the encoder", agreement.encoder, agreement.encoder_strangers),
+    )
     return [
-        [f"perplexity under {reference.name}", *(cell for value in both for cell in _cells(value, number))]
+        [f"cosine of latent and text by {who}", *_cells(cosine), f"unrelated {chance:.3f}", ""]
+        for who, cosine, chance in sides
+        if cosine is not None
     ]
 
 
-def _distance_rows(result: Generation) -> list[list[str]]:
-    distance = result.distance
+def _distance_rows(distance: Distances | None) -> list[list[str]]:
     if distance is None:
         return []
     named = (
@@ -329,16 +320,12 @@ def _distance_rows(result: Generation) -> list[list[str]]:
     ]
 
 
-def _memorised_rows(result: Generation) -> list[list[str]]:
-    memorised = result.memorised
+def _memorised_rows(memorised: Memorised | None) -> list[list[str]]:
     if memorised is None:
         return []
-    named = (
-        ("is a training document", memorised.whole),
-        ("is part of a training document", memorised.inside),
-    )
     return [
-        [name, *_cells(beside.generated, percent), *_cells(beside.real, percent)] for name, beside in named
+        *_beside("is a training document", memorised.whole),
+        *_beside("is part of a training document", memorised.inside),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,27 +22,6 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
 from mmldlm.types import Counts, NoisyBatch, PackedBatch, to_device
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Held-out documents whose noise never changes, and what scores a denoiser on them."""
-
-    batches: list[NoisyBatch]
-    corruption: Corruption
-    objective: Objective
-    runtime: Runtime
-
-    def __call__(self, denoiser: Denoiser) -> dict[str, float]:
-        """The losses, as the log names them."""
-        return validation_loss(
-            denoiser,
-            self.corruption,
-            self.objective,
-            self.batches,
-            self.runtime.device,
-            self.runtime.autocast,
-        )
 
 
 class RunParts(Protocol):
@@ -63,8 +43,11 @@ class RunParts(Protocol):
     def objective(self) -> Objective: ...
 
 
-def make_validation(run: RunParts) -> Validation:
-    """The first train.valid_documents in the order of the seed, in the modes that hold after all stages."""
+def make_validation(run: RunParts) -> Callable[[Denoiser], dict[str, float]]:
+    """What scores a denoiser on the first train.valid_documents in the order of the seed, whose noise never changes.
+
+    The modes are those that hold after all stages.
+    """
     config, split, shape = run.config, run.valid_split, run.shape
     corruption = replace(run.corruption, config=without_schedule(config.corruption))
     order = Order(len(split), config.train.seed)
@@ -77,7 +60,10 @@ def make_validation(run: RunParts) -> Validation:
         latents = run.store.normalizer.normalize(documents.latents)
         batch = make_batch(documents, latents, positions[part], keys, shape.caps, config.speed.layout)
         batches.append(corruption.corrupt(batch))
-    return Validation(batches, corruption, run.objective, run.runtime)
+    return partial(
+        validation_loss, corruption=corruption, objective=run.objective, batches=batches, device=run.runtime.device,
+        autocast=run.runtime.autocast,
+    )  # fmt: skip
 
 
 def validation_loss(
