@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import mmldlm
 from mmldlm.cli.data import app as data_app
-from mmldlm.cli.doctor import app
+from mmldlm.cli.migrate import app
 from mmldlm.config.old_settings import KNOWN, explain_old, is_old
 from mmldlm.config.recipe import load_recipe, setting_names
 from mmldlm.errors import UserError

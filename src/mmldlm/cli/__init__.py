@@ -1,4 +1,4 @@
-"""One thin file per command."""
+"""Commands: they parse their words, call the library and show the answer."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`mmldlm benchmark`: what each speed-up gains on this machine, and which batch to use."""
+"""`mmldlm benchmark`: what speed-ups gain, and which batch to use; `mmldlm validate`: is the fast path right here?"""
 
 from __future__ import annotations
 
@@ -175,3 +175,40 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def validate(
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe that comes with the package, or a YAML file.")
+    ],
+    settings: Annotated[list[str] | None, typer.Argument(help="section.key=value, any number.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of each path; 1,000 by default, at least 10.", show_default=False),
+    ] = None,
+    long: Annotated[bool, typer.Option("--long", help="10,000 steps.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for runs and result; validations/<date-time>.")
+    ] = None,
+) -> None:
+    """Train the plain and the optimised path of a recipe, resume it, run it on two ranks; ticks and crosses.
+
+    Exit code 1: a check failed.
+    """
+    from mmldlm.benchmark.validation import LONG, RESULT, STEPS, validate
+    from mmldlm.errors import Interrupted, UserError
+
+    if long and steps is not None:
+        raise UserError(f"--long: has no use together with --steps {steps}; leave one of them out")
+    wanted = LONG if long else STEPS if steps is None else steps
+    with ProgressBar("validate", unit="steps") as bar, terminated_as_interrupted():
+        result = validate(recipe, overrides=list(settings or []), steps=wanted, out=out, progress=bar)
+    for check in result.checks:
+        typer.echo(check.line())
+    if result.partial:
+        raise Interrupted(f"stopped before the last check; what is known is in {result.folder / RESULT}")
+    failed = sum(check.passed is False for check in result.checks)
+    outcome = f"{failed} of {len(result.checks)} checks failed" if failed else "no check failed"
+    typer.echo(f"{outcome}; figures: {result.folder / RESULT}")
+    if failed:
+        raise typer.Exit(1)

@@ -31,21 +31,14 @@ try:
         data,
         decode,
         demo,
-        doctor,
         encode,
         evaluate,
-        generate,
-        infill,
-        interpolate,
         launch,
         migrate,
-        paraphrase,
         prepare,
         runs,
-        selftest,
         serve,
         train,
-        validate,
     )
     from mmldlm.cli.terminal import Command, SectionedCommand, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
@@ -76,21 +69,21 @@ _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
 _add("launch", launch.launch, _TRAIN, "Run a command on several GPUs or nodes.")
-_add("selftest", selftest.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
+_add("selftest", launch.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)
 _add("decode", decode.decode, _USE, "Latents to text.", SectionedCommand)
-_add("generate", generate.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
-_add("infill", infill.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
-_add("interpolate", interpolate.interpolate, _USE, "Texts between two texts.", SectionedCommand)
-_add("paraphrase", paraphrase.paraphrase, _USE, "Texts near a text.", SectionedCommand)
+_add("generate", decode.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
+_add("infill", encode.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
+_add("interpolate", decode.interpolate, _USE, "Texts between two texts.", SectionedCommand)
+_add("paraphrase", encode.paraphrase, _USE, "Texts near a text.", SectionedCommand)
 _add("serve", serve.serve, _USE, "Serve a trained model over HTTP.")
 _add("ui", serve.ui, _USE, "A local page to try a trained model.")
 _add("export", runs.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
 _add("compare", evaluate.compare, _JUDGE, "Compare the evaluations of two runs or more.")
 _add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
-_add("validate", validate.validate, _JUDGE, "Check a recipe here: plain path against optimised one.")
+_add("validate", benchmark.validate, _JUDGE, "Check a recipe here: plain path against optimised one.")
 _add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
 app.command("ablate-run", hidden=True)(ablate.ablate_run)
 _add(
@@ -101,7 +94,7 @@ _add(
     monitor.MonitorCommand,
 )
 app.add_typer(
-    doctor.app, name="doctor", short_help="Find and fix problems in training code.", rich_help_panel=_TOOLS
+    migrate.app, name="doctor", short_help="Find and fix problems in training code.", rich_help_panel=_TOOLS
 )
 _add("migrate", migrate.migrate, _TOOLS, "Move from the research code.")
 _add("demo", demo.demo, _TOOLS, "All of it in minutes on the built-in text.")

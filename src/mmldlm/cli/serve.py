@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mmldlm.cli import sampling_options as option
+from mmldlm.cli import samples as option
 from mmldlm.errors import UserError
 
 TOKEN = "MMLDLM_TOKEN"
