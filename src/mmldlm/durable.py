@@ -65,8 +65,9 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     try:
         for piece in _pieces(chunks):
             digest.update(piece)
-            _write_all(fd, piece)
             size += len(piece)
+            while len(piece):
+                piece = piece[os.write(fd, piece) :]
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -78,11 +79,6 @@ def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterable[memoryview]:
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), CHUNK):
             yield view[start : start + CHUNK]
-
-
-def _write_all(fd: int, piece: memoryview) -> None:
-    while len(piece):
-        piece = piece[os.write(fd, piece) :]
 
 
 def read_digest(path: Path) -> Written:

@@ -159,18 +159,14 @@ class LineWriter:
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._written = durable.Prefix.of(self.path)
-        self._end_line()
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":  # after a crash inside a line
+            self._pending.append(b"\n")
 
     def written(self) -> durable.Written:
         """Size and checksum of all that should be in the file now."""
         with self._lock:
             return self._written.so_far()
-
-    def _end_line(self) -> None:
-        """After a crash inside a line, the next record must start on a new one."""
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            self._pending.append(b"\n")
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; an operating-system error is logged, not raised, because training must go on."""

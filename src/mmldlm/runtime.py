@@ -217,7 +217,9 @@ def _fused(wanted: bool | None, device: torch.device) -> bool:
 def _or_bf16(wanted: str | None, device: torch.device) -> str | None:
     """The precision that is wanted; bf16 instead of fp8 where the device lacks it."""
     if wanted != "fp8" or (
-        kernels_run_on(device) and device.type == "cuda" and _capability(device) >= (8, 9)
+        kernels_run_on(device)
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= (8, 9)
     ):
         return wanted
     log.warning(
@@ -225,10 +227,6 @@ def _or_bf16(wanted: str | None, device: torch.device) -> str | None:
         "bf16 is used", device.type,
     )  # fmt: skip
     return "bf16"
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def best_precision(device: torch.device) -> str:

@@ -74,14 +74,10 @@ def open_trackers(names: Sequence[str], run: TrackedRun) -> list[Tracker]:
 def named_numbers(fields: Mapping[str, Any]) -> dict[str, float]:
     """The single numbers of a line of the log, by the names that all trackers show."""
     return {
-        _tag(key): value
+        f"valid/{key[6:]}" if key.startswith("valid_") else f"train/{key}": value
         for key, value in fields.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _tag(key: str) -> str:
-    return f"valid/{key.removeprefix('valid_')}" if key.startswith("valid_") else f"train/{key}"
 
 
 class TensorBoard:

@@ -160,7 +160,11 @@ def overview(summary: Summary, plan: Plan) -> Table:
             *(_overview_cell(row.cells.get(column.name)) for column in summary.columns),
             str(len(row.seeds)),
             "-" if row.num_parameters is None else f"{row.num_parameters:,}",
-            _seconds(row),
+            f"as {row.arm.of}"
+            if row.arm.of
+            else f"{row.train_seconds.value:.1f}"
+            if row.train_seconds
+            else "-",
         ]
         for row in summary.rows
     ]
@@ -177,12 +181,6 @@ def _overview_cell(cell: Cell | None) -> str:
 def _mean(mean: Mean) -> str:
     error = "" if mean.standard_error is None else f" ± {mean.standard_error:.4f}"
     return f"{mean.value:.4f}{error}"
-
-
-def _seconds(row: Row) -> str:
-    if row.arm.of is not None:
-        return f"as {row.arm.of}"
-    return "-" if row.train_seconds is None else f"{row.train_seconds.value:.1f}"
 
 
 def _differences(summary: Summary, plan: Plan, column: Column) -> Table:

@@ -39,7 +39,7 @@ from mmldlm.evaluation.results import Evaluation
 from mmldlm.json_lines import from_plain
 from mmldlm.preparation.encoders import open_encoder
 from mmldlm.run_folder import RunFolder, lock_run
-from mmldlm.runtime import choose_device, settle_runtime
+from mmldlm.runtime import choose_device, empty_cache, settle_runtime
 
 COMMAND = "mmldlm"
 RUN_JOB = "ablate-run"
@@ -265,7 +265,8 @@ def run_job(path: Path, parent: int) -> None:
     threading.Thread(target=_stop_with, args=(parent,), daemon=True).start()
     job = from_plain(Job, json.loads(path.read_bytes()))
     train(config_from_dict(job.settings), run=job.run)
-    _release_memory()
+    gc.collect()  # runs side by side share the device, and evaluation needs less of it than training
+    empty_cache(choose_device())
     for check in job.checks:
         logger.info("evaluating %r", check.arm)
         result = _evaluate(job, check)
@@ -279,14 +280,6 @@ def _stop_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _release_memory() -> None:
-    """Runs side by side share the device, and evaluation needs less of it than training."""
-    from mmldlm.runtime import choose_device, empty_cache
-
-    gc.collect()
-    empty_cache(choose_device())
 
 
 def _evaluate(job: Job, check: Check) -> Evaluation:

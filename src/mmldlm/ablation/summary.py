@@ -128,20 +128,17 @@ def _row(
     )
 
 
-def _untouched(row: Row, difference: Difference) -> bool:
-    """Another way to use the same runs leaves the rest unchanged: that is no comparison."""
-    return row.arm.of is not None and (difference.low, difference.high) == (0.0, 0.0)
-
-
 def _corrected(rows: list[Row]) -> list[Row]:
-    """Holm's correction over all arms and quantities of the table."""
+    """Holm's correction over all arms and quantities of the table.
+
+    Another way to use the same runs leaves the other quantities unchanged: these are no comparisons.
+    """
     tested = [
-        (idx, name, cell.difference.p_value)
+        (idx, name, apart.p_value)
         for idx, row in enumerate(rows)
         for name, cell in row.cells.items()
-        if cell.difference is not None
-        and cell.difference.p_value is not None
-        and not _untouched(row, cell.difference)
+        if (apart := cell.difference) is not None and apart.p_value is not None
+        if row.arm.of is None or (apart.low, apart.high) != (0.0, 0.0)
     ]
     for (idx, name, _), corrected in zip(tested, holm([p for _, _, p in tested]), strict=True):
         rows[idx].cells[name] = replace(rows[idx].cells[name], p_holm=corrected)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmldlm.api.model import Model, load
-from mmldlm.checkpoint.load import LoadedModel, find_model
+from mmldlm.checkpoint.load import find_model
 from mmldlm.config import Config
 from mmldlm.config.recipe import make_config
 from mmldlm.data.store import PairStore
@@ -84,7 +84,8 @@ def evaluate(
     folder = _report_folder(run, model.config, data, split) if out is True else Path(out) if out else None
     if folder is not None:
         require_writable(folder)
-    store = _open_store(model, data)
+    where = None if data is None or isinstance(data, PairStore) else Path(data)
+    store = data if isinstance(data, PairStore) else PairStore.open_of_run(model.config.data.store, where)
     require_same_fingerprint(model, store)  # before the encoder is loaded, which takes a while
     store.split(split)
     tools = _tools(chosen, store, encoder is not False, sts, reference_lm)
@@ -94,7 +95,8 @@ def evaluate(
     result = replace(result, command=_command(run, asked, words))
     if folder is None:
         return result
-    return replace(result, report=str(write_report(folder, result, training_log=_training_log(run))))
+    log = home.training_log if (home := _home(run)) else None
+    return replace(result, report=str(write_report(folder, result, training_log=log)))
 
 
 def compare(
@@ -116,7 +118,12 @@ def compare(
     """
     if not others:
         raise UserError("compare: two results or more are needed")
-    results = [_evaluated(one, number, split) for number, one in enumerate((first, *others), 1)]
+    results = [
+        Evaluated(f"result {number}", one)
+        if isinstance(one, Evaluation)
+        else load_evaluated(Path(one), split)
+        for number, one in enumerate((first, *others), 1)
+    ]
     folder = _comparison_folder(results) if out is True else Path(out) if out else None
     if folder is not None:
         require_writable(folder)
@@ -166,11 +173,6 @@ def _home(run: Source) -> RunFolder | None:
     return RunFolder(path.parent if path.name == "export" else path)
 
 
-def _training_log(run: Source) -> Path | None:
-    home = _home(run)
-    return None if home is None else home.training_log
-
-
 def _report_folder(run: Source, config: Config, data: Any, split: str) -> Path:
     """`reports/SPLIT`, or `reports/SPLIT-of-STORE` for another store than the run's own, which may have moved."""
     home = _home(run)
@@ -185,18 +187,6 @@ def _comparison_folder(results: Sequence[Evaluated]) -> Path:
     if results[0].folder is None:
         raise UserError("out=True: the first result has no folder for the report; name one")
     return results[0].folder.parent / folder_name(results)
-
-
-def _evaluated(one: Evaluation | str | os.PathLike[str], number: int, split: str | None) -> Evaluated:
-    if isinstance(one, Evaluation):
-        return Evaluated(f"result {number}", one)
-    return load_evaluated(Path(one), split)
-
-
-def _open_store(model: LoadedModel, data: str | os.PathLike[str] | PairStore | None) -> PairStore:
-    if isinstance(data, PairStore):
-        return data
-    return PairStore.open_of_run(model.config.data.store, None if data is None else Path(data))
 
 
 def _tools(

@@ -17,7 +17,6 @@ from mmldlm.json_lines import read_lines, read_tail
 from mmldlm.run_folder import RunFolder, existing_run
 
 TRAINING, FINISHED, STOPPED, FAILED = "training", "finished", "stopped", "failed"
-STATES = (TRAINING, FINISHED, STOPPED, FAILED)
 _SILENT_SECONDS = 60.0
 """A process that trains replaces its heartbeat every few seconds; after this long without one it is gone."""
 _HEADLINE = ("valid_loss", "loss")
@@ -84,7 +83,9 @@ def read_run(path: str | Path) -> Run:
     state = TRAINING if _alive(beat) else _ended(run)
     if state == FINISHED and steps is not None and step < steps:
         state = STOPPED  # its steps were raised after it had finished
-    return Run(run.path, state, step, steps, metrics, _updated_at(run))
+    times = [path.stat().st_mtime for path in (run.training_log, run.events, run.config) if path.exists()]
+    updated_at = datetime.datetime.fromtimestamp(max(times)).astimezone() if times else None
+    return Run(run.path, state, step, steps, metrics, updated_at)
 
 
 def list_runs(folder: str | Path = "saved") -> list[Run]:
@@ -188,8 +189,3 @@ def _steps(run: RunFolder) -> int | None:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
         return None
     return steps if isinstance(steps, int) else None
-
-
-def _updated_at(run: RunFolder) -> datetime.datetime | None:
-    times = [path.stat().st_mtime for path in (run.training_log, run.events, run.config) if path.exists()]
-    return datetime.datetime.fromtimestamp(max(times)).astimezone() if times else None

@@ -28,12 +28,13 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
     """Machine, versions, load, commit and command line."""
     import torch
 
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command,
         "versions": _versions(),
         "gpus": _gpus() if torch.cuda.is_available() else [],
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": _usable_cores()},
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": usable},
         "threads": {"torch": torch.get_num_threads(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
@@ -69,10 +70,6 @@ def _cpu_model() -> str:
         return platform.processor()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor()
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _commit() -> dict[str, Any] | None:

@@ -53,11 +53,6 @@ def _rate(row: Row) -> str:
     return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})" if rate else ""
 
 
-def _speedup(row: Row) -> str:
-    ratio = row.speedup
-    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
-
-
 def _loss(row: Row) -> str:
     return row.gate if row.loss_difference is None else f"{row.gate} ({row.loss_difference:.1e})"
 
@@ -88,7 +83,9 @@ COLUMNS: dict[str, Cell] = {
     "tokens/s (quartiles)": _rate,
     "documents/s": lambda row: _shown(row.documents_per_second, "{:,.1f}"),
     "s/step": lambda row: _shown(row.seconds_per_step),
-    "speed-up (95 %)": _speedup,
+    "speed-up (95 %)": lambda row: (
+        f"{row.speedup.value:.2f} ({row.speedup.low:.2f} to {row.speedup.high:.2f})" if row.speedup else ""
+    ),
     "plan: speed": lambda row: _planned(row, "speed"),
     "peak GiB": lambda row: _gib(row.memory),
     "memory": lambda row: _share(row.memory_share),

@@ -123,7 +123,12 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
     """Choose the arms and check every one of them, so that a mistake costs nothing."""
     own = [parse_arm(text) for text in wanted.arms]
     kind = wanted.ladder or ("none" if own else "short")
-    arms = [*(_plan_arms(options, gpu) if kind == "plan" else ladder(kind, gpu)), *own]
+    climbed = (
+        ladder(kind, gpu)
+        if kind != "plan"
+        else plan_ladder(options.config(Arm("recipe")).batch, longest_document(options.store), gpu)
+    )
+    arms = [*climbed, *own]
     if not arms:
         raise UserError(
             "--ladder none: nothing is left to measure; give arms with --arm 'name: section.key=value'"
@@ -140,10 +145,6 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
         raise UserError(f"--baseline {baseline}: this arm needs a GPU, and there is none; choose another")
     names.append(again(next(arm for arm in chosen if arm.name == baseline)).name)
     return Plan(chosen, baseline, [parse_condition(text, names) for text in wanted.fail_if])
-
-
-def _plan_arms(options: Options, gpu: bool) -> list[Arm]:
-    return plan_ladder(options.config(Arm("recipe")).batch, longest_document(options.store), gpu)
 
 
 def plan_sweep(options: Options, text: str, synthetic: Synthetic | None) -> tuple[str, list[Arm]]:

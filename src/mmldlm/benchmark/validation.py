@@ -82,7 +82,8 @@ def validate(
     config = make_config(recipe, overrides)
     if store is not None:
         config.data.store = str(store.path if isinstance(store, PairStore) else store)
-    folder = Path(out) if out is not None else _dated()
+    dated = Path("validations") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = dated if out is None else Path(out)
     work = _Work(_settled(config, steps), folder, steps, progress or (lambda *state: None))
     work.prepare()
     partial = False
@@ -91,10 +92,6 @@ def validate(
     except KeyboardInterrupt:
         partial = True
     return work.finish(partial)
-
-
-def _dated() -> Path:
-    return Path("validations") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _settled(config: Config, steps: int) -> Config:

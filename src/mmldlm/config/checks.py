@@ -17,7 +17,6 @@ from mmldlm.config.settings import (
     CorruptionConfig,
     DistributedConfig,
     ModeWeights,
-    OptimConfig,
     SamplingConfig,
     StageWeights,
     leaves_condition_out,
@@ -69,156 +68,132 @@ def _plain(limit: float) -> str:
 
 def _joint_problems(config: Config) -> list[str]:
     """Problems between several settings."""
-    problems: list[str] = []
-    if not config.name or "/" in config.name or config.name.startswith("."):
-        problems.append(f"name={config.name[:80]!r}: a plain folder name is needed")
-    if not config.data.store:
-        problems.append("data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'")
-    if not DEVICE_NAME.fullmatch(config.train.device):
-        names = ", ".join(ACCELERATORS)
-        problems.append(f"train.device={config.train.device[:80]}: allowed are auto, cpu, {names}, or cuda:1")
-    problems += [
-        f"train.trackers: {name!r}: allowed are {', '.join(TRACKERS)}"
-        for name in config.train.trackers
-        if name not in TRACKERS
-    ]
-    if config.model.head_width is not None and config.model.head_width % 2:
-        problems.append(
-            f"model.head_width={config.model.head_width}: an even number is needed, rotary positions turn pairs"
-        )
-    if config.model.time_width is not None and config.model.time_width % 4:
-        problems.append(
-            f"model.time_width={config.model.time_width}: a multiple of 4 is needed, for two times"
-        )
-    if sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0:
-        problems.append("corruption.mode_weights: at least one mode needs a weight above 0")
-    problems += _mode_problems(config)
-    problems += _text_only_problem(config.corruption)
-    if config.speed.layout == "padded" and config.speed.attention in ("tiles", "varlen"):
-        problems.append(
-            f"speed.attention={config.speed.attention}: needs speed.layout=packed; "
-            f"a padded batch is attended to by rows"
-        )
-    problems += _batch_problems(config.batch)
-    problems += _objective_problems(config)
-    problems += _optim_problems(config.optim)
-    problems += _plateau_problems(config)
-    problems += _guidance_problem(config)
-    problems += _parallel_problems(config)
-    every, valid = config.train.checkpoint_every, config.train.valid_every
-    if config.train.keep_best and (not valid or valid % every):
-        problems.append(
-            f"train.keep_best={config.train.keep_best}: train.valid_every={valid} must be a multiple of "
-            f"train.checkpoint_every={every}, so that there is a checkpoint at each validation"
-        )
-    problems += _decoding_problems(config)
-    if not config.evaluation.step_counts or min(config.evaluation.step_counts) < 1:
-        problems.append(
-            f"evaluation.step_counts={config.evaluation.step_counts}: a list of numbers from 1 is needed"
-        )
-    if config.evaluation.length_groups and min(config.evaluation.length_groups) < 1:
-        problems.append(
-            f"evaluation.length_groups={config.evaluation.length_groups}: numbers of tokens from 1 are needed"
-        )
-    return problems
+    train, model, evaluation = config.train, config.model, config.evaluation
+    every, valid = train.checkpoint_every, train.valid_every
+    names = ", ".join(ACCELERATORS)
+    problems = {
+        f"name={config.name[:80]!r}: a plain folder name is needed": (
+            not config.name or "/" in config.name or config.name.startswith(".")
+        ),
+        "data.store is not set: give the folder of a pair store, made by 'mmldlm prepare'": not config.data.store,
+        f"train.device={train.device[:80]}: allowed are auto, cpu, {names}, or cuda:1": (
+            not DEVICE_NAME.fullmatch(train.device)
+        ),
+        **{
+            f"train.trackers: {name!r}: allowed are {', '.join(TRACKERS)}": name not in TRACKERS
+            for name in train.trackers
+        },
+        f"model.head_width={model.head_width}: an even number is needed, rotary positions turn pairs": (
+            (model.head_width or 0) % 2 > 0
+        ),
+        f"model.time_width={model.time_width}: a multiple of 4 is needed, for two times": (
+            (model.time_width or 0) % 4 > 0
+        ),
+        "corruption.mode_weights: at least one mode needs a weight above 0": (
+            sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0
+        ),
+        **dict.fromkeys(_mode_problems(config), True),
+        **_text_problems(config),
+        **_batch_problems(config.batch),
+        **_objective_problems(config),
+        **_parallel_problems(config),
+        f"train.keep_best={train.keep_best}: train.valid_every={valid} must be a multiple of train.checkpoint_every="
+        f"{every}, so that there is a checkpoint at each validation": bool(
+            train.keep_best and (not valid or valid % every)
+        ),
+        **_decoding_problems(config),
+        f"evaluation.step_counts={evaluation.step_counts}: a list of numbers from 1 is needed": (
+            min(evaluation.step_counts, default=0) < 1
+        ),
+        f"evaluation.length_groups={evaluation.length_groups}: numbers of tokens from 1 are needed": (
+            min(evaluation.length_groups, default=1) < 1
+        ),
+    }
+    return [problem for problem, is_there in problems.items() if is_there]
 
 
-def _parallel_problems(config: Config) -> list[str]:
+def _text_problems(config: Config) -> dict[str, bool]:
+    """A model of text alone has no other mode; a padded batch is attended to by rows."""
+    corruption, attention = config.corruption, config.speed.attention
+    others = any(weights.t2l or weights.joint for weights in weights_in_force(corruption))
+    return {
+        f"corruption.condition_dropout={corruption.condition_dropout:g}: needs l2t as the only mode "
+        "(corruption.mode_weights={l2t: 1}), which makes a model of text alone; with others use less than 1": (
+            corruption.condition_dropout >= 1 and others
+        ),
+        f"speed.attention={attention}: needs speed.layout=packed; a padded batch is attended to by rows": (
+            config.speed.layout == "padded" and attention in ("tiles", "varlen")
+        ),
+    }
+
+
+def _batch_problems(batch: BatchConfig) -> dict[str, bool]:
+    ends = [stage.until for stage in batch.schedule]
+    return {
+        f"batch.schedule: the stages end at {ends}; each must end after the one before it": ends
+        != sorted(set(ends)),
+        "batch.tokens_per_step=null: then batch.documents_per_step is needed": (
+            batch.tokens_per_step is None and batch.documents_per_step is None
+        ),
+    }
+
+
+def _objective_problems(config: Config) -> dict[str, bool]:
+    """A loss that does not suit what is predicted; a plateau of losses that cannot be compared; guidance."""
+    loss, kind, optim, train = (
+        config.objective.latent_loss, config.corruption.prediction_type, config.optim, config.train,
+    )  # fmt: skip
+    corruption, guidance = config.corruption, config.sampling.guidance
+    num_modes = sum(getattr(corruption.mode_weights, mode) > 0 for mode in MODES)
+    changing = bool(corruption.mode_schedule) or (corruption.mode_choice == "batch" and num_modes > 1)
+    plateau = optim.schedule == "plateau"
+    return {
+        f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
+        f"predicted {kind} matters, and without it no sampler's formula would hold": (
+            loss in ("cosine", "normalized_mse") and kind != "clean"
+        ),
+        f"optim.plateau_min_lr={optim.plateau_min_lr}: less than optim.lr={optim.lr} is needed, or the rate could "
+        "never be reduced": plateau and optim.plateau_min_lr >= optim.lr,
+        "optim.schedule=plateau: the modes change from step to step, and training losses of different modes cannot be "
+        f"compared; let the run validate on its way: train.valid_every={train.valid_every} must be from 1 to "
+        f"{train.steps - 1}": plateau and changing and not 0 < train.valid_every < train.steps,
+        f"sampling.guidance={guidance}: compares with the prediction without the condition, which this run never "
+        "trains (no joint mode, and corruption.condition_dropout=0); use 1, or give it one of them": (
+            guidance != 1.0 and not leaves_condition_out(corruption)
+        ),
+    }
+
+
+def _parallel_problems(config: Config) -> dict[str, bool]:
     """Settings of one kind of parallelism under another."""
     chosen, default = config.distributed, DistributedConfig()
     foreign, needed = ["static_graph"], "distributed.parallel=ddp"
     if chosen.parallel == "ddp":
         foreign, needed = ["reshard", "gather", "cpu_offload"], "distributed.parallel=fsdp or hybrid"
-    return [
-        f"distributed.{name}={getattr(chosen, name)}: needs {needed}"
+    return {
+        f"distributed.{name}={getattr(chosen, name)}: needs {needed}": getattr(chosen, name)
+        != getattr(default, name)
         for name in foreign
-        if getattr(chosen, name) != getattr(default, name)
-    ]
+    }
 
 
-def _decoding_problems(config: Config) -> list[str]:
+def _decoding_problems(config: Config) -> dict[str, bool]:
     """What is wrong with the ways to decode that an evaluation compares."""
-    problems, evaluation = [], config.evaluation
-    if evaluation.candidates and min(evaluation.candidates) < 1:
-        problems.append(
-            f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]"
-        )
-    if not all(-100 <= guidance <= 100 for guidance in evaluation.guidances):
-        problems.append(
-            f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each"
-        )
+    evaluation = config.evaluation
     known = next(item for item in fields(SamplingConfig) if item.name == "text_sampler").metadata["allowed"]
-    problems += [
-        f"evaluation.text_samplers: {name!r} is no text sampler; allowed are {', '.join(known)}"
-        for name in evaluation.text_samplers
-        if name not in known
-    ]
-    return problems
-
-
-def _objective_problems(config: Config) -> list[str]:
-    problems: list[str] = []
-    loss, kind = config.objective.latent_loss, config.corruption.prediction_type
-    if loss in ("cosine", "normalized_mse") and kind != "clean":
-        problems.append(
-            f"objective.latent_loss={loss}: needs corruption.prediction_type=clean, not {kind}; the length of a "
-            f"predicted {kind} matters, and without it no sampler's formula would hold"
-        )
-    return problems
-
-
-def _batch_problems(batch: BatchConfig) -> list[str]:
-    problems: list[str] = []
-    ends = [stage.until for stage in batch.schedule]
-    if ends != sorted(set(ends)):
-        problems.append(f"batch.schedule: the stages end at {ends}; each must end after the one before it")
-    if batch.tokens_per_step is None and batch.documents_per_step is None:
-        problems.append("batch.tokens_per_step=null: then batch.documents_per_step is needed")
-    return problems
-
-
-def _optim_problems(optim: OptimConfig) -> list[str]:
-    if optim.schedule == "plateau" and optim.plateau_min_lr >= optim.lr:
-        return [
-            f"optim.plateau_min_lr={optim.plateau_min_lr}: less than optim.lr={optim.lr} is needed, or the rate could "
-            f"never be reduced"
-        ]
-    return []
-
-
-def _plateau_problems(config: Config) -> list[str]:
-    """A training loss whose modes change cannot be compared with an earlier one."""
-    train, corruption = config.train, config.corruption
-    num_modes = sum(getattr(corruption.mode_weights, mode) > 0 for mode in MODES)
-    changing = bool(corruption.mode_schedule) or (corruption.mode_choice == "batch" and num_modes > 1)
-    if config.optim.schedule != "plateau" or 0 < train.valid_every < train.steps or not changing:
-        return []
-    return [
-        f"optim.schedule=plateau: the modes change from step to step, and training losses of different modes cannot be "
-        f"compared; let the run validate on its way: train.valid_every={train.valid_every} must be from 1 to "
-        f"{train.steps - 1}"
-    ]
-
-
-def _text_only_problem(corruption: CorruptionConfig) -> list[str]:
-    others = any(weights.t2l or weights.joint for weights in weights_in_force(corruption))
-    if corruption.condition_dropout < 1 or not others:
-        return []
-    return [
-        f"corruption.condition_dropout={corruption.condition_dropout:g}: needs l2t as the only mode "
-        "(corruption.mode_weights={l2t: 1}), which makes a model of text alone; with others use less than 1"
-    ]
-
-
-def _guidance_problem(config: Config) -> list[str]:
-    """Guidance compares with the prediction without the condition, so a run must have trained that."""
-    guidance = config.sampling.guidance
-    if guidance == 1.0 or leaves_condition_out(config.corruption):
-        return []
-    return [
-        f"sampling.guidance={guidance}: compares with the prediction without the condition, which this run never "
-        "trains (no joint mode, and corruption.condition_dropout=0); use 1, or give it one of them"
-    ]
+    return {
+        f"evaluation.candidates={evaluation.candidates}: numbers of texts from 1 are needed, such as [1, 4, 16]": (
+            min(evaluation.candidates, default=1) < 1
+        ),
+        f"evaluation.guidances={evaluation.guidances}: allowed is at least -100 and at most 100 for each": (
+            not all(-100 <= guidance <= 100 for guidance in evaluation.guidances)
+        ),
+        **{
+            f"evaluation.text_samplers: {name!r} is no text sampler; allowed are {', '.join(known)}": name
+            not in known
+            for name in evaluation.text_samplers
+        },
+    }
 
 
 def _mode_problems(config: Config) -> list[str]:

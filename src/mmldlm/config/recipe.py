@@ -262,7 +262,7 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
         return [f"{source}: {_unknown(key)}"]
     if problem := _unusable(value, source):
         return [f"{source}: {key}={str(value)[:80]}: {problem}"]
-    if isinstance(value, bool) and "off" in _choices(key):
+    if isinstance(value, bool) and "off" in _field(key).metadata.get("allowed", ()):
         value = "on" if value else "off"  # YAML takes these words for truth values
     if isinstance(value, float) and value.is_integer() and _kind(key) == "int":
         value = int(value)  # 1e3
@@ -310,11 +310,6 @@ def _removed(key: str, value: Any, source: str) -> list[str]:
     ]
 
 
-def _choices(key: str) -> tuple[str, ...]:
-    """The words that a setting allows, if it is a choice."""
-    return tuple(_field(key).metadata.get("allowed", ()))
-
-
 def _kind(key: str) -> str | None:
     """Type of a setting, null left out; None where there is no such setting."""
     return str(_field(key).type).partition(" | ")[0] if key in setting_names() else None
@@ -342,9 +337,9 @@ def _field(key: str) -> Field[Any]:
 
 
 def _unknown(key: str) -> str:
-    if any(name.startswith(f"{key}.") for name in setting_names()):
-        return f"{key} is a section; set its keys, such as {key}.{_first_key(key)}=..."
     names, old = setting_names(), explain_old(key)
+    if inside := [name for name in names if name.startswith(f"{key}.")]:
+        return f"{key} is a section; set its keys, such as {inside[0]}=..."
     if old is not None:
         return f"unknown setting {key}; {old}"
     sections = dict.fromkeys(name.split(".")[0] for name in names if "." in name)
@@ -356,12 +351,6 @@ def _unknown(key: str) -> str:
     hint = same[0] if same else (near[0] if near else None)
     remedy = f"did you mean {hint}?" if hint else f"sections are {', '.join(sections)}"
     return f"unknown setting {key}; {remedy}"
-
-
-def _first_key(section: str) -> str:
-    return next(name for name in setting_names() if name.startswith(f"{section}.")).removeprefix(
-        f"{section}."
-    )
 
 
 @cache

@@ -139,7 +139,11 @@ class Comparison:
 
 def compare_results(results: Sequence[Evaluated], seed: int = 0) -> Comparison:
     """Every quantity that the results share, each result against the first."""
-    named = [replace(one, label=label) for one, label in zip(results, _labels(results), strict=True)]
+    models = [one.result.model.name for one in results]  # its own label where two have the same name
+    named = [
+        replace(one, label=name) if models.count(name) == 1 else one
+        for name, one in zip(models, results, strict=True)
+    ]
     notes: list[str] = []
     pairs = [_compare_two(named[0], other, seed, notes) for other in named[1:]]
     described = [
@@ -155,12 +159,6 @@ def compare_results(results: Sequence[Evaluated], seed: int = 0) -> Comparison:
         for one in named
     ]
     return Comparison(described, pairs, NUM_RESAMPLES, seed, list(dict.fromkeys(notes)))
-
-
-def _labels(results: Sequence[Evaluated]) -> list[str]:
-    """Names that distinguish the results: that of the model, or the label it came with."""
-    names = [one.result.model.name for one in results]
-    return [name if names.count(name) == 1 else one.label for name, one in zip(names, results, strict=True)]
 
 
 def folder_name(results: Sequence[Evaluated]) -> str:

@@ -202,7 +202,9 @@ def measure_generation(
         distance=_distances(context, generated),
         memorised=None if train is None else _memorised(context, generated, real, train),
         bleu_signature=bleu_signature() if generated.texts else None,
-        examples=_examples(generated),
+        examples=(generated.texts or [" ".join(map(str, tokens)) for tokens in generated.tokens])[
+            :NUM_EXAMPLES
+        ],
     )
     if result.collapsed:
         context.notes.append(f"joint generation has collapsed: {result.collapsed}")
@@ -354,9 +356,3 @@ def _memorised(context: Context, generated: Pairs, real: Pairs, train: Split) ->
         whole=share("whole", "generated texts that are a training document", whole),
         inside=share("inside", "generated texts that are part of a training document", inside),
     )
-
-
-def _examples(generated: Pairs) -> list[str]:
-    if generated.texts is not None:
-        return generated.texts[:NUM_EXAMPLES]
-    return [" ".join(str(int(token)) for token in tokens) for tokens in generated.tokens[:NUM_EXAMPLES]]

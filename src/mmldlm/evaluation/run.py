@@ -12,7 +12,7 @@ import numpy as np
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import MODES, EvaluationConfig
 from mmldlm.corruption.times import modes_of_run
-from mmldlm.data.store import PairStore, Split
+from mmldlm.data.store import PairStore
 from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.context import (
     Context,
@@ -90,7 +90,8 @@ def evaluate_model(
             round_trip = clock.timed("round_trip", lambda: measure_round_trip(context, decoded))
     retrieval = clock.timed("retrieval", lambda: measure_retrieval(context))
     similarity = clock.timed("similarity", lambda: _similarity(context, tools))
-    train = _train_split(model, store)
+    name = model.config.data.train_split
+    train = store.split(name) if name in store.manifest.splits else None  # what may have been memorised
     generation = clock.timed("generation", lambda: measure_generation(context, train, tools.reference_lm))
     return Evaluation(
         model=_describe_model(model),
@@ -119,12 +120,6 @@ def _similarity(context: Context, tools: Tools) -> Similarity | None:
         context.notes.append("the scored pairs are not used: the pair store was made without a tokenizer")
         return None
     return measure_similarity(context, tools.scored_pairs, tools.tokenize)
-
-
-def _train_split(model: LoadedModel, store: PairStore) -> Split | None:
-    """The training data, where this store has it: what may have been memorised."""
-    name = model.config.data.train_split
-    return store.split(name) if name in store.manifest.splits else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ def check_gpus(wanted: int) -> Check:
 
 def check_ranks(ranks: Ranks, store: Path | None, run: Path, megabytes: int = 16) -> list[Check]:
     """All checks, called by all ranks together; the same list on every rank."""
-    checks = [Check("rendezvous", True, f"{ranks.world_size} ranks on {_count(_hosts(ranks))} machines")]
+    machines = len(set(_gather(ranks, socket.gethostname())))
+    checks = [Check("rendezvous", True, f"{ranks.world_size} ranks on {machines} machines")]
     checks.append(_check_same(ranks, "versions", _versions(), "install the same versions on all machines"))
     checks.append(_check_same(ranks, "variables", _variables(), "export the same on all machines"))
     checks.append(_check_clock(ranks))
@@ -132,14 +133,6 @@ def _gather(ranks: Ranks, value: Any) -> list[Any]:
         return [value]
     dist.all_gather_object(values, value, group=ranks.host)
     return values
-
-
-def _hosts(ranks: Ranks) -> list[str]:
-    return _gather(ranks, socket.gethostname())
-
-
-def _count(values: Sequence[str]) -> int:
-    return len(set(values))
 
 
 def _versions() -> str:

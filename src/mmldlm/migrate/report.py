@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,14 +102,10 @@ def report_text(migration: Migration) -> str:
             "",
             f"- pair store: `{translation.make_store}`",
             "",
-            *_as_list(translation_lines(translation)),
+            *(line if line.startswith("  ") else f"- {line}" for line in translation_lines(translation)),
             "",
         ]
     return "\n".join(lines)
-
-
-def _as_list(lines: Sequence[str]) -> list[str]:
-    return [f"- {line}" if not line.startswith("  ") else line for line in lines]
 
 
 def write_migration(migration: Migration, out: Path) -> list[Path]:

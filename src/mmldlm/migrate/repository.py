@@ -56,7 +56,12 @@ def examine_repository(root: Path) -> Migration:
     from traindoctor.options import load_options
 
     if root.is_file():
-        return _examine_file(root)
+        values = read_composed(root)
+        if not is_old(values):
+            raise UserError(
+                f"{root}: no settings of the research code (sections such as training and optimizer)"
+            )
+        return Migration(root.parent, [translate(values, root.name)])
     if not root.is_dir():
         raise UserError(
             f"{root}: no such folder; give the checkout of the old code, or one of its YAML files"
@@ -72,13 +77,6 @@ def examine_repository(root: Path) -> Migration:
     result.data = _data(root)
     result.environment = audit(root, load_options(root, select=["NCC"], external=False)).findings
     return result
-
-
-def _examine_file(path: Path) -> Migration:
-    values = read_composed(path)
-    if not is_old(values):
-        raise UserError(f"{path}: no settings of the research code (sections such as training and optimizer)")
-    return Migration(path.parent, [translate(values, path.name)])
 
 
 def _translate_files(files: list[Found], result: Migration) -> dict[str, dict[str, Any]]:
@@ -137,7 +135,9 @@ def _command(
     launch += [f"--nproc-per-node {num_local}"] if num_local > 1 else []
     start = ["mmldlm launch", *launch, "-- train"] if launch else ["mmldlm train"]
     recipe = f"recipes/{config}.yaml" + ("" if known else " (not found)")
-    result.new = " ".join([*start, "--recipe", recipe, *_run_folder(changed), *words])
+    folder, name = changed.get("logging.save_dir"), changed.get("logging.run_name")
+    run = [f"--run {shlex.quote(f'{folder}/{name}')}"] if folder and name else []
+    result.new = " ".join([*start, "--recipe", recipe, *run, *words])
     return result
 
 
@@ -192,11 +192,6 @@ def _option(arguments: list[str], name: str) -> str:
         if option.replace("_", "-") == f"--{name}":
             return value if equals else next(iter(arguments[index + 1 : index + 2]), "")
     return ""
-
-
-def _run_folder(changed: Mapping[str, Any]) -> list[str]:
-    folder, name = changed.get("logging.save_dir"), changed.get("logging.run_name")
-    return [f"--run {shlex.quote(f'{folder}/{name}')}"] if folder and name else []
 
 
 def _combined(

@@ -115,7 +115,7 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
     if key in IGNORED:
         result.ignored.append(f"{key}={value}: {IGNORED[key]}")
     if key in DIRECT:
-        if value is not None and not _is_reference(value):
+        if value is not None and "${" not in str(value):
             _put(result, DIRECT[key], value)
     elif key in DROPPED:
         result.dropped.append(f"{key}={value}: {DROPPED[key]}")
@@ -125,10 +125,6 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
         and section not in ("hydra", "defaults", "data", "tokenizer")
     ):
         result.unknown.append(f"{key}={value}")
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
 
 
 def _put(result: Translation, key: str, value: Any) -> None:

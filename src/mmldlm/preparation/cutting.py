@@ -243,24 +243,18 @@ class Segmenter:
         self.counts["source_documents"] += 1
         text = document.text or ""
         pieces = self._cut(text)
-        if document.has_lines:
-            self._count_lines(text, pieces)
+        if document.has_lines:  # where pieces keep their lines, `_fit` counts those that are joined
+            self.counts["lines"] += num_lines(text)
+            joined = 0 if self.options.cut in KEEPS_LINES else joined_lines(text, pieces)
+            self.counts["lines_joined"] += joined
         if not pieces:
             self.counts["empty"] += 1
             return []
-        split = split or self._choose_split(text)
+        if split is None and self._forced:
+            split = self._forced.pop(0)
+        options = self.options
+        split = split or choose_split(text, options.validation_share, options.test, options.seed)
         return [Piece(split, piece, document.latent, document.has_lines) for piece in pieces]
-
-    def _count_lines(self, text: str, pieces: list[str]) -> None:
-        """Lines of plain text, and how many of them do not begin a piece; where pieces keep their lines, see `_fit`."""
-        self.counts["lines"] += num_lines(text)
-        if self.options.cut not in KEEPS_LINES:
-            self.counts["lines_joined"] += joined_lines(text, pieces)
-
-    def _choose_split(self, text: str) -> str:
-        if self._forced:
-            return self._forced.pop(0)
-        return choose_split(text, self.options.validation_share, self.options.test, self.options.seed)
 
     def _finish(self, batch: list[Piece]) -> list[Segment]:
         """Tokenize, cut what is too long, leave out what is too short or known."""

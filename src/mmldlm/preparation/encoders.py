@@ -97,7 +97,8 @@ class OwnEncoder:
         first = self._batch([probe_text])
         self.num_slots, self.num_channels = first.shape[1:]
         self.dimension = self.num_channels
-        self.probe = {"text": probe_text, "latent": _rounded(first)}
+        values = [float(f"{value:.5g}") for value in first.reshape(-1)[:PROBE_VALUES]]
+        self.probe: Any = {"text": probe_text, "latent": values}
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says about this encoder."""
@@ -358,7 +359,3 @@ def _encode_function(encoder: Any, name: str) -> Callable[[list[str]], Any]:
         f"encoder {name}: {type(encoder).__name__} has no encode(texts) and is no function; "
         "pass an object with that method, a function, or a name"
     )
-
-
-def _rounded(latents: np.ndarray) -> list[float]:
-    return [float(f"{value:.5g}") for value in latents.reshape(-1)[:PROBE_VALUES]]

@@ -63,7 +63,8 @@ def find_files(name: str, option: str) -> list[Path] | None:
         return _find_remote(name, option)
     path = Path(name).expanduser()
     if path.is_dir():
-        return None if _is_saved_dataset(path) else _folder_files(path, option)
+        saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+        return None if saved else _folder_files(path, option)
     if path.exists():
         return [_known(path, option)]
     if glob.has_magic(name):
@@ -112,10 +113,6 @@ def _known(path: Path, option: str) -> Path:
             f"{option}={path}: unknown kind of file; allowed are {', '.join(EXTENSIONS)}, also with .gz"
         )
     return path
-
-
-def _is_saved_dataset(folder: Path) -> bool:
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def _looks_like_path(name: str) -> bool:

@@ -135,8 +135,7 @@ class _Work:
             return _Shard(split, segments, ids, total, None, None)
         tokenized = None
         if not isinstance(self.encoder, GivenLatents) and self.workers is None:
-            tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
-            tokenized = self.encoder.tokenize([segment.text for segment in segments], tokens)
+            tokenized = self.encoder.tokenize(*self._words(segments))
         return _Shard(split, segments, ids, total, self.writer.reserve(split), tokenized)
 
     def fill(self, shards: Iterable[_Shard], behind: Behind) -> None:
@@ -150,15 +149,17 @@ class _Work:
                 truncated = shard.tokenized.num_truncated if shard.tokenized else None
                 behind.do(partial(self._write, shard, self._latents(shard), truncated))
             else:
-                sent.append((shard, self._send(shard, self.workers)))
+                texts, tokens = self._words(shard.segments)
+                sent.append((shard, self.workers.send(texts, tokens)))
                 if len(sent) >= self.workers.most_waiting:
                     self._receive(*sent.popleft(), behind)
         while sent:
             self._receive(*sent.popleft(), behind)
 
-    def _send(self, shard: _Shard, workers: RayEncoders) -> Any:
-        tokens = [segment.tokens for segment in shard.segments] if self.accepts_tokens else None
-        return workers.send([segment.text for segment in shard.segments], tokens)
+    def _words(self, segments: list[Segment]) -> tuple[list[str], list[np.ndarray] | None]:
+        """Texts for the encoder, and their tokens where it can use those of the store."""
+        tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
+        return [segment.text for segment in segments], tokens
 
     def _receive(self, shard: _Shard, sent: Any, behind: Behind) -> None:
         assert self.workers is not None
