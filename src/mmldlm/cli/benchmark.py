@@ -12,119 +12,87 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from mmldlm.benchmark.session import Finished, Scaled
 
 
-def _option(help: str, panel: str | None = None, **limits: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, **limits)
-
-
 _DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
-Settings = Annotated[list[str] | None, typer.Argument(help="section.key=value for every arm, any number.")]
-Recipe = Annotated[str | None, _option("Name or file of a recipe; small on a GPU, laptop without one.")]
-Store = Annotated[Path | None, _option("A pair store; without it, random documents.", _DATA)]
-Length = Annotated[int | None, _option("Tokens of every random document.", _DATA, min=1)]
-Lengths = Annotated[str | None, _option("Shortest and longest random document; 4:64.", _DATA)]
-Vocabulary = Annotated[int, _option("Of the random documents.", _DATA, min=2)]
-Channels = Annotated[int, _option("Of the random latents.", _DATA, min=1)]
-Documents = Annotated[int | None, _option("How many random documents.", _DATA, min=1)]
-Steps = Annotated[int, _option("Timed steps.", _HOW, min=1)]
-Warmup = Annotated[
-    int, _option("Fewest steps before the clock; on a GPU it waits until they are steady.", _HOW, min=1)
-]
-Block = Annotated[int, _option("Steps between two readings of the clock.", _HOW, min=1)]
-Repeats = Annotated[int, _option("Processes per arm.", _HOW, min=1)]
-GateSteps = Annotated[int, _option("Steps of the loss gate; 0: no gate.", _HOW, min=0)]
-Tolerance = Annotated[float, _option("Largest loss difference that passes.", _HOW, min=0.0)]
-Timeout = Annotated[float, _option("Seconds for one process.", _HOW, min=1.0)]
-MemoryLimit = Annotated[str | None, _option("Such as 80GiB; of the GPU, or of the process on a CPU.", _HOW)]
-Seed = Annotated[int, _option("Of weights, order and noise.", _HOW, min=0)]
-Ladder = Annotated[
-    str | None,
-    _option("full, short, plan (the steps of the users' plan) or none; short unless --arm.", _ARMS),
-]
-ArmWords = Annotated[list[str] | None, _option("'name: section.key=value ...'; repeatable.", _ARMS)]
-Only = Annotated[list[str] | None, _option("Only this arm and the baseline; repeatable.", _ARMS)]
-Baseline = Annotated[str | None, _option("The arm that the others are compared with.", _ARMS)]
-FailIf = Annotated[
-    list[str] | None, _option("Exit 1 if it holds: 'speedup(everything,baseline)<1.2'.", _ARMS)
-]
-Sweep = Annotated[str | None, _option("Time and memory against one key: section.key=a,b,c.", _SEARCH)]
-FindBatch = Annotated[
-    bool, typer.Option("--find-batch", help="Largest and fastest batch.", rich_help_panel=_SEARCH)
-]
-Scaling = Annotated[
-    bool,
-    typer.Option(
-        "--scaling",
-        help="Predict the speed of many GPUs; under launch, measure it beside.",
-        rich_help_panel=_SEARCH,
+TABLE = {
+    "settings": argument(Texts, None, "section.key=value for every arm, any number."),
+    "recipe": option(str | None, None, "Name or file of a recipe; small on a GPU, laptop without one."),
+    "store": option(Path | None, None, "A pair store; without it, random documents.", panel=_DATA),
+    "length": option(int | None, None, "Tokens of every random document.", panel=_DATA, min=1),
+    "lengths": option(str | None, None, "Shortest and longest random document; 4:64.", panel=_DATA),
+    "vocabulary": option(int, 30522, "Of the random documents.", panel=_DATA, min=2),
+    "channels": option(int, 32, "Of the random latents.", panel=_DATA, min=1),
+    "documents": option(int | None, None, "How many random documents.", panel=_DATA, min=1),
+    "steps": option(int, 20, "Timed steps.", panel=_HOW, min=1),
+    "warmup": option(
+        int, 10, "Fewest steps before the clock; on a GPU it waits until they are steady.", panel=_HOW, min=1
     ),
-]
-Unit = Annotated[int | None, _option("Batches are multiples of so many tokens.", _SEARCH, min=1)]
-Out = Annotated[Path | None, _option("Folder of the report; benchmarks/<date-time>.")]
+    "block": option(int, 5, "Steps between two readings of the clock.", panel=_HOW, min=1),
+    "repeats": option(int, 3, "Processes per arm.", panel=_HOW, min=1),
+    "gate_steps": option(int, 10, "Steps of the loss gate; 0: no gate.", panel=_HOW, min=0),
+    "tolerance": option(float, 0.01, "Largest loss difference that passes.", panel=_HOW, min=0.0),
+    "timeout": option(float, 900.0, "Seconds for one process.", panel=_HOW, min=1.0),
+    "memory_limit": option(str | None, None, "Such as 80GiB; of the GPU, or of the process on a CPU.", panel=_HOW),
+    "seed": option(int, 0, "Of weights, order and noise.", panel=_HOW, min=0),
+    "ladder": option(
+        str | None, None, "full, short, plan (the steps of the users' plan) or none; short unless --arm.", panel=_ARMS
+    ),
+    "arm": option(Texts, None, "'name: section.key=value ...'; repeatable.", panel=_ARMS),
+    "only": option(Texts, None, "Only this arm and the baseline; repeatable.", panel=_ARMS),
+    "baseline": option(str | None, None, "The arm that the others are compared with.", panel=_ARMS),
+    "fail_if": option(Texts, None, "Exit 1 if it holds: 'speedup(everything,baseline)<1.2'.", panel=_ARMS),
+    "sweep": option(str | None, None, "Time and memory against one key: section.key=a,b,c.", panel=_SEARCH),
+    "find_batch": option(bool, False, "Largest and fastest batch.", "--find-batch", panel=_SEARCH),
+    "unit": option(int | None, None, "Batches are multiples of so many tokens.", panel=_SEARCH, min=1),
+    "scaling": option(
+        bool, False, "Predict the speed of many GPUs; under launch, measure it beside.", "--scaling", panel=_SEARCH
+    ),
+    "out": option(Path | None, None, "Folder of the report; benchmarks/<date-time>."),
+}  # fmt: skip
 
 
-def benchmark(
-    settings: Settings = None,
-    recipe: Recipe = None,
-    store: Store = None,
-    length: Length = None,
-    lengths: Lengths = None,
-    vocabulary: Vocabulary = 30522,
-    channels: Channels = 32,
-    documents: Documents = None,
-    steps: Steps = 20,
-    warmup: Warmup = 10,
-    block: Block = 5,
-    repeats: Repeats = 3,
-    gate_steps: GateSteps = 10,
-    tolerance: Tolerance = 0.01,
-    timeout: Timeout = 900.0,
-    memory_limit: MemoryLimit = None,
-    seed: Seed = 0,
-    ladder: Ladder = None,
-    arm: ArmWords = None,
-    only: Only = None,
-    baseline: Baseline = None,
-    fail_if: FailIf = None,
-    sweep: Sweep = None,
-    find_batch: FindBatch = False,
-    unit: Unit = None,
-    scaling: Scaling = False,
-    out: Out = None,
-) -> None:
+@takes(TABLE, " ".join(TABLE))
+def benchmark(words: Any) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
     from mmldlm.benchmark.arms import describe
     from mmldlm.benchmark.measuring import Options, parse_bytes
     from mmldlm.benchmark.session import Session, Wanted, check_choices, find_store, on_gpu, scale
 
-    check_choices(ladder, sweep, find_batch=find_batch, scaling=scaling, fail_if=fail_if, arms=arm, only=only)
-    words = list(settings or [])
-    gpu = on_gpu(recipe, words)
-    random_documents = partial(describe, length, lengths, vocabulary, channels, documents, seed)
-    make_store = partial(find_store, store, words, random_documents)
-    path, synthetic = (Path(), None) if scaling else make_store()
-    options = Options(
-        recipe=recipe or ("small" if gpu else "laptop"), settings=tuple(words), store=path, steps=steps, warmup=warmup,
-        block=block, repeats=repeats, gate_steps=gate_steps, tolerance=tolerance, timeout=timeout, seed=seed,
-        memory_limit=parse_bytes(memory_limit, "--memory-limit") if memory_limit else None,
+    arms, only, fail_if = words.arm or [], words.only or [], words.fail_if or []
+    check_choices(
+        words.ladder, words.sweep, find_batch=words.find_batch, scaling=words.scaling, fail_if=fail_if, arms=arms,
+        only=only,
     )  # fmt: skip
-    folder = out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    if scaling:
+    settings = list(words.settings or [])
+    gpu = on_gpu(words.recipe, settings)
+    random_documents = partial(
+        describe, words.length, words.lengths, words.vocabulary, words.channels, words.documents, words.seed
+    )
+    make_store = partial(find_store, words.store, settings, random_documents)
+    path, synthetic = (Path(), None) if words.scaling else make_store()
+    options = Options(
+        recipe=words.recipe or ("small" if gpu else "laptop"), settings=tuple(settings), store=path,
+        memory_limit=parse_bytes(words.memory_limit, "--memory-limit") if words.memory_limit else None,
+        **chosen(words, "steps warmup block repeats gate_steps tolerance timeout seed"),
+    )  # fmt: skip
+    folder = words.out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    if words.scaling:
         _show_scaling(scale(options, make_store, folder))
         return
     with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
         session = Session(options, folder, synthetic, bar.note, bar)
-        if find_batch:
-            finished = session.find_batch(arm or [], unit, gpu)
-        elif sweep is not None:
-            finished = session.sweep(sweep)
+        if words.find_batch:
+            finished = session.find_batch(arms, words.unit, gpu)
+        elif words.sweep is not None:
+            finished = session.sweep(words.sweep)
         else:
-            finished = session.compare(Wanted(ladder, arm or [], only or [], baseline, fail_if or []), gpu)
+            finished = session.compare(Wanted(words.ladder, arms, only, words.baseline, fail_if), gpu)
     _show(finished, folder)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from mmldlm.cli import samples as option
+from mmldlm.cli.options import argument, chosen, option, takes
 from mmldlm.cli.samples import (
+    LATENT_OUT,
+    OPTIONS,
     Answer,
     add_neighbours,
     against_of,
-    chosen,
     latents_of,
     lengths_of,
     named_documents,
@@ -25,144 +24,99 @@ if TYPE_CHECKING:  # the commands answer --help without torch
     from mmldlm.sampling.decode import Progress
     from mmldlm.sampling.stream import Inputs
 
-Number = Annotated[int, typer.Option("-n", help="How many pairs.")]
-Length = Annotated[
-    str | None, typer.Option("--length", help="Tokens of each text; without it they are drawn.")
-]
-First = Annotated[str, typer.Argument(metavar="A", help="The text at one end.")]
-Second = Annotated[str, typer.Argument(metavar="B", help="The text at the other end.")]
-Points = Annotated[int, typer.Option("--points", help="Latents from one end to the other.")]
+_TEXT_OPTIONS = "steps order temperature top_p guidance seed"
 
 
-def decode(
-    run: option.Run,
-    text: option.Text = None,
-    latents: option.LatentFile = None,
-    from_split: option.FromSplit = None,
-    in_file: option.InFile = None,
-    num: option.Count = None,
-    data: option.Data = None,
-    encode_with: option.EncodeWith = "encoder",
-    length: option.Length = None,
-    steps: option.Steps = None,
-    order: option.Order = None,
-    temperature: option.Temperature = None,
-    top_p: option.TopP = None,
-    guidance: option.Guidance = None,
-    against: option.Against = None,
-    seed: option.Seed = 0,
-    candidates: option.Candidates = None,
-    refine: option.Refine = 0,
-    check: option.CheckWith = None,
-    neighbours: option.Neighbours = 0,
-    out: option.Out = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-    precision: option.Precision = None,
-) -> None:
+@takes(
+    OPTIONS,
+    "run text latents from_split in_file num data encode_with length steps order temperature top_p guidance against "
+    "seed candidates refine check neighbours out json_output device precision",
+)
+def decode(words: Any) -> None:
     """Decode latents into texts: those of texts, of a file, or of held-out pairs."""
-    require_one_of({"--text": text, "--latents": latents, "--from-split": from_split, "--in": in_file})
-    require_effect("-n", num, from_split, needs="--from-split")
-    require_effect("--data", data, from_split, neighbours, needs="--from-split or --neighbours")
-    require_effect("--check", check, (candidates or 1) > 1, refine, needs="--candidates or --refine")
-    answer = Answer("decode", out, as_json=json_output)
+    from_split, neighbours, checked = words.from_split, words.neighbours, (words.candidates or 1) > 1
+    require_one_of(
+        {"--text": words.text, "--latents": words.latents, "--from-split": from_split, "--in": words.in_file}
+    )
+    require_effect("-n", words.num, from_split, needs="--from-split")
+    require_effect("--data", words.data, from_split, neighbours, needs="--from-split or --neighbours")
+    require_effect("--check", words.check, checked, words.refine, needs="--candidates or --refine")
+    answer = Answer("decode", words.out, as_json=words.json_output)
     from mmldlm.api.model import load
 
-    model = load(run, device, precision=precision)
-    options: dict[str, Any] = chosen(
-        steps=steps, order=order, temperature=temperature, top_p=top_p, guidance=guidance, seed=seed,
-        candidates=candidates, refine=refine, check=check,
-    )  # fmt: skip
-    away = against_of(model, against, encode_with, seed)
+    model, seed = load(words.run, words.device, precision=words.precision), words.seed
+    options = chosen(words, f"{_TEXT_OPTIONS} candidates refine check")
+    away = against_of(model, words.against, words.encode_with, seed)
 
     def records(inputs: Inputs, progress: Progress) -> list[dict[str, Any]]:
-        wanted, lengths = latents_of(model, inputs, encode_with, seed), lengths_of(model, length, inputs)
+        wanted = latents_of(model, inputs, words.encode_with, seed)
+        lengths = lengths_of(model, words.length, inputs)
         texts = model.decode(
             wanted, lengths=lengths, against=away, ids=inputs.ids, progress=progress, **options
         )
         rows = text_records(texts, inputs.texts)
-        add_neighbours(rows, model, wanted, neighbours, data)
+        add_neighbours(rows, model, wanted, neighbours, words.data)
         return rows
 
-    request = options | chosen(length=length, against=against, neighbours=neighbours, encode_with=encode_with)
-    answer.serve(
-        model, records, request, in_file, lambda: named_documents(model, text, latents, from_split, num, data)
-    )
+    def named() -> Inputs:
+        return named_documents(model, words.text, words.latents, from_split, words.num, words.data)
+
+    request = options | chosen(words, "length against neighbours encode_with")
+    answer.serve(model, records, request, words.in_file, named)
 
 
-def generate(
-    run: option.Run,
-    num: Number = 8,
-    length: Length = None,
-    steps: option.Steps = None,
-    latent_steps: option.LatentSteps = None,
-    order: option.Order = None,
-    solver: option.Solver = None,
-    turns: option.Turns = None,
-    temperature: option.Temperature = None,
-    top_p: option.TopP = None,
-    guidance: option.Guidance = None,
-    seed: option.Seed = 0,
-    neighbours: option.Neighbours = 0,
-    data: option.Data = None,
-    out: option.LatentOut = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-    precision: option.Precision = None,
-) -> None:
+@takes(
+    OPTIONS
+    | LATENT_OUT
+    | {
+        "num": option(int, 8, "How many pairs.", "-n"),
+        "length": option(str | None, None, "Tokens of each text; without it they are drawn."),
+    },
+    "run num length steps latent_steps order solver turns temperature top_p guidance seed neighbours data out "
+    "json_output device precision",
+)
+def generate(words: Any) -> None:
     """Generate texts and their latents from nothing."""
-    if num < 1:
-        raise UserError(f"-n {num}: at least 1 is needed")
-    require_effect("--data", data, neighbours, needs="--neighbours")
-    answer = Answer("generate", out, as_json=json_output, kinds=(".npy", ".jsonl"))
+    if words.num < 1:
+        raise UserError(f"-n {words.num}: at least 1 is needed")
+    require_effect("--data", words.data, words.neighbours, needs="--neighbours")
+    answer = Answer("generate", words.out, as_json=words.json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load
 
-    model = load(run, device, precision=precision)
-    options: dict[str, Any] = chosen(
-        steps=steps, latent_steps=latent_steps, order=order, solver=solver, turns=turns,
-        temperature=temperature, top_p=top_p, guidance=guidance, seed=seed,
-    )  # fmt: skip
+    model = load(words.run, words.device, precision=words.precision)
+    options = chosen(words, f"{_TEXT_OPTIONS} latent_steps solver turns")
     with answer.progress() as progress:
-        pairs = model.generate(num, lengths=lengths_of(model, length), progress=progress, **options)
+        lengths = lengths_of(model, words.length)
+        pairs = model.generate(words.num, lengths=lengths, progress=progress, **options)
     records = text_records(pairs.texts)
     for record, latent in zip(records, pairs.latents, strict=True):
         record["latent"] = latent.tolist()
-    add_neighbours(records, model, pairs.latents, neighbours, data)
-    answer.give(model, options | chosen(n=num, length=length), records, pairs.latents)
+    add_neighbours(records, model, pairs.latents, words.neighbours, words.data)
+    answer.give(model, options | {"n": words.num} | chosen(words, "length"), records, pairs.latents)
 
 
-def interpolate(
-    run: option.Run,
-    first: First,
-    second: Second,
-    points: Points = 5,
-    encode_with: option.EncodeWith = "encoder",
-    length: option.Length = None,
-    steps: option.Steps = None,
-    order: option.Order = None,
-    temperature: option.Temperature = None,
-    top_p: option.TopP = None,
-    guidance: option.Guidance = None,
-    seed: option.Seed = 0,
-    out: option.LatentOut = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-) -> None:
+@takes(
+    OPTIONS
+    | LATENT_OUT
+    | {
+        "first": argument(str, ..., "The text at one end.", metavar="A"),
+        "second": argument(str, ..., "The text at the other end.", metavar="B"),
+        "points": option(int, 5, "Latents from one end to the other."),
+    },
+    "run first second points encode_with length steps order temperature top_p guidance seed out json_output device",
+)
+def interpolate(words: Any) -> None:
     """Decode the latents between those of two texts."""
-    if points < 2:
-        raise UserError(f"--points {points}: at least 2 are needed")
-    answer = Answer("interpolate", out, as_json=json_output, kinds=(".npy", ".jsonl"))
+    if words.points < 2:
+        raise UserError(f"--points {words.points}: at least 2 are needed")
+    answer = Answer("interpolate", words.out, as_json=words.json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load
     from mmldlm.sampling.stream import Inputs
 
-    model = load(run, device)
-    options: dict[str, Any] = chosen(
-        steps=steps, order=order, temperature=temperature, top_p=top_p, guidance=guidance, seed=seed
-    )
-    a, b = latents_of(model, Inputs(texts=[first, second]), encode_with, seed)
+    model, points, options = load(words.run, words.device), words.points, chosen(words, _TEXT_OPTIONS)
+    a, b = latents_of(model, Inputs(texts=[words.first, words.second]), words.encode_with, words.seed)
     with answer.progress() as progress:
-        pairs = model.interpolate(
-            a, b, points, lengths=lengths_of(model, length), progress=progress, **options
-        )
+        lengths = lengths_of(model, words.length)
+        pairs = model.interpolate(a, b, points, lengths=lengths, progress=progress, **options)
     records = text_records(pairs.texts, [place / (points - 1) for place in range(points)], "at")
-    answer.give(model, options | chosen(points=points, length=length), records, pairs.latents)
+    answer.give(model, options | chosen(words, "points length"), records, pairs.latents)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mmldlm import randomness
-from mmldlm.cli import samples as option
+from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.samples import (
+    LATENT_OUT,
+    OPTIONS,
     Answer,
     add_neighbours,
     against_of,
-    chosen,
     latents_of,
     lengths_of,
     named_documents,
@@ -31,58 +32,40 @@ if TYPE_CHECKING:  # the commands answer --help without torch
     from mmldlm.sampling.decode import Progress
     from mmldlm.sampling.stream import Inputs
 
-Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.")]
-By = Annotated[str, typer.Option("--encode-with", help="model, or encoder: that of the training latents.")]
-Compare = Annotated[
-    bool, typer.Option("--compare/--no-compare", help="Add the cosine to the encoder's own latent.")
-]
-EncodeSteps = Annotated[int | None, typer.Option("--steps", help="Steps of the latent sampler. [1]")]
-Blanks = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="Texts with blanks: ____ is one token, ____{3} three."),
-]
-About = Annotated[
-    list[str] | None, typer.Option("--about", help="A text whose latent the filled text is to suit.")
-]
-Strength = Annotated[float, typer.Option("--strength", help="How much of it is noise: up to 1.")]
-Vary = Annotated[str, typer.Option("--vary", help="What is noised: latent, text or both.")]
+_TEXT_OPTIONS = "steps order temperature top_p guidance seed"
 
 
-def encode(
-    run: option.Run,
-    texts: Texts = None,
-    from_split: option.FromSplit = None,
-    in_file: option.InFile = None,
-    num: option.Count = None,
-    data: option.Data = None,
-    encode_with: By = "model",
-    compare: Compare = True,
-    steps: EncodeSteps = None,
-    solver: option.Solver = None,
-    guidance: option.Guidance = None,
-    seed: option.Seed = 0,
-    neighbours: option.Neighbours = 0,
-    out: option.LatentOut = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-    precision: option.Precision = None,
-) -> None:
+@takes(
+    OPTIONS
+    | LATENT_OUT
+    | {
+        "encode_with": option(str, "model", "model, or encoder: that of the training latents."),
+        "compare": option(
+            bool, True, "Add the cosine to the encoder's own latent.", "--compare/--no-compare"
+        ),
+        "steps": option(int | None, None, "Steps of the latent sampler. [1]"),
+    },
+    "run texts from_split in_file num data encode_with compare steps solver guidance seed neighbours out json_output "
+    "device precision",
+)
+def encode(words: Any) -> None:
     """Turn texts into latents in the encoder's own space, without the encoder."""
-    require_one_of({"TEXT": texts, "--from-split": from_split, "--in": in_file})
-    require_effect("-n", num, from_split, needs="--from-split")
-    require_effect("--data", data, from_split, neighbours, needs="--from-split or --neighbours")
-    answer = Answer("encode", out, as_json=json_output, kinds=(".npy", ".jsonl"))
+    from_split, in_file, out = words.from_split, words.in_file, words.out
+    require_one_of({"TEXT": words.texts, "--from-split": from_split, "--in": in_file})
+    require_effect("-n", words.num, from_split, needs="--from-split")
+    require_effect("--data", words.data, from_split, words.neighbours, needs="--from-split or --neighbours")
+    answer = Answer("encode", out, as_json=words.json_output, kinds=(".npy", ".jsonl"))
     from mmldlm.api.model import load
 
-    model = load(run, device, precision=precision)
-    options: dict[str, Any] = chosen(steps=steps, solver=solver, guidance=guidance, seed=seed)
-    cosines = _Cosines(model) if encode_with == "model" and compare else None
+    model = load(words.run, words.device, precision=words.precision)
+    options = chosen(words, "steps solver guidance seed")
+    cosines = _Cosines(model) if words.encode_with == "model" and words.compare else None
 
     def latents(inputs: Inputs, progress: Progress) -> np.ndarray:
         listed = require_texts(inputs)
-        if encode_with == "model":
+        if words.encode_with == "model":
             return model.encode(listed, ids=inputs.ids, progress=progress, **options)
-        return latents_of(model, inputs, encode_with)
+        return latents_of(model, inputs, words.encode_with)
 
     def records(inputs: Inputs, made: np.ndarray) -> list[dict[str, Any]]:
         near = cosines.of(inputs, made) if cosines else [None] * len(made)
@@ -90,16 +73,16 @@ def encode(
             {"text": text, "cosine": cosine, "latent": latent.tolist()}
             for text, cosine, latent in zip(inputs.texts or [], near, made, strict=True)
         ]
-        add_neighbours(rows, model, made, neighbours, data)
+        add_neighbours(rows, model, made, words.neighbours, words.data)
         return rows
 
-    request = options | chosen(encode_with=encode_with, compare=compare, neighbours=neighbours)
+    request = options | chosen(words, "encode_with compare neighbours")
     if in_file is not None:
         to_array = out is not None and out.suffix == ".npy"
         described = latents if to_array else lambda inputs, bar: records(inputs, latents(inputs, bar))
         answer.stream(model, in_file, described, request)
         return
-    inputs = named_documents(model, texts, None, from_split, num, data)
+    inputs = named_documents(model, words.texts, None, from_split, words.num, words.data)
     with answer.progress() as progress:
         made = latents(inputs, progress)
     answer.give(model, request, records(inputs, made), made)
@@ -123,38 +106,30 @@ class _Cosines:
         return [None] * len(latents)
 
 
-def infill(
-    run: option.Run,
-    texts: Blanks = None,
-    in_file: option.InFile = None,
-    about: About = None,
-    latents: option.LatentFile = None,
-    encode_with: option.EncodeWith = "encoder",
-    steps: option.Steps = None,
-    order: option.Order = None,
-    temperature: option.Temperature = None,
-    top_p: option.TopP = None,
-    guidance: option.Guidance = None,
-    against: option.Against = None,
-    seed: option.Seed = 0,
-    out: option.Out = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-) -> None:
+@takes(
+    OPTIONS
+    | {
+        "texts": argument(
+            Texts, None, "Texts with blanks: ____ is one token, ____{3} three.", metavar="[TEXT]..."
+        ),
+        "about": option(Texts, None, "A text whose latent the filled text is to suit."),
+    },
+    "run texts in_file about latents encode_with steps order temperature top_p guidance against seed out json_output "
+    "device",
+)
+def infill(words: Any) -> None:
     """Fill blanks from the text around them, and to suit a latent where one is given."""
-    require_one_of({"TEXT": texts, "--in": in_file})
+    about, latents, in_file = words.about, words.latents, words.in_file
+    require_one_of({"TEXT": words.texts, "--in": in_file})
     if about or latents is not None:
         require_one_of({"--about": about, "--latents": latents, "--in": in_file})
-    require_effect("--against", against, about, latents, in_file, needs="--about, --latents or --in")
-    answer = Answer("infill", out, as_json=json_output)
+    require_effect("--against", words.against, about, latents, in_file, needs="--about, --latents or --in")
+    answer = Answer("infill", words.out, as_json=words.json_output)
     from mmldlm.api.model import load
     from mmldlm.sampling.stream import Inputs
 
-    model = load(run, device)
-    options: dict[str, Any] = chosen(
-        steps=steps, order=order, temperature=temperature, top_p=top_p, guidance=guidance, seed=seed
-    )
-    away = against_of(model, against, encode_with, seed)
+    model, options = load(words.run, words.device), chosen(words, _TEXT_OPTIONS)
+    away = against_of(model, words.against, words.encode_with, words.seed)
 
     def records(inputs: Inputs, progress: Progress) -> list[dict[str, Any]]:
         if inputs.infill is None and inputs.texts is not None:  # the lines of a .txt file
@@ -163,7 +138,7 @@ def infill(
             raise UserError(
                 "--in: a file of texts with blanks is needed, .txt or .jsonl with the field infill"
             )
-        condition = _condition(model, inputs, inputs.infill, encode_with, seed)
+        condition = _condition(model, inputs, inputs.infill, words.encode_with, words.seed)
         if condition:
             condition["against"] = away
         filled = model.infill(inputs.infill, progress=progress, **condition, **options)
@@ -172,9 +147,9 @@ def infill(
 
     def named() -> Inputs:
         condition = named_documents(model, about, latents) if about or latents is not None else Inputs()
-        return replace(condition, infill=texts)
+        return replace(condition, infill=words.texts)
 
-    request = options | chosen(about=about, latents=latents, against=against, encode_with=encode_with)
+    request = options | chosen(words, "about latents against encode_with")
     answer.serve(model, records, request, in_file, named)
 
 
@@ -190,43 +165,30 @@ def _condition(model: Model, inputs: Inputs, blanks: list[str], by: str, seed: i
     return {"latents": latents, "ids": ids}
 
 
-def paraphrase(
-    run: option.Run,
-    texts: Texts = None,
-    in_file: option.InFile = None,
-    strength: Strength = 0.5,
-    vary: Vary = "both",
-    encode_with: option.EncodeWith = "encoder",
-    length: option.Length = None,
-    steps: option.Steps = None,
-    latent_steps: option.LatentSteps = None,
-    order: option.Order = None,
-    solver: option.Solver = None,
-    temperature: option.Temperature = None,
-    top_p: option.TopP = None,
-    guidance: option.Guidance = None,
-    seed: option.Seed = 0,
-    out: option.Out = None,
-    json_output: option.Json = False,
-    device: option.Device = "auto",
-) -> None:
+@takes(
+    OPTIONS
+    | {
+        "strength": option(float, 0.5, "How much of it is noise: up to 1."),
+        "vary": option(str, "both", "What is noised: latent, text or both."),
+    },
+    "run texts in_file strength vary encode_with length steps latent_steps order solver temperature top_p guidance "
+    "seed out json_output device",
+)
+def paraphrase(words: Any) -> None:
     """Vary texts: their latents are noised, some of their tokens are masked, or both, and sampled again."""
-    require_one_of({"TEXT": texts, "--in": in_file})
-    answer = Answer("paraphrase", out, as_json=json_output)
+    require_one_of({"TEXT": words.texts, "--in": words.in_file})
+    answer = Answer("paraphrase", words.out, as_json=words.json_output)
     from mmldlm.api.model import load
     from mmldlm.sampling.stream import Inputs
 
-    model = load(run, device)
-    options: dict[str, Any] = chosen(
-        strength=strength, vary=vary, steps=steps, latent_steps=latent_steps, order=order, solver=solver,
-        temperature=temperature, top_p=top_p, guidance=guidance, seed=seed,
-    )  # fmt: skip
+    model = load(words.run, words.device)
+    options = chosen(words, f"{_TEXT_OPTIONS} strength vary latent_steps solver")
 
     def records(inputs: Inputs, progress: Progress) -> list[dict[str, Any]]:
-        originals = require_texts(inputs)
-        latents, lengths = latents_of(model, inputs, encode_with, seed), lengths_of(model, length, inputs)
+        originals, lengths = require_texts(inputs), lengths_of(model, words.length, inputs)
+        latents = latents_of(model, inputs, words.encode_with, words.seed)
         varied = model.paraphrase(originals, latents=latents, lengths=lengths, progress=progress, **options)
         return text_records(varied, originals)
 
-    request = options | chosen(length=length, encode_with=encode_with)
-    answer.serve(model, records, request, in_file, lambda: Inputs(texts=texts))
+    request = options | chosen(words, "length encode_with")
+    answer.serve(model, records, request, words.in_file, lambda: Inputs(texts=words.texts))

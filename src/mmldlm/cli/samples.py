@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mmldlm import durable
+from mmldlm.cli.options import Texts, argument, option
 from mmldlm.cli.terminal import ProgressBar
 from mmldlm.errors import UserError
 from mmldlm.untrusted import printable
@@ -28,95 +29,53 @@ if TYPE_CHECKING:  # the commands answer --help without torch
     from mmldlm.sampling.stream import Inputs
 
 _INPUT, _HOW, _CHECK, _OUTPUT = "Input", "Sampling", "Self-check", "Output"
-
-
-def _option(*names: str, help: str, panel: str) -> typer.models.OptionInfo:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
-
-
-Run = Annotated[str, typer.Argument(help="Run folder, export folder, or a name on the Hugging Face Hub.")]
-
-Text = Annotated[list[str] | None, _option("--text", help="A text; may be repeated.", panel=_INPUT)]
-LatentFile = Annotated[
-    Path | None,
-    _option("--latents", help="Latents, .npy of shape (n, slots, channels).", panel=_INPUT),
-]
-FromSplit = Annotated[
-    str | None, _option("--from-split", help="The first pairs of this split of the pair store.", panel=_INPUT)
-]
-Count = Annotated[int | None, _option("-n", help="How many pairs of the split. [8]", panel=_INPUT)]
-InFile = Annotated[
-    Path | None,
-    _option("--in", help="A file of any size: .txt, .jsonl or .npy; needs --out.", panel=_INPUT),
-]
-Data = Annotated[
-    Path | None, _option("--data", help="The pair store, if it is not where the run had it.", panel=_INPUT)
-]
-EncodeWith = Annotated[
-    str, _option("--encode-with", help="What turns texts into latents: encoder or model.", panel=_INPUT)
-]
-
-Length = Annotated[
-    str | None,
-    _option("--length", help="Tokens of each text, or 'original'; else it is predicted.", panel=_HOW),
-]
-Steps = Annotated[int | None, _option("--steps", help="Steps of the text sampler.", panel=_HOW)]
-LatentSteps = Annotated[
-    int | None, _option("--latent-steps", help="Steps of the latent sampler.", panel=_HOW)
-]
-Order = Annotated[
-    str | None,
-    _option("--order", help="confidence, margin, ancestral, first_hitting, block or block:16.", panel=_HOW),
-]
-Solver = Annotated[str | None, _option("--solver", help="ddim, dpmpp_2m or heun.", panel=_HOW)]
-Turns = Annotated[str | None, _option("--turns", help="interleaved, latent_first or text_first.", panel=_HOW)]
-Temperature = Annotated[
-    float | None, _option("--temperature", help="0: always the most probable token.", panel=_HOW)
-]
-TopP = Annotated[
-    float | None, _option("--top-p", help="Keep the most probable tokens of this share.", panel=_HOW)
-]
-Guidance = Annotated[
-    float | None,
-    _option("--guidance", help="1: none; larger follows the condition more; below 0 avoids it.", panel=_HOW),
-]
-Against = Annotated[
-    str | None,
-    _option("--against", help="A text, or latents .npy, that guidance leads away from.", panel=_HOW),
-]
-Seed = Annotated[int, _option("--seed", help="Another seed, another sample.", panel=_HOW)]
-
-Candidates = Annotated[
-    int | None,
-    _option(
-        "--candidates",
-        help="Decode so many and keep the one nearest to the latent. [without a length the run's num_lengths, 3]",
-        panel=_CHECK,
+RUN_HELP = "Run folder, export folder, or a name on the Hugging Face Hub."
+OPTIONS = {
+    "run": argument(str, ..., RUN_HELP),
+    "texts": argument(Texts, None, "Texts.", metavar="[TEXT]..."),
+    "text": option(Texts, None, "A text; may be repeated.", panel=_INPUT),
+    "latents": option(Path | None, None, "Latents, .npy of shape (n, slots, channels).", panel=_INPUT),
+    "from_split": option(str | None, None, "The first pairs of this split of the pair store.", panel=_INPUT),
+    "in_file": option(
+        Path | None, None, "A file of any size: .txt, .jsonl or .npy; needs --out.", "--in", panel=_INPUT
     ),
-]
-Refine = Annotated[
-    int, _option("--refine", help="Rounds that replace tokens to bring the text nearer.", panel=_CHECK)
-]
-CheckWith = Annotated[
-    str | None,
-    _option("--check", help="What reads candidates back: model or encoder. [model]", panel=_CHECK),
-]
-
-Neighbours = Annotated[
-    int, _option("--neighbours", help="Add so many nearest training texts of each latent.", panel=_OUTPUT)
-]
-Out = Annotated[Path | None, _option("--out", help="Write records to this .jsonl file.", panel=_OUTPUT)]
-LatentOut = Annotated[
-    Path | None, _option("--out", help="Write latents to .npy, or records to .jsonl.", panel=_OUTPUT)
-]
-Json = Annotated[bool, _option("--json", help="Print one JSON object.", panel=_OUTPUT)]
-Device = Annotated[str, _option("--device", help="auto, cpu, cuda, ...", panel=_OUTPUT)]
-Precision = Annotated[
-    str | None,
-    _option(
-        "--precision", help="Of matrix products: fp32 or bf16. [bf16 on a GPU, else fp32]", panel=_OUTPUT
+    "num": option(int | None, None, "How many pairs of the split. [8]", "-n", panel=_INPUT),
+    "data": option(Path | None, None, "The pair store, if it is not where the run had it.", panel=_INPUT),
+    "encode_with": option(str, "encoder", "What turns texts into latents: encoder or model.", panel=_INPUT),
+    "length": option(
+        str | None, None, "Tokens of each text, or 'original'; else it is predicted.", panel=_HOW
     ),
-]
+    "steps": option(int | None, None, "Steps of the text sampler.", panel=_HOW),
+    "latent_steps": option(int | None, None, "Steps of the latent sampler.", panel=_HOW),
+    "order": option(
+        str | None, None, "confidence, margin, ancestral, first_hitting, block or block:16.", panel=_HOW
+    ),
+    "solver": option(str | None, None, "ddim, dpmpp_2m or heun.", panel=_HOW),
+    "turns": option(str | None, None, "interleaved, latent_first or text_first.", panel=_HOW),
+    "temperature": option(float | None, None, "0: always the most probable token.", panel=_HOW),
+    "top_p": option(float | None, None, "Keep the most probable tokens of this share.", panel=_HOW),
+    "guidance": option(
+        float | None, None, "1: none; larger follows the condition more; below 0 avoids it.", panel=_HOW
+    ),
+    "against": option(
+        str | None, None, "A text, or latents .npy, that guidance leads away from.", panel=_HOW
+    ),
+    "seed": option(int, 0, "Another seed, another sample.", panel=_HOW),
+    "candidates": option(
+        int | None, None, "Decode so many and keep the one nearest to the latent. "
+        "[without a length the run's num_lengths, 3]", panel=_CHECK,
+    ),
+    "refine": option(int, 0, "Rounds that replace tokens to bring the text nearer.", panel=_CHECK),
+    "check": option(str | None, None, "What reads candidates back: model or encoder. [model]", panel=_CHECK),
+    "neighbours": option(int, 0, "Add so many nearest training texts of each latent.", panel=_OUTPUT),
+    "out": option(Path | None, None, "Write records to this .jsonl file.", panel=_OUTPUT),
+    "json_output": option(bool, False, "Print one JSON object.", "--json", panel=_OUTPUT),
+    "device": option(str, "auto", "auto, cpu, cuda, ...", panel=_OUTPUT),
+    "precision": option(
+        str | None, None, "Of matrix products: fp32 or bf16. [bf16 on a GPU, else fp32]", panel=_OUTPUT
+    ),
+}  # fmt: skip
+LATENT_OUT = {"out": option(Path | None, None, "Write latents to .npy, or records to .jsonl.", panel=_OUTPUT)}
 
 TITLES = {
     "at": "at",
@@ -251,11 +210,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(f"{near['cosine']:.4f} {near['text'] or '-'}" for near in value)
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def chosen(**options: Any) -> dict[str, Any]:
-    """The options that are set."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def require_one_of(sources: dict[str, Any]) -> None:

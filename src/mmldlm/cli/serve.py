@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from mmldlm.cli import samples as option
+from mmldlm.cli.samples import RUN_HELP
 from mmldlm.errors import UserError
 
 TOKEN = "MMLDLM_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 Host = Annotated[
     str, typer.Option(help=f"Address to listen on; other than loopback needs {TOKEN} in the environment.")
 ]
@@ -20,7 +21,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
 
 
 def serve(
-    run: option.Run,
+    run: Run,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     timeout: Annotated[
@@ -46,7 +47,7 @@ def serve(
 
 
 def ui(
-    run: option.Run,
+    run: Run,
     host: Host = "127.0.0.1",
     port: Port = 7860,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
