@@ -1,5 +1,7 @@
 """Which device and which path a run gets, on machines that are not here: torch.accelerator is replaced."""
 
+import contextlib
+import gc
 import logging
 import types
 
@@ -96,3 +98,13 @@ def test_the_setting_takes_the_same_names():
         assert find_problems(load_recipe("demo", [f"train.device={name}"])) == []
     with pytest.raises(UserError, match=r"train.device=gpu: allowed are auto, cpu, cuda, mps, xpu"):
         load_recipe("demo", ["train.device=gpu"])
+
+
+def test_garbage_waits_while_a_graph_is_recorded(monkeypatch):
+    """A graph of an earlier run, destroyed during a recording, spoils the recording."""
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    assert gc.isenabled()
+    with contextlib.suppress(RuntimeError), runtime.recording(None, None, None):
+        assert not gc.isenabled()
+        raise RuntimeError("of the work")
+    assert gc.isenabled()

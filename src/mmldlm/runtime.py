@@ -8,14 +8,17 @@ is called for them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import logging
 import os
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,6 +97,22 @@ def empty_cache(device: torch.device) -> None:
     """Give memory that is held in reserve back to the device."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
+
+
+@contextlib.contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record a CUDA graph. Only this thread is watched: another one may take page-locked memory meanwhile.
+
+    Garbage waits: an old graph that is destroyed during a recording would spoil it.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def flash_runs(device: torch.device, precision: str, head_width: int) -> bool:

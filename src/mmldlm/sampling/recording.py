@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmldlm import runtime
 from mmldlm.layout import Caps, Layout, packed_layout
 from mmldlm.types import map_tensors
 
@@ -122,8 +123,7 @@ class Recordings:
         own = map_tensors(layout, Tensor.clone)
         filled = map_tensors(_filled(inputs, layout), Tensor.clone)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        # only this thread is watched: another one may take page-locked memory meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        with runtime.recording(graph, self._pool, stream):
             outputs = run(filled, own)
         self._pool = graph.pool()
         return _Recording(graph, filled, own, outputs)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.objective.joint import LossTerms
+from mmldlm.runtime import recording
 from mmldlm.types import MicroBatch, Parcel
 
 log = logging.getLogger(__name__)
@@ -61,10 +62,10 @@ class Graphs:
             return run(parcel.open())
         if key not in self.recordings and not self._try_recording(parcel, run):
             return run(parcel.open())
-        recording = self.recordings[key]
-        recording.parcel.buffer.copy_(parcel.buffer)
-        recording.graph.replay()
-        return recording.terms.copy()
+        known = self.recordings[key]
+        known.parcel.buffer.copy_(parcel.buffer)
+        known.graph.replay()
+        return known.terms.copy()
 
     def update(self, run: Update) -> tuple[Tensor, Tensor]:
         """The update of the weights, whose gradients stay where they are; the second of its kind is recorded."""
@@ -112,9 +113,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        # only this thread is watched: the loader's thread may take page-locked memory meanwhile
-        mode, stream = "thread_local", torch.cuda.current_stream()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
+        with recording(graph, self._pool, torch.cuda.current_stream()):
             result = work()
         self._pool = graph.pool()
         self.peak = max(self.peak, torch.cuda.max_memory_allocated())
