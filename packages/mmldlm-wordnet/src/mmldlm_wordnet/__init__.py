@@ -1,0 +1,1 @@
+"""A trained model as package data: `mmldlm.load("builtin:wordnet")`."""
