@@ -83,6 +83,7 @@ class _LastingConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # what it still holds must not fail at the end
 
 
 class TrainProgress(ProgressBar):
