@@ -25,7 +25,8 @@ box: $(STAMP)  ## train and build packages/mmldlm-wordnet: make box TEXT=train.j
 docs: $(STAMP)  ## the documentation as a site, in build/site
 	$(BIN)/python scripts/site/build.py
 
-test: $(STAMP) lint types unit  ## everything that must hold: lint, types, tests, documentation
+test: $(STAMP) lint  ## everything that must hold: lint, types, tests, documentation
+	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(STAMP)  ## style
 	$(BIN)/ruff check src packages tests scripts examples

@@ -6,7 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that is started compiles the package again
 MEMORY, ROOM = "/dev/shm", 4 * 2**30
 """Where temporary folders are, if there is room for them."""
 
@@ -66,3 +67,15 @@ def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> "Trainer":
     trainer = make_trainer(tmp_path_factory.mktemp("whole"), store)
     trainer.fit()
     return trainer
+
+
+@pytest.fixture(scope="module")
+def quick_pictures() -> Iterator[dict[str, Any]]:
+    """Plots are drawn but not laid out and rendered, which takes a second a report; yields what would do that."""
+    from mmldlm import reports
+
+    rendering = {name: getattr(reports, name) for name in ("_to_svg", "_to_png")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reports, "_to_svg", lambda figure: '<svg role="img"></svg>')
+        patch.setattr(reports, "_to_png", lambda figure: b"\x89PNG\r\n\x1a\n")
+        yield rendering

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from mmldlm.cli.main import app
 from mmldlm.errors import UserError
+from tests import warm
 from tests.runs import write_recipe
 from tests.stores import write_store
 
@@ -39,9 +40,7 @@ def words(tmp_path_factory):
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
-    )
+    return warm.run([*COMMAND, *words], capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT)
 
 
 def test_arms_are_compared_gated_and_judged(words, tmp_path):
@@ -65,7 +64,7 @@ def test_arms_are_compared_gated_and_judged(words, tmp_path):
 
 
 def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tmp_path):
-    with subprocess.Popen(
+    with warm.Popen(
         [*COMMAND, *words, "--gate-steps", "0", "--steps", "4", "--arm", "a: speed.layout=packed",
          "--arm", "b: train.log_every=9", "--out", "report"],
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -31,11 +32,14 @@ from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
 from mmldlm.model import attention
 from mmldlm.run_folder import RunFolder
+from tests import warm
 from tests.runs import write_recipe
 from tests.stores import write_store
 
 SPEED = {"time per step", "memory", "device busy", "no error in the log"}
 """Checks that a slow machine may fail; an alert about it counts as an error."""
+COLD = os.environ | {"COLD_CHILDREN": "1"}
+"""The command asks the system how much memory its children used."""
 STEPS = 40
 WORDS = ["train.device=cpu", "train.log_every=2", "train.valid_every=0", f"train.steps={STEPS}"]
 
@@ -92,9 +96,9 @@ def test_the_optimised_path_has_the_curve_of_the_plain_one_unless_it_is_broken(
 
 @pytest.mark.timeout(900)
 def test_the_command_runs_all_of_it_and_leaves_figures(recipe, tmp_path):
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "mmldlm", "validate", str(recipe), "train.device=cpu", "--steps", "10", "--out", "v"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env=COLD, capture_output=True, text=True, check=False,
     )  # fmt: skip
     result = json.loads((tmp_path / "v" / "validation.json").read_text())
     crosses = {check["name"] for check in result["checks"] if check["passed"] is False}
@@ -109,8 +113,13 @@ def test_the_command_runs_all_of_it_and_leaves_figures(recipe, tmp_path):
 @pytest.mark.timeout(900)
 def test_ctrl_c_ends_the_run_at_work_and_keeps_what_is_known(recipe, tmp_path):
     command = [sys.executable, "-m", "mmldlm", "validate", str(recipe), "train.device=cpu", "--steps", "9000"]
-    with subprocess.Popen(
-        [*command, "--out", "v"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    with warm.Popen(
+        [*command, "--out", "v"],
+        cwd=tmp_path,
+        env=COLD,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         ends = time.monotonic() + 200
         while not (tmp_path / "v" / "plain" / "training_log.jsonl").is_file():

@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
 
 def sweep(*words: str) -> dict:
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tests.checkpoint.kill_sweep", *words],
         env=env,
         cwd=ROOT,

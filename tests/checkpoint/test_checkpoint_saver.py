@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import warm
 
 import mmldlm
 from mmldlm import durable
@@ -179,7 +180,7 @@ raise RuntimeError("something else went wrong")
 """
     env = os.environ | {"PYTHONPATH": str(Path(mmldlm.__file__).parents[1])}
     command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = warm.run(command, env=env, capture_output=True, text=True, check=False)
     assert "something else went wrong" in done.stderr
     assert done.stdout == ""
     found = load_latest(tmp_path, report=fail)

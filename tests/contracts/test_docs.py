@@ -17,6 +17,7 @@ from mmldlm.config.recipe import list_recipes
 from tests.browser import SIZES, Browser
 from tests.contracts.command_lines import PAGES, ROOT, blocks, command_lines, mistakes, shown_commands
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 SMALL = {"train.steps": 2, "train.valid_documents": 4, "batch.tokens_per_step": 256, "model.depth": 1}
 SMALLER_PYTHON = {
     'mmldlm.train("laptop", store=store)': f'mmldlm.train("laptop", store=store, overrides={SMALL})',

@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 
 import mmldlm
+from tests import warm
 from tests.runs import write_recipe
 
 
@@ -17,7 +17,7 @@ def train(folder, store, **settings):
         mmldlm.train(write_recipe(folder, store), run=folder / "run", overrides=usual | settings)
     ledger = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     watch = [sys.executable, "-m", "mmldlm", "monitor", str(folder / "run"), "--once", "--json"]
-    seen = json.loads(subprocess.run(watch, capture_output=True, text=True, check=False).stdout)
+    seen = json.loads(warm.run(watch, capture_output=True, text=True, check=False).stdout)
     return [event for event in ledger if event["event"] == "alert"], seen, ledger[-1]["event"]
 
 

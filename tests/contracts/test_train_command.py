@@ -1,4 +1,4 @@
-"""`mmldlm train` as a user meets it: real processes where it runs, exit codes, one clear line for each mistake."""
+"""`mmldlm train` as a user meets it: processes where it runs, exit codes, one clear line for each mistake."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from mmldlm.cli.main import app, main
 from mmldlm.cli.runs import export
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
+from tests import warm
 from tests.runs import write_recipe
 from tests.stores import write_store
 
@@ -30,16 +31,16 @@ def place(tmp_path_factory):
     return folder
 
 
-def start(place, *words):
+def start(place, *words, popen=warm.Popen):
     command = [sys.executable, "-m", "mmldlm", "train", "--recipe", "small.yaml", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.Popen(
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": ""}
+    return popen(
         command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def run(place, *words):
-    process = start(place, *words)
+def run(place, *words, popen=warm.Popen):
+    process = start(place, *words, popen=popen)
     out, err = process.communicate(timeout=280)
     return process.returncode, out, err
 
@@ -139,7 +140,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_same_command_does(place):
 
 
 def test_a_whole_run_leaves_what_the_docs_say(place, monkeypatch):
-    code, _, err = run(place, "--run", "whole", "train.valid_samples=0")
+    code, _, err = run(
+        place, "--run", "whole", "train.valid_samples=0", popen=subprocess.Popen
+    )  # a fresh interpreter
     assert code == 0, err
     folder = place / "whole"
     for name in (

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,7 +29,7 @@ def _start(
 ) -> subprocess.Popen[str]:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     names = {name: str(value) for name, value in place.items()} | {"MASTER_PORT": str(port)}
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", *words],
         cwd=cwd or ROOT,
         env=environment() | names | {"MASTER_ADDR": "127.0.0.1"},

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from mmldlm.errors import UserError
 from mmldlm.launch.ranks import own_address, plan_launch, run_ranks
+from tests import warm
 from tests.distributed.pair import environment
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -35,22 +35,17 @@ def place(tmp_path_factory):
 
 def start(place, *words, ranks="2"):
     command = [sys.executable, "-m", "mmldlm", "launch", "--nproc-per-node", ranks, "--log-dir", "logs", "--"]
-    return subprocess.Popen(
+    return warm.Popen(
         [*command, "train", "--recipe", "small.yaml", *words],
         cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def find_rank(place, rank):
-    """Process id of a rank, by its folder and the environment that the agent gave it."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_text().split("\0")
-            names = (entry / "environ").read_text().split("\0")
-            if (entry / "cwd").readlink() == place and "launch" not in words and f"RANK={rank}" in names:
-                return int(entry.name)
-        except OSError:
-            continue
+def find_rank(run, rank):
+    """Process id of a rank, by the name of its run and the environment that the agent gave it."""
+    for pid, process in warm.alive().items():
+        if run in process["words"] and process["environment"].get("RANK") == str(rank):
+            return pid
     pytest.fail(f"there is no rank {rank}")
 
 
@@ -118,7 +113,7 @@ def test_a_killed_rank_is_the_root_cause_and_a_signal_ends_in_a_checkpoint(place
     run, words = place / "killed", ["--run", "killed", "train.steps=100000", "train.checkpoint_every=100000"]
     process = start(place, *words, "train.log_every=1", "train.valid_every=0")
     wait_for_log(run, process)
-    os.kill(find_rank(place, 1), signal.SIGKILL)
+    os.kill(find_rank("killed", 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=280)
     assert process.returncode == 137, errors
     assert "root cause: rank 1, exit code 137: ended by SIGKILL" in errors
@@ -150,7 +145,7 @@ def start_node(place, port, *words):
         "3",
     ]
     train = ["--log-dir", "logs", "--", "train", "--recipe", "small.yaml", *words]
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "mmldlm", "launch", *node, *train],
         cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
@@ -187,8 +182,7 @@ def test_a_node_that_vanishes_leaves_a_run_that_goes_on_and_a_lost_meeting_point
     second = start_node(place, port, *words)
     run = place / "nodes"
     wait_for(lambda: list((run / "checkpoints").glob("step_*")), first)
-    ranks = [find_rank(place, rank) for rank in (0, 1)]
-    (child,) = [pid for pid in ranks if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) == second.pid]
+    (child,) = [pid for pid, process in warm.alive().items() if process["parent"] == second.pid]
     second.kill()
     os.kill(child, signal.SIGKILL)
     output = first.communicate(timeout=240)[0]

@@ -1,20 +1,20 @@
 """`mmldlm selftest`: ticks where all is well, crosses with remedies where it is not."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.launch import selftest
+from tests import warm
 from tests.distributed.pair import environment
 from tests.stores import write_store
 
 
 def test_two_ranks_pass_and_a_missing_store_is_a_cross_with_a_remedy(tmp_path):
     command = [sys.executable, "-m", "mmldlm", "selftest", "--nproc", "2", "--store", "nowhere"]
-    done = subprocess.run(
+    done = warm.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 1, done.stderr

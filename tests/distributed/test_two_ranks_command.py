@@ -1,6 +1,5 @@
 """`mmldlm train` on two ranks as a user meets it: torchrun, a signal to one rank, a rank that is killed."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,13 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.metrics import read_log
 from mmldlm.training.signals import REQUEUE
+from tests import warm
 from tests.distributed.pair import end, environment, start_pair
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
@@ -120,17 +119,13 @@ def test_ranks_that_differ_do_not_train(place):
     assert not (place / "differ").exists()
 
 
-def ranks_of(torchrun):
-    """Rank -> process id."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(torchrun.pid)], capture_output=True, text=True, check=False
-    )
-    found = {}
-    for pid in map(int, listed.stdout.split()):
-        with contextlib.suppress(OSError):
-            names = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-            found |= {int(name[5:]): pid for name in names if name.startswith("RANK=")}
-    return found
+def ranks_of(name):
+    """Rank -> process id, of the run of this name."""
+    return {
+        int(process["environment"]["RANK"]): pid
+        for pid, process in warm.alive().items()
+        if "RANK" in process["environment"] and name in process["words"]
+    }
 
 
 KILLED = [
@@ -149,13 +144,13 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happ
     name = f"whole_{kind}_{count}"
     run, log = place / name, place / name / "training_log.jsonl"
     words = ("train.valid_samples=0", "train.valid_every=0", "train.steps=20", "train.log_every=1")
-    torchrun = subprocess.Popen(
+    torchrun = warm.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count),
          "--max-restarts", "1", "-m", *train("--run-folder", name, *words, f"distributed.parallel={kind}")],
         cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for_step(log, 5, [torchrun])
-    os.kill(ranks_of(torchrun)[victim], signal.SIGKILL)
+    os.kill(ranks_of(name)[victim], signal.SIGKILL)
     told = end([torchrun], 200)[0]
     assert torchrun.returncode == 0, told
     assert told.count("20 steps done; weights for use are in") == 1
@@ -190,9 +185,9 @@ def test_two_agents_of_two_ranks_restart_together_when_one_rank_is_killed(place)
     for node in ("0", "1"):
         own = ["--node-rank", node, "--log-dir", f"logs{node}", "--", *run]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        agents.append(subprocess.Popen([*command, *own], cwd=place, env=environment(), **pipes))
+        agents.append(warm.Popen([*command, *own], cwd=place, env=environment(), **pipes))
     wait_for_step(log, 6, agents)
-    os.kill(next(found[3] for agent in agents if 3 in (found := ranks_of(agent))), signal.SIGKILL)
+    os.kill(ranks_of("agents")[3], signal.SIGKILL)
     told = end(agents, 600)
     assert [agent.returncode for agent in agents] == [0, 0], told
     alone = make_trainer(place / "alone_agents", place / "store", *words)

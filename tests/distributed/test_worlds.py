@@ -1,7 +1,6 @@
 """Worlds of one, two, three and four ranks give the curve of one process, whether the network is whole or divided."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.training.signals import REQUEUE
+from tests import warm
 from tests.distributed.pair import ROOT, environment
 from tests.distributed.scenarios import PLAIN
 from tests.distributed.test_two_ranks import LOOSER, ROUNDING, assert_same_curve, events, lines, own_words
@@ -29,7 +29,7 @@ def worlds(store, tmp_path_factory):
     """The folder in which all worlds have been."""
     folder = tmp_path_factory.mktemp("worlds")
     command = [sys.executable, "-m", "tests.distributed.worlds", str(folder), str(store)]
-    done = subprocess.run(
+    done = warm.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1700, check=False
     )
     assert done.returncode == 0, done.stderr[-6000:]

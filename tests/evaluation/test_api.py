@@ -17,6 +17,7 @@ from mmldlm.latents import cosine
 from mmldlm.sampling.self_check import checked_stages
 from tests.tiny_models import FakeEncoder, make_run, make_store
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 QUICK = {"num_decoded": 3, "num_generated": 4, "steps": [2]}
 
 

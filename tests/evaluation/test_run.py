@@ -6,8 +6,10 @@ import errno
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mmldlm import reports
 from mmldlm.api.evaluate import evaluate as measure
 from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.load import LoadedModel, load_model
@@ -36,6 +39,7 @@ from mmldlm.statistics import Estimate
 from tests.batches import small_config
 from tests.stores import write_store
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 SMALL = EvaluationConfig(
     num_documents=12,
     num_decoded=5,
@@ -266,7 +270,11 @@ def call(*words: object) -> str:
     return result.stdout
 
 
-def test_the_command_writes_a_self_contained_report(run: Path) -> None:
+def test_the_command_writes_a_self_contained_report(
+    run: Path, quick_pictures: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, render in quick_pictures.items():
+        monkeypatch.setattr(reports, name, render)
     last = call(run, "--json", "--no-encoder", "--num-decoded", 4).splitlines()[-1]
     result = json.loads(last)
     folder = run / "reports" / "validation"
@@ -401,8 +409,6 @@ def test_a_hostile_text_cannot_break_the_page(
 def test_a_full_disk_leaves_the_report_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmldlm import reports
-
     names = ("plot.png", "result.json", "report.html")
     reports.publish(tmp_path / "old", dict.fromkeys(names, b"old") | {"gone.png": b"old"})
     (tmp_path / "old" / "mine.txt").write_text("not ours")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests import warm
 from tests.health.judging import Label
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -69,7 +70,7 @@ def run_own(recipe: Path, run: Path, *settings: str, kill_after: str = "") -> No
         str(run),
         *settings,
     ]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = warm.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while kill_after and process.poll() is None:
         file = run / kill_after
         if file.exists() and file.stat().st_size > 20_000:

@@ -13,6 +13,7 @@ from runwatch.session import Session
 from runwatch.settings import MonitorSettings
 from runwatch.sources import find_runs
 
+from tests import warm
 from tests.health.process_corpus import run_ranks
 from tests.runs import make_trainer
 from tests.stores import write_store
@@ -20,7 +21,7 @@ from tests.stores import write_store
 
 def read(path):
     """What `runwatch --once --json` reports about a run, and its exit code."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "runwatch", "--once", "--json", str(path)], capture_output=True, text=True
     )
     return json.loads(done.stdout)["runs"][0], done.returncode

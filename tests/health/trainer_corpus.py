@@ -8,7 +8,6 @@ makes one run in this process (a killed run needs a process of its own); OFFSET 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.run_folder import lock_run
 from mmldlm.training.fit import Trainer
+from tests import warm
 from tests.distributed.pair import end, environment, start_pair
 from tests.health import trainer_faults as faults
 from tests.health.judging import Label
@@ -177,7 +177,7 @@ def make_run(case: TrainerCase, folder: Path) -> Path:
     if case.alone:
         module = "tests.health.trainer_corpus"
         words = [sys.executable, "-m", module, str(folder), case.name, str(case.offset)]
-        subprocess.run(words, env=environment(), capture_output=True, timeout=280, check=False)
+        warm.run(words, env=environment(), capture_output=True, timeout=280, check=False)
     else:
         train(case, folder)
     run = folder / case.name / "run"

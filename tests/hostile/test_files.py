@@ -12,7 +12,6 @@ import io
 import json
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from mmldlm.preparation.readers import MOST_CHARACTERS, MOST_LINE
 from mmldlm.preparation.sentence_encoder import SentenceEncoder
 from mmldlm.preparation.settings import PrepareSettings
 from mmldlm.preparation.sources import resolve
+from tests import warm
 from tests.tiny_models import make_run, make_store
 
 Change = Callable[[dict[str, Any]], Any]
@@ -129,7 +129,7 @@ try:
 except UserError as error:
     print("one line:", error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("one line:"), done.stderr[-600:]
 
 
@@ -156,7 +156,7 @@ def test_code_beside_a_tokenizer_is_not_run_and_nothing_is_asked(export: Path, t
     )
     (folder / "evil.py").write_text(CODE)
     code = f"import mmldlm\nmmldlm.load({str(export)!r}, device='cpu').tokenize(['w1'])"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", code],
         input="y\n" * 9,
         capture_output=True,

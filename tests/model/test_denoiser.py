@@ -88,7 +88,9 @@ def test_recomputing_changes_nothing(how):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_compiled_blocks_share_one_graph_without_breaks_and_agree():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+def test_compiled_blocks_share_one_graph_without_breaks_and_agree(backend):
+    """`inductor` is what runs; its C++ compiler takes half a minute on the CPU (on a GPU see test_gpu)."""
     denoiser = small_denoiser(depth=3)
     batch = batch_of(DOCUMENTS, caps=Caps(64, 9, 12))
     expected = run(denoiser, batch)
@@ -96,7 +98,7 @@ def test_compiled_blocks_share_one_graph_without_breaks_and_agree():
     counters = torch._dynamo.utils.counters
     counters.clear()
     for block in denoiser.blocks:
-        block.compile(fullgraph=True, dynamic=False)
+        block.compile(fullgraph=True, dynamic=False, backend=backend)
     for ours, theirs in zip(run(denoiser, batch), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     assert counters["stats"]["unique_graphs"] == 1

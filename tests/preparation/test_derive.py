@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from mmldlm.preparation import cutting, derive, pipeline
 from mmldlm.preparation.cutting import Segment, text_id
 from mmldlm.preparation.derive import Survey, boundaries, draw_spans, draw_splices
 from mmldlm.preparation.pipeline import PrepareSettings, run
+from tests import warm
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]
@@ -202,7 +202,7 @@ def test_kill_and_go_on_is_byte_identical(tmp_path: Path) -> None:
     documents = 120
     source, held = _write(tmp_path / "x.jsonl", TEXTS), _write(tmp_path / "h.jsonl", ["held: out", TEXTS[3]])
     words = ["prepare", "--input", source, "--validation-input", held, "--shard-documents", 50, "--derive", 2]
-    killed = subprocess.run(
+    killed = warm.run(
         [sys.executable, "-m", "tests.preparation.fake", *map(str, words), "--out", str(tmp_path / "s")],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "KILL_AFTER": str(documents)}, check=False,
         capture_output=True, timeout=280,

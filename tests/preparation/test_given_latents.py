@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 import mmldlm
 from mmldlm.errors import UserError
+from tests import warm
 
 TEXTS = [f"Text number {number} of twelve." for number in range(12)]
 VECTORS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
@@ -85,7 +85,7 @@ def test_rows_stay_aligned_where_documents_are_left_out(tmp_path: Path) -> None:
         "prepare", "a.txt", "--latents", "v.npy", "--out", "s", "--max-tokens", "20", "--min-tokens", "2",
         "--latent-dtype", "float32",
     ]  # fmt: skip
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "mmldlm", *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

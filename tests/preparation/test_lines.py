@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import mmldlm
 from mmldlm.preparation.cutting import joined_lines
 from mmldlm.preparation.sources import looks_like_lines
+from tests import warm
 
 TITLES = [f"Title {number} of a book" + " about the sea" * (number % 4) for number in range(400)]
 PROSE = "\n".join(["It was a bright cold day in April and the clocks were all striking so"] * 40)
@@ -50,7 +50,7 @@ def test_the_command_names_the_option(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(TITLES))
     (tmp_path / "own.py").write_text("def encode(texts):\n    return [[1.0 + len(text)] for text in texts]\n")
     words = ["prepare", "a.txt", "--out", "s", "--encoder", "own:encode"]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "mmldlm", *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,12 @@ import torch
 import mmldlm
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import EncoderUnavailableError, import_encoder, open_encoder
+from tests import warm
 
 TEXTS = ["a coil of rope", "the open sea", "a small harbour", "wind from the north", "a calm night at sea"]
 MODULE = """
 import numpy as np
+from tests import warm
 
 class Letters:
     def __init__(self, letters="abcde"):
@@ -120,9 +121,7 @@ def test_what_it_returns_is_checked(tmp_path: Path, encode: Any, expected: str) 
 @pytest.mark.parametrize("name", ["letters", "Letters", "sea"])
 def test_module_and_name_on_the_command_line_and_back(tmp_path: Path, module: str, name: str) -> None:
     words = ["prepare", "text.jsonl", "--out", "s", "--encoder", f"{module}:{name}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mmldlm", *words], capture_output=True, text=True, check=False
-    )
+    done = warm.run([sys.executable, "-m", "mmldlm", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     store = mmldlm.PairStore.open("s")
     letters = "sea" if name == "sea" else "abcde"
@@ -142,9 +141,7 @@ def test_module_and_name_on_the_command_line_and_back(tmp_path: Path, module: st
 )
 def test_mistakes_with_a_module_are_one_line(module: str, name: str, expected: str) -> None:
     words = ["prepare", "text.jsonl", "--out", "s", "--encoder", name.replace("MODULE", module)]
-    done = subprocess.run(
-        [sys.executable, "-m", "mmldlm", *words], capture_output=True, text=True, check=False
-    )
+    done = warm.run([sys.executable, "-m", "mmldlm", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

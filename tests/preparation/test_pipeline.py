@@ -19,6 +19,7 @@ from mmldlm.errors import UserError
 from mmldlm.preparation import pipeline
 from mmldlm.preparation.cutting import text_id
 from mmldlm.preparation.pipeline import PrepareSettings, run
+from tests import warm
 from tests.preparation.fake import FakeEncoder
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def text(tmp_path: Path) -> Path:
 
 def _command(*words: object, **environment: object) -> subprocess.CompletedProcess[str]:
     variables = os.environ | {key: str(value) for key, value in environment.items()}
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "tests.preparation.fake", *map(str, words)],
         cwd=ROOT, env=variables | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
@@ -175,7 +176,7 @@ def test_changed_text_is_noticed_when_going_on(tmp_path: Path, text: Path) -> No
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, text: Path) -> None:
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "tests.preparation.fake", "prepare", "--input", str(text), "--out", str(tmp_path / "s"),
          "--cut", "sentences", "--shard-documents", "50"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "SLOW": "0.01"}, stderr=subprocess.PIPE, text=True,

@@ -17,6 +17,7 @@ from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from mmldlm.preparation.encoders import SentenceEncoder
 from mmldlm.untrusted import printable
+from tests import warm
 from tests.sampling.commands import call, make_small_run, mistake, report, samples, use_fake_encoder
 from tests.tiny_models import LONGEST, NUM_CHANNELS, FakeEncoder, make_run, make_store
 
@@ -356,7 +357,7 @@ def test_a_model_of_given_lengths_asks_for_them(store: PairStore, tmp_path: Path
 
 def test_a_closed_pipe_ends_quietly(run: Path) -> None:
     words = [sys.executable, "-m", "mmldlm", "generate", str(run), "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = warm.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()  # as `| head` does, before the first line

@@ -28,6 +28,7 @@ from mmldlm.errors import UserError
 from mmldlm.service import guard
 from mmldlm.service.app import Limits, create_app
 from mmldlm.service.batching import Batcher, BusyError, Job
+from tests import warm
 from tests.tiny_models import NUM_CHANNELS, make_run, make_store
 
 TOKEN = "a secret that nobody knows"
@@ -225,7 +226,7 @@ def test_a_token_is_needed_where_one_is_set(model: Model) -> None:
 
 
 def command(*words: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "mmldlm", "serve", *words], stderr=subprocess.PIPE, text=True,
         env=os.environ | environment,
     )  # fmt: skip

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from mmldlm import durable
 from mmldlm.checkpoint.load import load_latest
+from tests import warm
 from tests.runs import curve, make_trainer, same, weights
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ trainer.fit()
 def test_no_room_while_saving_costs_that_checkpoint_and_nothing_else(store, whole, tmp_path):
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [sys.executable, "-c", LIMITED, str(tmp_path), str(store)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = warm.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     checkpoints = tmp_path / "run" / "checkpoints"
     assert sorted(os.listdir(checkpoints)) == ["latest", "step_00000004", "step_00000012"]

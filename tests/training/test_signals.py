@@ -15,6 +15,7 @@ import pytest
 from mmldlm.run_folder import lock_run
 from mmldlm.training import signals
 from mmldlm.training.signals import REQUEUE, StopFlag, exit_code
+from tests import warm
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
 
@@ -85,7 +86,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_slow_disk_and_damages_nothing(tmp_p
     recipe = write_recipe(tmp_path, store)
     words = ["train", "--recipe", str(recipe), "--run", str(tmp_path / "run"), "train.valid_samples=0"]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", SLOW_DISK, *words, "train.valid_every=0"], env=env, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -131,13 +132,13 @@ def test_sigterm_during_the_start_leaves_nothing_that_blocks_the_next_one(store,
 
     def start(where):
         command = [sys.executable, "-c", EARLY, where, *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        return warm.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
 
     # before anything is written the default action is right: the process is gone, and there is no folder
     assert start("mmldlm.config.recipe:load_recipe").returncode == -signal.SIGTERM
     assert not (tmp_path / "run").exists()
     # from there on the signal is kept until the run can stop in order
-    told = start("mmldlm.training.setup:set_up")
+    told = start("mmldlm.api.train:set_up")
     assert (told.returncode, "stopped before the first step" in told.stderr) == (REQUEUE, True), told.stderr
     assert "Traceback" not in told.stderr
     again = make_trainer(tmp_path, store, "train.steps=2")

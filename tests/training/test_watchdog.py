@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import pytest
 from mmldlm.run_folder import RunFolder
 from mmldlm.training import watchdog
 from mmldlm.training.watchdog import HUNG, Watchdog
+from tests import warm
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -140,7 +140,7 @@ def test_a_run_leaves_with_its_own_exit_code_and_goes_on_later(tmp_path):
     words = ("train.step_timeout=100", "train.step_timeout_action=exit")
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(store), *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = warm.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == HUNG, done.stderr
     assert "one_step" in (tmp_path / "run" / "stacks.txt").read_text()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
