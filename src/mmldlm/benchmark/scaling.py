@@ -29,6 +29,12 @@ LAUNCH = 0.122 / 24
 """Seconds of the host for a block of a micro-batch, without recorded graphs (docs/log.md: 122 ms for 24 blocks)."""
 
 
+AGREEMENTS = 3
+"""Between the hosts, a step: all have documents, all have come to its end, nobody was asked to stop."""
+HALF = 0.5
+"""Share of what could be hidden that ddp hid over gloo at least (docs/scaling.md)."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes of GPUs; bandwidths are those that collectives reach, taken as 80 % of the line."""
@@ -45,6 +51,10 @@ class Cluster:
     """Seconds of a message in a ring of hosts, by which ranks agree."""
     contention: float = 8 / 132
     """Share of a GPU's multiprocessors that move data while others compute."""
+    hides: float = 1.0
+    """Share of the exchanges that could be hidden and are: 1 at best, 0.5 was measured (`HALF`)."""
+    scatter_passes: int = 1
+    """Of a ring for a scattered sum; gloo sums everything first, which takes 2."""
 
 
 ONE_CARD = Cluster()
@@ -98,6 +108,8 @@ class Prediction:
     seconds: float
     efficiency: float
     """Speed of a GPU among the others over its speed alone."""
+    half_hidden: float
+    """The same if only half of what could be hidden is: the lower end of the prediction."""
     no_overlap: float
     """The same if nothing were hidden: what is left when overlap fails."""
     sent_gpu: float
@@ -142,24 +154,23 @@ def exposed_layers(first: float, each: float, work: float, layers: int) -> float
 def predict(kind: str, work: Work, nodes: int, cluster: Cluster = ONE_CARD) -> Prediction:
     """A step of `nodes` nodes under a kind of parallelism; one GPU alone has efficiency 1."""
     ranks = nodes * cluster.gpus
-    total, exposed, sent_gpu, sent_node = (_ddp if kind == "ddp" else _sharded)(kind, work, nodes, cluster)
-    hidden = max(0.0, total - exposed)
-    device = work.compute + exposed + cluster.contention * min(hidden, work.compute)
-    host = work.launch + agreements(kind, work) * 2 * (ranks - 1) * cluster.host_hop
-    seconds = max(device, host)
+    total, least, sent_gpu, sent_node = (_ddp if kind == "ddp" else _sharded)(kind, work, nodes, cluster)
+    host = work.launch + AGREEMENTS * 2 * (ranks - 1) * cluster.host_hop
+
+    def exposed(hides: float) -> float:
+        return least + (1.0 - hides) * max(0.0, total - least)
+
+    def device(hides: float) -> float:
+        hidden = max(0.0, total - exposed(hides))
+        return work.compute + exposed(hides) + cluster.contention * min(hidden, work.compute)
+
+    seconds = max(device(cluster.hides), host)
     shards = {"ddp": 1, "fsdp": ranks, "hybrid": cluster.gpus}[kind]
     return Prediction(
-        kind, nodes, ranks, seconds, work.compute / seconds, work.compute / max(work.compute + total, host), sent_gpu,
-        sent_node, total, exposed, "host" if host > device else "device",
-        ADAM_BYTES * work.parameters / shards < MEMORY,
+        kind, nodes, ranks, seconds, work.compute / seconds, work.compute / max(device(HALF * cluster.hides), host),
+        work.compute / max(work.compute + total, host), sent_gpu, sent_node, total, exposed(cluster.hides),
+        "host" if host > device(cluster.hides) else "device", ADAM_BYTES * work.parameters / shards < MEMORY,
     )  # fmt: skip
-
-
-def agreements(kind: str, work: Work) -> int:
-    """How often the hosts agree in a step: before and after it, before each exchange, and after the last one."""
-    if kind == "ddp":
-        return 3 + math.ceil(work.gradients / work.bucket)
-    return 3 + work.micro_batches * (2 * work.depth + 1) + work.depth + 1
 
 
 def _ddp(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float, float, float, float]:
@@ -186,7 +197,9 @@ def _sharded(kind: str, work: Work, nodes: int, cluster: Cluster) -> tuple[float
         return ring_seconds(size, ranks, bandwidth, cluster.hop)
 
     def scatter(count: int) -> float:
-        return ring_seconds(work.gradient_bytes * count, ranks, bandwidth, cluster.hop)
+        return ring_seconds(
+            work.gradient_bytes * count, ranks, bandwidth, cluster.hop, cluster.scatter_passes
+        )
 
     def replicate(count: int) -> float:
         return ring_seconds(work.gradient_bytes * count, across, cluster.between, cluster.hop, 2)
@@ -282,6 +295,7 @@ def predict_all(tokens: int = STEP_TOKENS) -> list[dict[str, Any]]:
                 rows.append({
                     "shape": shape.name, "parameters": works[tokens].parameters, "tokens": tokens, "link": link,
                     "kind": kind, "two_nodes": two_nodes(kind, works[tokens], cluster),
+                    "two_nodes_half_hidden": 2 * nodes[1].half_hidden / nodes[0].half_hidden,
                     "two_nodes_no_overlap": 2 * nodes[1].no_overlap / nodes[0].no_overlap,
                     "enough": min(enough, default=None), "nodes": [asdict(one) for one in nodes],
                 })  # fmt: skip
@@ -334,13 +348,14 @@ def predict_here(setup: Setup, compute: float, between: float, inside: float, ag
         weight_bytes=4 if setup.runtime.precision == "fp32" else 2,
         bucket=setup.config.distributed.bucket_mb * 2**20,
     )  # fmt: skip
-    hop = agreement / 2 / (ranks.world_size - 1)
-    cluster = Cluster(
-        ranks.local_world_size, inside, between, Cluster.hop if on_gpu else hop, hop,
-        Cluster.contention if on_gpu else 0.0,
-    )  # fmt: skip
-    nodes = ranks.world_size // ranks.local_world_size
-    return predict(setup.config.distributed.parallel, work, nodes, cluster)
+    kind, hop = setup.config.distributed.parallel, agreement / 2 / (ranks.world_size - 1)
+    cluster = Cluster(ranks.local_world_size, inside, between, host_hop=hop)
+    if (
+        not on_gpu
+    ):  # sending takes the time of the same cores; FSDP2 overlaps by CUDA streams, which a CPU has not
+        hides = HALF if kind == "ddp" else 0.0
+        cluster = replace(cluster, hop=hop, contention=0.0, hides=hides, scatter_passes=2)
+    return predict(kind, work, ranks.world_size // ranks.local_world_size, cluster)
 
 
 def prediction_table(rows: list[dict[str, Any]], link: str) -> Table:
@@ -349,7 +364,7 @@ def prediction_table(rows: list[dict[str, Any]], link: str) -> Table:
         [
             row["shape"], f"{row['parameters'] / 1e9:.2f}", row["kind"],
             f"{row['nodes'][1]['sent_node'] / 1e9:.2f}", *(_share(one) for one in row["nodes"]),
-            f"{row['two_nodes']:.2f}", f"{row['two_nodes_no_overlap']:.2f}",
+            f"{row['two_nodes_half_hidden']:.2f} to {row['two_nodes']:.2f}", f"{row['two_nodes_no_overlap']:.2f}",
             f"{row['enough']:,}" if row["enough"] else "over a million",
         ]
         for row in rows if row["link"] == link
@@ -360,13 +375,15 @@ def prediction_table(rows: list[dict[str, Any]], link: str) -> Table:
         "nothing hidden",
         "tokens a GPU for 1.9",
     ]
-    return Table(f"Predicted: {link}", "Speed of a GPU among the others over its speed alone.", head, cells)
+    note = "Speed of a GPU among the others over its speed alone, if half and if all of what can be hidden is hidden."
+    return Table(f"Predicted: {link}", note, head, cells)
 
 
 def _share(one: dict[str, Any]) -> str:
     if not one["fits"]:
         return "does not fit"
-    return f"{one['efficiency']:.1%}{' (host)' if one['limit'] == 'host' else ''}"
+    host = " (host)" if one["limit"] == "host" else ""
+    return f"{100 * one['half_hidden']:.0f} to {one['efficiency']:.0%}{host}"
 
 
 def measured_table(measured: Measured) -> Table:

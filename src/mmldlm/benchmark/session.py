@@ -271,7 +271,7 @@ def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int) -> Measur
     ranks, kind, drive = setup.ranks, setup.config.distributed.parallel, Drive(setup, folder, None)
     together, alone = [], []
     try:
-        drive.block(warmup)
+        drive.block(max(warmup, 4))  # by then the exchanges of a step are known
         with watch_exchanges() as seen:
             drive.block(1)
         for _ in range(steps):
