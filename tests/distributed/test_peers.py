@@ -64,6 +64,18 @@ def test_what_differs_is_listed_by_the_main_rank_with_names_values_and_hosts(tri
     assert f"rank 2 on {HOST}: the ranks differ; the output of rank 0 lists how" == str(errors[2])
 
 
+def test_a_second_run_of_the_same_processes_is_compared_anew(trio):
+    def compare(rank):
+        for precision in ("fp32", "fp16"):
+            time.sleep(0.2 * rank)  # the first one must not read what the others said before
+            trio[rank].compare("data", {"precision": precision})
+        trio[rank].compare("data", {"precision": rank})
+
+    first, *others = together(3, compare)
+    assert "precision is 0 on" in str(first)
+    assert all(isinstance(error, UserError) for error in (first, *others))
+
+
 def test_attempts_in_one_store_do_not_meet_whatever_the_last_one_left(server):
     for _ in range(3):  # torchrun keeps its store when it starts the ranks again
         stores = together(2, lambda rank: meet(client(server), rank, 2, 20.0))

@@ -122,3 +122,29 @@ def test_too_many_bad_steps_roll_all_shards_back(worlds):
 def test_out_of_memory_in_the_backward_pass_of_one_rank_halves_on_all(worlds, place):
     log = events(worlds / place, "backward_fails")
     assert [event["step"] for event in log if event["event"] == "out_of_memory"] == [0, 5]
+
+
+@pytest.mark.parametrize(("place", "world"), [("fsdp2", 2), ("hybrid4", 4)])
+def test_fp16_keeps_one_scale_when_a_gradient_of_one_rank_is_not_finite(worlds, alone, place, world):
+    """The rows that are not finite lie on the last rank alone; all ranks skip the update and halve the scale."""
+    for rank in seen(worlds, f"{place}_half_precision", world):
+        scales = [scale for scale, _ in rank["seen"].values()]
+        assert scales == [2.0**16] * 5 + [2.0**15] * 7
+        assert [int(step) for step, (_, same) in rank["seen"].items() if same] == [6]
+    log = worlds / f"{place}_half_precision" / "half_precision" / "run" / "training_log.jsonl"
+    half, full = ([line["loss"] for line in lines(path)][:5] for path in (log, alone().run.training_log))
+    assert half == pytest.approx(full, rel=5e-3)
+    assert half != full
+
+
+def test_exports_of_one_checkpoint_are_the_same_files_whatever_wrote_them(worlds):
+    one, *others = (
+        worlds / place / "exported" / "run" / "export"
+        for place in ("ddp1_exported", "ddp4_exported", "fsdp4_exported", "hybrid4_exported")
+    )
+    files = {path.relative_to(one) for path in one.rglob("*") if path.is_file()}
+    assert len(files) > 2
+    for other in others:
+        assert {path.relative_to(other) for path in other.rglob("*") if path.is_file()} == files
+        different = {str(name) for name in files if (one / name).read_bytes() != (other / name).read_bytes()}
+        assert not different

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
+from mmldlm.checkpoint.export import make_export, write_export
 from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
+from mmldlm.distributed.replicas import weights_digest
+from mmldlm.runtime import start_runtime
 from mmldlm.training.fit import Trainer
+from tests import runs
 from tests.distributed import scenarios
 
 FSDP, HYBRID = "distributed.parallel=fsdp", "distributed.parallel=hybrid"
@@ -59,6 +66,48 @@ def differing(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     return trainer
 
 
+def half_precision(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """fp16 with a scaled loss, as on a GPU; at step 5 a gradient in the rows of the last rank alone is not finite."""
+    with mock.patch.object(
+        runs, "start_runtime", lambda config: replace(start_runtime(config), precision="fp16")
+    ):
+        trainer = scenarios.make_trainer(folder, store, "train.log_every=1", ranks=ranks)
+    trainer.seen, shards, run, collect = {}, trainer.shards, trainer.train_step, trainer.shards._collect
+
+    def spoil() -> None:
+        collect()
+        if trainer.step == 5 and ranks.rank == ranks.world_size - 1:
+            shards.held["blocks.0.text.qkv.weight"].grad[0, 0] = torch.inf
+
+    shards._collect = spoil
+
+    def one_step(*args: Any) -> None:
+        before = int(weights_digest(shards.held.values()))
+        run(*args)
+        same = before == int(weights_digest(shards.held.values()))
+        trainer.seen[trainer.step] = [trainer.stepper.scaler.get_scale(), same]
+
+    trainer.train_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+def exported(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """The end of the first world's run once more, by another kind of parallelism, and what it leaves for use."""
+    if ranks.main:
+        shutil.copytree(folder.parents[1] / "ddp4_plain" / "plain", folder, symlinks=True)
+    trainer = scenarios.make_trainer(folder, store, "train.log_every=1", ranks=ranks)
+    run = trainer.fit
+
+    def fit() -> None:
+        run()
+        weights, setup = trainer.weights_for_use(), trainer.setup
+        if ranks.main:
+            write_export(trainer.run.export, make_export(weights, setup.config, setup.store, trainer.step))
+
+    trainer.fit = fit  # type: ignore[method-assign]
+    return trainer
+
+
 def part(name: str, until: int | None) -> Any:
     """A part of a run, up to a step."""
 
@@ -71,26 +120,31 @@ def part(name: str, until: int | None) -> Any:
     return run
 
 
-OWN: dict[str, Any] = {"backward_fails": backward_fails, "differing": differing}
+OWN: dict[str, Any] = {
+    "backward_fails": backward_fails, "differing": differing, "half_precision": half_precision,
+    "exported": exported,
+}  # fmt: skip
 for until in (3, 6, 9, None):
     OWN |= {f"{name}_{until or 12}": part(name, until) for name in ("moved", "resumed")}
 
 WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     (4, 2, [
         ("plain", []), ("plain", [FSDP]), ("plain", [HYBRID]), ("micro_batches", [HYBRID]), ("differing", [HYBRID]),
-        ("backward_fails", [HYBRID]), ("moved_3", [FSDP]),
+        ("backward_fails", [HYBRID]), ("half_precision", [HYBRID]), ("moved_3", [FSDP]),
+        *(("exported", words) for words in ([], [FSDP], [HYBRID])),
     ]),
     (2, 2, [
         *((name, [FSDP]) for name in (
             "mode_stages", "gradient_norm", "not_finite", "rolled_back", "backward_fails", "muon",
         )),
         ("recompute", [FSDP, "distributed.reshard=false", "distributed.cpu_offload=true"]),
+        ("half_precision", [FSDP]),
         ("plain", [FSDP]),
         ("resumed_3", [FSDP]),
         ("resumed_12", [FSDP]),
         ("moved_6", []),
     ]),
-    (1, 1, [("plain", [FSDP]), ("moved_9", [])]),
+    (1, 1, [("plain", [FSDP]), ("moved_9", []), ("exported", [])]),
     (3, 3, [("moved_12", [FSDP])]),
 ]  # fmt: skip
 """Ranks, ranks on a machine, and runs: a scenario and further words."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -39,7 +39,7 @@ from mmldlm.checkpoint.files import (
 )
 from mmldlm.checkpoint.quantize import pack, unpack
 from mmldlm.checkpoint.state import versions
-from mmldlm.config import Config
+from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.format import too_large, unfit_normalizer
 from mmldlm.data.store import PairStore
@@ -124,9 +124,12 @@ def _check_target(folder: Path) -> None:
 
 
 def _write_files(staging: Path, export: Export, weights: Mapping[str, Tensor], kind: str) -> Iterator[Entry]:
+    config = dict(export.config)
+    if "distributed" in config:  # how a run was spread over machines is no property of its weights
+        config["distributed"] = asdict(DistributedConfig())
     described = {
         _MARK: kind,
-        "config": export.config,
+        "config": config,
         "data": export.data,
         "versions": export.versions or versions(),
     }

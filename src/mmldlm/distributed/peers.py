@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Peers:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.own_store = own_store
         """Whether the store is in the process of rank 0, and ends with it."""
+        self._exchanged: Counter[str] = Counter()
         self.names = [
             f"rank {idx} on {host}" for idx, host in enumerate(self.exchange("host", socket.gethostname()))
         ]
@@ -54,7 +56,9 @@ class Peers:
         self._cause = ""
 
     def exchange(self, key: str, text: str) -> list[str]:
-        """The texts of all ranks, in order; to be called by all of them."""
+        """The texts of all ranks, in order; to be called by all of them, for each key as often."""
+        self._exchanged[key] += 1  # what an earlier run of these processes said is still in the store
+        key = f"{key}/{self._exchanged[key]}"
         self.store.set(f"{key}/{self.rank}", text)
         texts = [self.store.get(f"{key}/{idx}").decode() for idx in range(self.world_size)]
         self.store.add(f"{key}/read", 1)

@@ -74,7 +74,7 @@ class Ranks:
         return bool(both[0] == -both[1])
 
     def compare(self, what: str, facts: Mapping[str, object]) -> None:
-        """Reject ranks that do not have the same facts, with names, values and hosts; each `what` once."""
+        """Reject ranks that do not have the same facts, with names, values and hosts."""
         if self.peers is not None:
             self.peers.compare(what, facts)
 
