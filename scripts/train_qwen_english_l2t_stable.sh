@@ -46,14 +46,14 @@ else
 fi
 
 if [ "${#dry_run[@]}" -gt 0 ]; then
-  exec "${mmldlm[@]}" launch --from-variables --dry-run -- "${settings[@]}"
+  exec "${mmldlm[@]}" launch --from-variables --dry-run -- ${settings[@]+"${settings[@]}"}
 fi
 
 mkdir -p train_logs
 log=train_logs/train_$(date +%Y%m%d_%H%M%S)_node${NODE_RANK:-0}.log
 echo "log: $log"
 # a signal to this script reaches the training, which saves a checkpoint; tee ends when the training does
-"${mmldlm[@]}" launch --from-variables --log-dir "${log%.log}" -- "${settings[@]}" > >(trap '' INT TERM USR1 && tee "$log") 2>&1 &
+"${mmldlm[@]}" launch --from-variables --log-dir "${log%.log}" -- ${settings[@]+"${settings[@]}"} > >(trap '' INT TERM USR1 && tee "$log") 2>&1 &
 training=$!
 trap 'kill -TERM "$training" 2>/dev/null || true' TERM
 trap 'kill -INT "$training" 2>/dev/null || true' INT

@@ -9,9 +9,11 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from mmldlm.cli.main import app
 from mmldlm.errors import UserError
-from mmldlm.launch.ranks import own_address, plan_launch, run_ranks
+from mmldlm.launch.ranks import Outcome, own_address, plan_launch, run_ranks
 from tests import warm
 from tests.distributed.pair import environment
 from tests.runs import write_recipe
@@ -66,11 +68,38 @@ def test_slurm_and_options_fill_the_plan():
     assert plan_launch({}, nproc_per_node=3).rdzv_endpoint == "localhost:0"
 
 
+@pytest.mark.parametrize(("words", "endpoint"), [
+    ("fd00::1", "[fd00::1]:29500"), ("[fd00::1]", "[fd00::1]:29500"), ("[fd00::1]:7", "[fd00::1]:7"),
+    ("node1.cluster", "node1.cluster:29500"), ("10.0.0.1:7", "10.0.0.1:7"),
+])  # fmt: skip
+def test_an_address_of_either_family_is_a_meeting_point(words, endpoint):
+    assert plan_launch({}, nnodes="2", nproc_per_node=1, rdzv_endpoint=words).rdzv_endpoint == endpoint
+
+
+def test_options_after_the_command_of_the_ranks_are_its_own(monkeypatch):
+    """Also where -- is forgotten."""
+    seen = []
+    monkeypatch.setattr("mmldlm.launch.ranks.run_ranks", lambda plan, words: seen.append(words) or Outcome())
+    for line in (
+        "launch --nproc-per-node 2 -- train --recipe small",
+        "launch --nproc-per-node 2 train --recipe small",
+    ):
+        assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert seen == [["train", "--recipe", "small"]] * 2
+
+
 @pytest.mark.parametrize(("environment", "options", "reported"), [
     ({}, {"nnodes": "2"}, "--rdzv-endpoint HOST:29500"),
     ({}, {"nnodes": "0"}, "nnodes 0: a number of nodes from 1"),
     ({}, {"nnodes": "two"}, "nnodes two"),
     ({}, {"nnodes": "2", "rdzv_endpoint": "host:port"}, "rdzv-endpoint host:port"),
+    ({}, {"nnodes": "2", "rdzv_endpoint": "2001:db8::5::29500"}, "[fd00::1]:29500 for an IPv6 address"),
+    ({}, {"nnodes": "2", "rdzv_endpoint": "[host]:29500"}, "rdzv-endpoint [host]:29500"),
+    ({}, {"nnodes": "2", "rdzv_endpoint": "a host:1"}, "rdzv-endpoint a host:1"),
+    ({}, {"nnodes": "1:2", "rdzv_endpoint": "h", "node_rank": 0}, "node rank 0: nodes 1:2 may come and go"),
+    (STEP | {"SLURM_STEP_NUM_NODES": "many"}, {}, "SLURM_STEP_NUM_NODES=many"),
+    (STEP | {"SLURM_JOB_ID": "x"}, {}, "SLURM_JOB_ID=x"),
+    (STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}, {}, "SLURM_STEP_NODELIST=n[1-2]: scontrol cannot expand it"),
     ({}, {"nnodes": "2", "rdzv_endpoint": "h", "node_rank": 2}, "node rank 2: 2 nodes"),
     (STEP | {"SLURM_STEP_NUM_TASKS": "16"}, {}, "use srun --ntasks-per-node=1"),
 ])  # fmt: skip

@@ -58,3 +58,20 @@ def test_a_rank_that_differs_is_named(monkeypatch):
     check = selftest._check_same(Ranks(), "versions", "torch 2.0", "install the same")
     assert not check.passed
     assert check.detail == "rank 1 has torch 1.0, rank 0 has torch 2.0"
+
+
+def test_a_gpu_that_another_machine_lacks_is_a_cross_too(monkeypatch, tmp_path):
+    bad = selftest.Check("GPUs", False, "1 x H200 for 2 ranks", "use at most 1 ranks per node")
+    every = lambda ranks, value: [value, bad if getattr(value, "name", "") == "GPUs" else value]  # noqa: E731
+    monkeypatch.setattr(selftest, "_gather", every)
+    checks = selftest.check_ranks(Ranks(), None, tmp_path / "saved")
+    assert "✗ GPUs: rank 1: 1 x H200 for 2 ranks -> use at most 1 ranks per node" in [
+        check.line() for check in checks
+    ]
+
+
+def test_names_of_network_cards_may_differ_between_machines(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert "eth7" not in selftest._variables()
+    assert "NCCL_ALGO=Ring" in selftest._variables()

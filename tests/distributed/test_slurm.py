@@ -38,6 +38,19 @@ def test_the_job_file_is_clean_and_says_what_the_scheduler_needs(tmp_path):
         assert done.returncode == 0, done.stdout
 
 
+def test_the_folder_of_the_output_is_there_before_the_job_and_may_have_spaces(tmp_path, monkeypatch):
+    """SLURM opens the output before the job runs, and drops it where the folder is missing."""
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "--slurm", "a job", "--log-dir", "my logs", "--sbatch", "get-user-env", "--", *WORDS]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "my logs").is_dir()
+    assert "sbatch 'a job'" in result.output
+    text = (tmp_path / "a job").read_text()
+    assert '#SBATCH --output="my logs/slurm-%j.out"\n' in text
+    assert "#SBATCH --gpus-per-node=1\n" in text, "get-user-env is no number of GPUs"
+
+
 @pytest.mark.parametrize(("code", "further", "again"), [(75, True, True), (75, False, False), (2, True, False),
                                                         (0, True, False), (130, True, False)])  # fmt: skip
 def test_the_job_is_queued_again_after_an_orderly_stop_that_got_further(tmp_path, code, further, again):

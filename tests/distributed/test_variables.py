@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mmldlm.launch.variables import (
     Machine,
     accumulation_for,
     batch_from_memory,
+    import_store,
     read_variables,
     scaled_lr,
     scaled_steps,
@@ -94,6 +96,31 @@ def test_a_wrong_variable_is_one_clear_line(names, reported):
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         read_variables(names, Machine())
     assert reported in str(error.value)
+
+
+def test_words_that_yaml_or_a_shell_would_change_stay_as_they_are():
+    names = {"L2T_STORE": "/my data/a, b: [c]", "L2T_RUN_NAME": "1e5", "DTYPE": "bfloat16"}
+    run = read_variables(names, Machine())
+    config = load_recipe(run.recipe, run.words)
+    assert (config.data.store, config.name, config.speed.precision) == ("/my data/a, b: [c]", "1e5", "bf16")
+
+
+@pytest.mark.parametrize("address", ["fd00::7", "[fd00::7]"])
+def test_nodes_may_meet_at_an_ipv6_address(address):
+    names = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": address}
+    assert read_variables(names, Machine()).launch.rdzv_endpoint == "[fd00::7]:29500"
+
+
+def test_a_later_node_waits_until_the_first_has_imported_the_store(place):
+    names = {"NNODES": "2", "MASTER_ADDR": "first", "NODE_RANK": "1", "L2T_STORE": str(place / "store"),
+             "TOKEN_DIR": str(place / "d/tokens/train"), "LATENT_DIR": str(place / "d/latents/train")}  # fmt: skip
+    run = read_variables(names, Machine())
+    reports, timer = [], threading.Timer(0.5, write_store, (place / "store",), {"num_train": 8})
+    timer.start()
+    import_store(run, reports.append, wait_seconds=60)
+    assert (place / "store" / "manifest.json").is_file()
+    assert len(reports) == 1
+    assert "node 0 imports it" in reports[0]
 
 
 def test_the_latent_width_is_compared_with_the_store(tmp_path):

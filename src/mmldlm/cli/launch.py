@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,14 +98,14 @@ def _plan_from_variables(
 
     machine = read_machine()
     run = read_variables(os.environ, machine)
-    if run.import_from is not None and run.launch.node_rank in (None, 0) and not dry_run:
+    if run.import_from is not None and not dry_run:
         import_store(run, typer.echo)
         run = read_variables(os.environ, machine)  # the store says how long its documents are
     width = max(len(name) for name, _, _ in run.explained)
     for name, value, where in run.explained:
         typer.echo(f"{name:<{width}}  {value}  ({where})")
     run.words += words
-    typer.echo("mmldlm " + " ".join(run.command()))
+    typer.echo(shlex.join(["mmldlm", *run.command()]))
     load_recipe(run.recipe, run.words)  # a wrong setting is reported before anything is started
     if dry_run:
         raise typer.Exit
@@ -134,7 +135,7 @@ def _write_job(
 
     gpus = torch.cuda.device_count()
     count = ranks or gpus or 1
-    stated = any(word.lstrip("-").startswith("g") for word in sbatch)  # gpus-per-node, gres
+    stated = any(word.lstrip("-").startswith(("gpus", "gres")) for word in sbatch)
     job = Job(
         words,
         run_of_words(words),
@@ -145,9 +146,10 @@ def _write_job(
         log_dir,
         sbatch,
     )
+    log_dir.mkdir(parents=True, exist_ok=True)  # SLURM opens its output there before the job starts
     path.write_text(job_script(job, Path.cwd()), "utf-8")
     typer.echo(f"job file: {path}")
-    typer.echo(submit(path) if send else f"submit it with: sbatch {path}")
+    typer.echo(submit(path) if send else f"submit it with: {shlex.join(['sbatch', str(path)])}")
 
 
 def selftest(
@@ -181,10 +183,10 @@ def selftest(
 
 def _test_rank(store: Path | None, run_folder: Path) -> None:
     from mmldlm.distributed.launch import start_ranks
-    from mmldlm.launch.selftest import check_gpus, check_ranks, selftest_config
+    from mmldlm.launch.selftest import check_ranks, selftest_config
 
     with start_ranks(selftest_config()) as ranks:
-        checks = [check_gpus(ranks.local_world_size), *check_ranks(ranks, store, run_folder)]
+        checks = check_ranks(ranks, store, run_folder)
         if ranks.main:
             typer.echo("\n".join(check.line() for check in checks))
             failed = sum(not check.passed for check in checks)

@@ -61,14 +61,19 @@ app = typer.Typer(
 _DATA, _TRAIN, _USE, _JUDGE, _TOOLS = "Data", "Training", "A trained model", "Figures", "Tools"
 
 
-def _add(name: str, function: Any, panel: str, summary: str, cls: type[TyperCommand] = Command) -> None:
-    app.command(name, cls=cls, short_help=summary, rich_help_panel=panel)(function)
+def _add(
+    name: str, function: Any, panel: str, summary: str, cls: type[TyperCommand] = Command, **settings: bool
+) -> None:
+    app.command(name, cls=cls, short_help=summary, rich_help_panel=panel, context_settings=settings)(function)
 
 
 _add("prepare", prepare.prepare, _DATA, "Turn text into a pair store.")
 app.add_typer(data.app, name="data", rich_help_panel=_DATA)
 _add("train", train.train, _TRAIN, "Train a recipe, or continue a run.")
-_add("launch", launch.launch, _TRAIN, "Run a command on several GPUs or nodes.")
+_add(
+    "launch", launch.launch, _TRAIN, "Run a command on several GPUs or nodes.",
+    allow_interspersed_args=False,  # options after the command of the ranks are its own
+)  # fmt: skip
 _add("selftest", launch.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
 _add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)

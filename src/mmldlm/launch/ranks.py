@@ -88,6 +88,11 @@ def plan_launch(
         plan.rdzv_endpoint = _endpoint(rdzv_endpoint, environment, plan, slurm)
     elif rdzv_endpoint is not None:
         plan.rdzv_endpoint = check_endpoint(rdzv_endpoint)
+    if node_rank is not None and plan.nnodes[0] != plan.nnodes[1]:
+        raise UserError(
+            f"node rank {node_rank}: nodes {nnodes} may come and go and are numbered as they arrive; leave it out, or "
+            "state one number of nodes"
+        )
     if node_rank is not None and node_rank >= plan.nnodes[1]:
         raise UserError(
             f"node rank {node_rank}: {plan.nnodes[1]} nodes are numbered from 0; use a smaller one"
@@ -105,15 +110,23 @@ def parse_nodes(words: str) -> tuple[int, int]:
 
 
 def check_endpoint(words: str) -> str:
-    """`HOST:PORT`, or `HOST` for the usual port."""
-    host, colon, port = words.rpartition(":")
-    if not colon:
-        return f"{words}:{PORT}"
-    if not host or not port.isdecimal() or int(port) > 65535:
+    """`HOST:PORT`, or `HOST` for the usual port; an IPv6 address stands in brackets where a port follows."""
+    if _is_ipv6(words):
+        return f"[{words}]:{PORT}"
+    match = re.fullmatch(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?", words)
+    if match is None or int(match["port"] or PORT) > 65535 or (match["six"] and not _is_ipv6(match["six"])):
         raise UserError(
-            f"rdzv-endpoint {words}: HOST:PORT is needed, the same on all nodes, such as node1:{PORT}"
+            f"rdzv-endpoint {words}: HOST:PORT is needed, the same on all nodes, such as node1:{PORT}, or "
+            f"[fd00::1]:{PORT} for an IPv6 address"
         )
-    return words
+    return words if match["port"] else f"{words}:{PORT}"
+
+
+def _is_ipv6(words: str) -> bool:
+    try:
+        return isinstance(ipaddress.ip_address(words), ipaddress.IPv6Address)
+    except ValueError:
+        return False
 
 
 def _count_ranks(plan: LaunchPlan) -> int:
@@ -126,12 +139,21 @@ def _count_ranks(plan: LaunchPlan) -> int:
 
 
 def _slurm_nodes(environment: Mapping[str, str]) -> int:
-    nodes, tasks = (int(environment.get(f"SLURM_STEP_NUM_{name}", "1")) for name in ("NODES", "TASKS"))
+    nodes, tasks = (_slurm_number(environment, f"SLURM_STEP_NUM_{name}", "1") for name in ("NODES", "TASKS"))
     if tasks != nodes:
         raise UserError(
             f"SLURM_STEP_NUM_TASKS={tasks} on {nodes} nodes: one launch per node; use srun --ntasks-per-node=1"
         )
     return nodes
+
+
+def _slurm_number(environment: Mapping[str, str], name: str, default: str) -> int:
+    value = environment.get(name, default)
+    if not value.isdecimal():
+        raise UserError(
+            f"{name}={value}: SLURM sets a whole number; unset it, or add --nnodes and --rdzv-endpoint"
+        )
+    return int(value)
 
 
 def _endpoint(stated: str | None, environment: Mapping[str, str], plan: LaunchPlan, slurm: bool) -> str:
@@ -143,21 +165,25 @@ def _endpoint(stated: str | None, environment: Mapping[str, str], plan: LaunchPl
             "name of the first node, the same on all nodes"
         )
     plan.sources["meeting point"] = "SLURM_STEP_NODELIST"
-    job = environment.get("SLURM_JOB_ID", "0")
-    return f"{_first_host(environment['SLURM_STEP_NODELIST'])}:{PORT + int(job) % 1000}"
+    job = _slurm_number(environment, "SLURM_JOB_ID", "0")
+    return f"{_first_host(environment['SLURM_STEP_NODELIST'])}:{PORT + job % 1000}"
 
 
 def _first_host(nodes: str) -> str:
     if not re.search(r"[\[,]", nodes):
         return nodes
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
-    )
-    if done.returncode or not done.stdout.strip():
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
+        )
+        names = [] if done.returncode else done.stdout.split()
+    except OSError:
+        names = []
+    if not names:
         raise UserError(
             f"SLURM_STEP_NODELIST={nodes}: scontrol cannot expand it; add --rdzv-endpoint HOST:{PORT}"
         )
-    return done.stdout.split()[0]
+    return names[0]
 
 
 @dataclass(frozen=True)
@@ -242,7 +268,8 @@ def _agent_config(plan: LaunchPlan, quiet: bool) -> Any:
 
 def _set_environment(plan: LaunchPlan) -> None:
     """Threads are shared out among the ranks; an elastic agent inside another must not inherit its place."""
-    threads = max(1, len(os.sched_getaffinity(0)) // plan.nproc_per_node)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, usable // plan.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _GRACE)
 

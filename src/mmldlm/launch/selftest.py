@@ -110,7 +110,10 @@ def check_gpus(wanted: int) -> Check:
 def check_ranks(ranks: Ranks, store: Path | None, run: Path, megabytes: int = 16) -> list[Check]:
     """All checks, called by all ranks together; the same list on every rank."""
     machines = len(set(_gather(ranks, socket.gethostname())))
-    checks = [Check("rendezvous", True, f"{ranks.world_size} ranks on {machines} machines")]
+    checks = [
+        _worst(ranks, check_gpus(ranks.local_world_size)),
+        Check("rendezvous", True, f"{ranks.world_size} ranks on {machines} machines"),
+    ]
     checks.append(_check_same(ranks, "versions", _versions(), "install the same versions on all machines"))
     checks.append(_check_same(ranks, "variables", _variables(), "export the same on all machines"))
     checks.append(_check_clock(ranks))
@@ -148,7 +151,11 @@ def _versions() -> str:
 
 def _variables() -> str:
     """Environment variables that change how ranks talk to each other."""
-    names = sorted(name for name in os.environ if name.startswith(("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_")))
+    names = sorted(
+        name
+        for name in os.environ
+        if name.startswith(("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_")) and not name.endswith("_IFNAME")
+    )  # a network card has a name of its own on each machine
     return ", ".join(f"{name}={os.environ[name]}" for name in names) or "none set"
 
 

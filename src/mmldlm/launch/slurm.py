@@ -63,7 +63,7 @@ def job_script(job: Job, folder: Path) -> str:
         "--requeue",
         "--open-mode=append",
         f"--signal=TERM@{SIGNAL_SECONDS}",
-        f"--output={job.log_dir / 'slurm-%j.out'}",
+        f"--output={_quoted(job.log_dir / 'slurm-%j.out')}",
         *(f"--{check_directive(words)}" for words in job.directives),
     ]
     launch = [
@@ -83,6 +83,12 @@ def job_script(job: Job, folder: Path) -> str:
         latest=shlex.quote(str(job.run / "checkpoints" / "latest")),
         command=shlex.join([sys.executable, *launch, *restarts, "--", *job.words]),
     )
+
+
+def _quoted(path: Path) -> str:
+    """As sbatch reads the value of an option in a job file: words in double quotes."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./%+=:@-]+", text) else f'"{text}"'
 
 
 def check_directive(words: str) -> str:

@@ -7,11 +7,17 @@ fixed here, and the batch of a rank only says how many of them a micro-batch may
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
+from mmldlm.config.old_settings import PRECISIONS
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.launch.ranks import PORT, LaunchPlan, plan_launch
@@ -111,12 +117,19 @@ def read_machine() -> Machine:
     return Machine(count, min(sizes, default=0.0))
 
 
-def import_store(run: VariableRun, report: Callable[[str], None]) -> None:
-    """Make the pair store of TOKEN_DIR and LATENT_DIR, unless it is there."""
+def import_store(run: VariableRun, report: Callable[[str], None], wait_seconds: float = 3600.0) -> None:
+    """Make the pair store of TOKEN_DIR and LATENT_DIR, unless it is there; other nodes wait for the first one."""
     from mmldlm.data.tokenizer import Tokenizer
     from mmldlm.preparation.old_layout import import_old_layout
 
-    if (run.store / "manifest.json").is_file() or run.import_from is None:
+    manifest = run.store / "manifest.json"
+    if manifest.is_file() or run.import_from is None:
+        return
+    if run.launch.node_rank not in (None, 0):
+        report(f"{run.store}: node 0 imports it; waiting")
+        deadline = time.monotonic() + wait_seconds
+        while not manifest.is_file() and time.monotonic() < deadline:
+            time.sleep(1.0)
         return
     report(f"import {run.import_from} into {run.store}, {VALIDATION:.0%} of it for validation")
     splits = {path.name for path in (run.import_from / "tokens").glob("*") if path.is_dir()}
@@ -144,7 +157,8 @@ def read_variables(environment: Mapping[str, str], machine: Machine) -> Variable
         result.words.append(f"optim.clip_norm={preset.clip_norm:g}")
     for name, setting in SAME_VALUE.items():
         if name in read.environment:
-            result.words.append(f"{setting}={read.text(name, '')}")
+            value = read.text(name, "")
+            result.words.append(f"{setting}={PRECISIONS.get(value, value) if name == 'DTYPE' else value}")
     result.explained = read.explained
     return result
 
@@ -161,7 +175,9 @@ def _read_launch(read: Variables, machine: Machine) -> LaunchPlan:
         raise UserError(
             f"MASTER_ADDR is not set, but NNODES={nodes}: set it to the first node, the same on all nodes"
         )
-    endpoint = f"{read.text('MASTER_ADDR', '')}:{read.number('MASTER_PORT', PORT)}"
+    address = read.text("MASTER_ADDR", "")
+    host = f"[{address}]" if ":" in address and not address.startswith("[") else address
+    endpoint = f"{host}:{read.number('MASTER_PORT', PORT)}"
     return plan_launch({}, nnodes=str(nodes), nproc_per_node=local, rdzv_endpoint=endpoint, node_rank=rank)
 
 
@@ -170,7 +186,7 @@ def _read_places(read: Variables, result: VariableRun) -> None:
     name = read.text("L2T_RUN_NAME", RUN_NAME)
     result.run = Path(read.text("L2T_SAVE_DIR", SAVE_DIR)) / name
     result.store = Path(read.text("L2T_STORE", STORE))
-    result.words += [f"name={name}", f"data.store={result.store}"]
+    result.words += [f"name={_quoted(name)}", f"data.store={_quoted(str(result.store))}"]
     if "TOKEN_DIR" in read.environment or "LATENT_DIR" in read.environment:
         tokens, latents = (Path(read.text(name, "")) for name in ("TOKEN_DIR", "LATENT_DIR"))
         root = tokens.parent.parent
@@ -180,6 +196,12 @@ def _read_places(read: Variables, result: VariableRun) -> None:
             )
         result.import_from = root
         result.tokenizer = read.text("TOKENIZER", TOKENIZER)
+
+
+def _quoted(text: str) -> str:
+    """As the value of a setting, which is read as YAML: quoted where that would make something else of it."""
+    simple = re.fullmatch(r"[A-Za-z/.][\w./-]*", text) and yaml.safe_load(text) == text
+    return text if simple else json.dumps(text)
 
 
 def _longest(read: Variables, result: VariableRun) -> int:
