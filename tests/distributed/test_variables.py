@@ -174,7 +174,9 @@ def test_the_script_imports_trains_and_stops_in_order(place):
     )
     log = place / "saved" / "mine" / "training_log.jsonl"
     deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not log.exists() and process.poll() is None:
+    while (
+        time.monotonic() < deadline and process.poll() is None and not (log.exists() and log.stat().st_size)
+    ):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
     output = process.communicate(timeout=280)[0]
