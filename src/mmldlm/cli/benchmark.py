@@ -57,7 +57,7 @@ TABLE = {
 }  # fmt: skip
 
 
-@takes(TABLE, " ".join(TABLE))
+@takes(TABLE)
 def benchmark(words: Any) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
     from mmldlm.benchmark.arms import describe

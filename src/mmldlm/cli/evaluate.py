@@ -3,71 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mmldlm.cli.options import Texts, argument, chosen, option, takes
+
 if TYPE_CHECKING:
+    from mmldlm.evaluation.compare import Comparison
     from mmldlm.evaluation.results import Evaluation
 
 
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or of an export.", metavar="RUN")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="section.key=value of the sections evaluation and sampling."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Pair store; by default the one the run was trained on.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split to evaluate on; by default the run's validation split.")
-    ] = None,
-    num: Annotated[int | None, typer.Option("-n", "--num", min=0, help="Held-out documents; 0: all.")] = None,
-    num_decoded: Annotated[
-        int | None, typer.Option(min=0, help="How many of them are decoded into text; 0: all.")
-    ] = None,
-    num_generated: Annotated[
-        int | None, typer.Option(min=0, help="Pairs generated from nothing; 0: none.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Numbers of sampling steps to decode with, as 1,2,4,8,16.")
-    ] = None,
-    sts: Annotated[
-        Path | None, typer.Option(help="Pairs of texts with scores (.tsv, .csv, .jsonl) to correlate with.")
-    ] = None,
-    reference_lm: Annotated[
-        str | None,
-        typer.Option(help="Causal language model that scores generated texts: folder or Hub name."),
-    ] = None,
-    encoder: Annotated[
-        bool, typer.Option("--encoder/--no-encoder", help="Encode decoded texts again with the encoder.")
-    ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the documents and their noise.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the report; by default RUN/reports/SPLIT.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:1.")] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line of stdout.")
-    ] = False,
-) -> None:
+_JSON = option(bool, False, "Print the result as one JSON object, the last line of stdout.", "--json")
+EVAL = {
+    "run": argument(Path, ..., "Folder of a run, or of an export.", metavar="RUN"),
+    "settings": argument(Texts, None, "section.key=value of the sections evaluation and sampling."),
+    "data": option(Path | None, None, "Pair store; by default the one the run was trained on."),
+    "split": option(str | None, None, "Split to evaluate on; by default the run's validation split."),
+    "num": option(int | None, None, "Held-out documents; 0: all.", "-n", "--num", min=0),
+    "num_decoded": option(int | None, None, "How many of them are decoded into text; 0: all.", min=0),
+    "num_generated": option(int | None, None, "Pairs generated from nothing; 0: none.", min=0),
+    "steps": option(str | None, None, "Numbers of sampling steps to decode with, as 1,2,4,8,16."),
+    "sts": option(Path | None, None, "Pairs of texts with scores (.tsv, .csv, .jsonl) to correlate with."),
+    "reference_lm": option(
+        str | None, None, "Causal language model that scores generated texts: folder or Hub name."
+    ),
+    "encoder": option(bool, True, "Encode decoded texts again with the encoder.", "--encoder/--no-encoder"),
+    "seed": option(int, 0, "Chooses the documents and their noise.", min=0),
+    "out": option(Path | None, None, "Folder of the report; by default RUN/reports/SPLIT."),
+    "device": option(str, "auto", "auto, cpu, cuda, mps, xpu or cuda:1."),
+    "as_json": _JSON,
+}
+COMPARE = {
+    "first": argument(Path, ..., "Run, folder of a report, or result.json.", metavar="RUN"),
+    "others": argument(list[Path], ..., "Others, each compared with the first.", metavar="OTHER..."),
+    "split": option(str | None, None, "Which report, where a run has several: that on this split."),
+    "seed": option(int, 0, "Of the bootstrap.", min=0),
+    "out": option(Path | None, None, "Folder of the report; by default beside that of the first result."),
+    "as_json": option(
+        bool, False, "Print the comparison as one JSON object, the last line of stdout.", "--json"
+    ),
+}
+
+
+@takes(EVAL)
+def evaluate(words: Any) -> None:
     """Measure a trained model: bounds, decoding, retrieval, generation, round trips."""
     from mmldlm.api.evaluate import evaluate as measure
     from mmldlm.cli.terminal import ProgressBar
 
+    asked = "data split num num_decoded num_generated encoder sts reference_lm seed device"
     with ProgressBar("eval") as bar:
         result = measure(
-            run, data=data, split=split, num=num, steps=_step_counts(steps), num_decoded=num_decoded,
-            num_generated=num_generated, overrides=settings or [], encoder=encoder, sts=sts,
-            reference_lm=reference_lm, seed=seed, out=out or True, device=device, progress=bar,
+            words.run, steps=_step_counts(words.steps), overrides=words.settings or [], out=words.out or True,
+            progress=bar, **chosen(words, asked),
         )  # fmt: skip
-    if as_json:
-        from mmldlm.json_lines import encode
-
-        typer.echo(encode(result.to_json()).decode("utf-8").rstrip("\n"))
+    if words.as_json:
+        _print_json(result)
     else:
         _show(result)
+
+
+def _print_json(result: Evaluation | Comparison) -> None:
+    from mmldlm.json_lines import encode
+
+    typer.echo(encode(result.to_json()).decode("utf-8").rstrip("\n"))
 
 
 def _show(result: Evaluation) -> None:
@@ -92,30 +92,16 @@ def _step_counts(words: str | None) -> list[int] | None:
         ) from None
 
 
-def compare(
-    first: Annotated[Path, typer.Argument(help="Run, folder of a report, or result.json.", metavar="RUN")],
-    others: Annotated[
-        list[Path], typer.Argument(help="Others, each compared with the first.", metavar="OTHER...")
-    ],
-    split: Annotated[
-        str | None, typer.Option(help="Which report, where a run has several: that on this split.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the report; by default beside that of the first result.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the comparison as one JSON object, the last line of stdout.")
-    ] = False,
-) -> None:
+@takes(COMPARE)
+def compare(words: Any) -> None:
     """Compare evaluations that were made before, paired over the documents that they share."""
     from mmldlm.api.evaluate import compare as compare_evaluations
 
-    comparison = compare_evaluations(first, *others, split=split, seed=seed, out=out or True)
-    if as_json:
-        from mmldlm.json_lines import encode
-
-        typer.echo(encode(comparison.to_json()).decode("utf-8").rstrip("\n"))
+    comparison = compare_evaluations(
+        words.first, *words.others, split=words.split, seed=words.seed, out=words.out or True
+    )
+    if words.as_json:
+        _print_json(comparison)
         return
     from mmldlm.evaluation.report import comparison_tables, title_of
     from mmldlm.reports import show_tables

@@ -6,60 +6,46 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from mmldlm.cli.options import Texts, argument, chosen, option, takes
 
 if TYPE_CHECKING:
     from mmldlm.launch.ranks import LaunchPlan
 
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- COMMAND...", help="What every rank runs, such as: -- train --recipe small"),
-]
-Nodes = Annotated[str | None, typer.Option(help="Nodes, N or MIN:MAX; default: SLURM's, else 1.")]
-LocalRanks = Annotated[
-    int | None, typer.Option(min=1, help="Ranks on this node; default: one per GPU, without GPUs 1.")
-]
-Endpoint = Annotated[
-    str | None, typer.Option(help="HOST:PORT where nodes meet; default: SLURM's first node, or a free port.")
-]
-NodeRank = Annotated[int | None, typer.Option(min=0, help="Number of this node; default: as nodes arrive.")]
-Restarts = Annotated[int, typer.Option(min=0, help="Restarts of all ranks after a failure of one.")]
-LogFolder = Annotated[Path, typer.Option(help="Folder for output and errors of each rank.")]
-FromVariables = Annotated[
-    bool,
-    typer.Option(
-        "--from-variables",
-        help="Train as scripts/train_qwen_english_l2t_stable.sh: NNODES, L2T_TRAIN_BS, ...",
+LAUNCH = {
+    "words": argument(
+        Texts, None, "What every rank runs, such as: -- train --recipe small", metavar="-- COMMAND..."
     ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="With --from-variables: explain the sizes and stop.")]
-JobFile = Annotated[
-    Path | None, typer.Option(help="Write a SLURM job file that launches this on --nnodes nodes, and stop.")
-]
-Directives = Annotated[
-    list[str] | None,
-    typer.Option(help="With --slurm: more for sbatch, such as time=04:00:00. Repeat for more."),
-]
-Submit = Annotated[bool, typer.Option("--submit", help="With --slurm: hand the job file to sbatch.")]
+    "nnodes": option(str | None, None, "Nodes, N or MIN:MAX; default: SLURM's, else 1."),
+    "nproc_per_node": option(
+        int | None, None, "Ranks on this node; default: one per GPU, without GPUs 1.", min=1
+    ),
+    "rdzv_endpoint": option(
+        str | None, None, "HOST:PORT where nodes meet; default: SLURM's first node, or a free port."
+    ),
+    "node_rank": option(int | None, None, "Number of this node; default: as nodes arrive.", min=0),
+    "max_restarts": option(int, 0, "Restarts of all ranks after a failure of one.", min=0),
+    "log_dir": option(Path, Path("train_logs"), "Folder for output and errors of each rank."),
+    "from_variables": option(
+        bool, False, "Train as scripts/train_qwen_english_l2t_stable.sh: NNODES, L2T_TRAIN_BS, ...", "--from-variables"
+    ),
+    "dry_run": option(bool, False, "With --from-variables: explain the sizes and stop.", "--dry-run"),
+    "slurm": option(
+        Path | None, None, "Write a SLURM job file that launches this on --nnodes nodes, and stop."
+    ),
+    "sbatch": option(
+        Texts, None, "With --slurm: more for sbatch, such as time=04:00:00. Repeat for more."
+    ),
+    "submit": option(bool, False, "With --slurm: hand the job file to sbatch.", "--submit"),
+}  # fmt: skip
 
 
-def launch(
-    words: Words = None,
-    nnodes: Nodes = None,
-    nproc_per_node: LocalRanks = None,
-    rdzv_endpoint: Endpoint = None,
-    node_rank: NodeRank = None,
-    max_restarts: Restarts = 0,
-    log_dir: LogFolder = Path("train_logs"),
-    from_variables: FromVariables = False,
-    dry_run: DryRun = False,
-    slurm: JobFile = None,
-    sbatch: Directives = None,
-    submit: Submit = False,
-) -> None:
+@takes(LAUNCH)
+def launch(given: Any) -> None:
     """Run a command on several ranks: torchrun with everything filled in that the machine and SLURM tell.
 
     Exit code: that of the rank that failed first; 75 and 130 after an orderly stop.
@@ -67,20 +53,19 @@ def launch(
     from mmldlm.errors import UserError
     from mmldlm.launch.ranks import plan_launch, run_ranks
 
-    if from_variables:
-        plan, words = _plan_from_variables(words or [], log_dir, max_restarts, dry_run)
-    elif not words or dry_run:
+    words = given.words
+    if given.from_variables:
+        plan, words = _plan_from_variables(words or [], given.log_dir, given.max_restarts, given.dry_run)
+    elif not words or given.dry_run:
         raise UserError(
             "launch: the command of the ranks is missing; write it after --: -- train --recipe small"
         )
-    elif slurm is not None:
-        _write_job(slurm, words, nnodes or "1", nproc_per_node, max_restarts, log_dir, sbatch or [], submit)
+    elif given.slurm is not None:
+        _write_job(given)
         return
     else:
-        plan = plan_launch(
-            os.environ, nnodes=nnodes, nproc_per_node=nproc_per_node, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank,
-            max_restarts=max_restarts, log_dir=log_dir,
-        )  # fmt: skip
+        asked = "nnodes nproc_per_node rdzv_endpoint node_rank max_restarts log_dir"
+        plan = plan_launch(os.environ, **chosen(given, asked))
     typer.echo(plan.describe(), err=True)
     outcome = run_ranks(plan, words)
     if outcome.message:
@@ -118,38 +103,21 @@ def _plan_from_variables(
     return run.launch, run.command()
 
 
-def _write_job(
-    path: Path,
-    words: list[str],
-    nnodes: str,
-    ranks: int | None,
-    restarts: int,
-    log_dir: Path,
-    sbatch: list[str],
-    send: bool,
-) -> None:
+def _write_job(given: Any) -> None:
     import torch
 
     from mmldlm.launch.ranks import parse_nodes
     from mmldlm.launch.slurm import Job, job_script, run_of_words, submit
 
-    gpus = torch.cuda.device_count()
-    count = ranks or gpus or 1
+    sbatch, words, path = given.sbatch or [], given.words, given.slurm
+    count = given.nproc_per_node or torch.cuda.device_count() or 1
     stated = any(word.lstrip("-").startswith(("gpus", "gres")) for word in sbatch)
-    job = Job(
-        words,
-        run_of_words(words),
-        parse_nodes(nnodes)[1],
-        count,
-        0 if stated else count,
-        restarts,
-        log_dir,
-        sbatch,
-    )
-    log_dir.mkdir(parents=True, exist_ok=True)  # SLURM opens its output there before the job starts
+    nodes, gpus = parse_nodes(given.nnodes or "1")[1], 0 if stated else count
+    job = Job(words, run_of_words(words), nodes, count, gpus, given.max_restarts, given.log_dir, sbatch)
+    given.log_dir.mkdir(parents=True, exist_ok=True)  # SLURM opens its output there before the job starts
     path.write_text(job_script(job, Path.cwd()), "utf-8")
     typer.echo(f"job file: {path}")
-    typer.echo(submit(path) if send else f"submit it with: {shlex.join(['sbatch', str(path)])}")
+    typer.echo(submit(path) if given.submit else f"submit it with: {shlex.join(['sbatch', str(path)])}")
 
 
 def selftest(

@@ -31,14 +31,16 @@ def argument(kind: Any, default: Any, help: str, **more: Any) -> Word:
     return Word(Annotated[kind, typer.Argument(help=help, **more)], default)
 
 
-def takes(table: Mapping[str, Word], names: str) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """A command that takes these rows of a table; its function gets all of their values, by name.
+def takes(
+    table: Mapping[str, Word], names: str | None = None
+) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """A command that takes these rows of a table, all by default; its function gets all of their values, by name.
 
     Called from Python, what is left out has its default.
     """
 
     def wrap(function: Callable[[Any], None]) -> Callable[..., None]:
-        words = {name: table[name] for name in names.split()}
+        words = {name: table[name] for name in (table if names is None else names.split())}
 
         def command(**values: Any) -> None:
             function(SimpleNamespace(**{name: word.default for name, word in words.items()} | values))

@@ -89,7 +89,7 @@ TABLE = {
 """Named as the arguments of `mmldlm.prepare`."""
 
 
-@takes(TABLE, " ".join(TABLE))
+@takes(TABLE)
 def prepare(given: Any) -> None:
     """Turn text into a pair store: tokens and latents to train on. Run again, it continues where it was stopped."""
     from mmldlm.api.prepare import SourceName
