@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 import mmldlm
-from mmldlm.api.side_by_side import FIGURES
+from mmldlm.api.evaluate import FIGURES
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
 from mmldlm.evaluation.report import load_evaluated

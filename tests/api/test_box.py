@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mmldlm
-from mmldlm.api.side_by_side import add_side_by_side, is_installed, packaged_figures
+from mmldlm.api.evaluate import add_side_by_side, is_installed, packaged_figures
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from tests.browser import SIZES, Browser

@@ -11,10 +11,10 @@ from mmldlm.benchmark.arms import (
     interleave,
     ladder,
     parse_arm,
+    plan_ladder,
     reference_settings,
     select,
 )
-from mmldlm.benchmark.plan_ladder import plan_ladder
 from mmldlm.config import BatchConfig
 from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError

@@ -1,4 +1,7 @@
-"""`mmldlm.evaluate` measures a trained model on held-out pairs; `mmldlm.compare` compares such results."""
+"""`mmldlm.evaluate` measures a trained model on held-out pairs; `mmldlm.compare` compares such results.
+
+`add_side_by_side` puts a run and a model that an installed package carries on the same sentences in the run's report.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mmldlm.api.model import Model, load
+from mmldlm.api.values import local_folder
 from mmldlm.checkpoint.load import find_model
 from mmldlm.config import Config
 from mmldlm.config.recipe import make_config
@@ -20,11 +26,13 @@ from mmldlm.durable import require_writable
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
 from mmldlm.evaluation.context import EncodeText, ReferenceLM, require_same_fingerprint
-from mmldlm.evaluation.report import load_evaluated, write_comparison, write_report
-from mmldlm.evaluation.results import Evaluation
+from mmldlm.evaluation.report import SideBySide, load_evaluated, write_comparison, write_report
+from mmldlm.evaluation.results import DecodedExample, Evaluation, Example
 from mmldlm.evaluation.retrieval import read_scored_pairs
 from mmldlm.evaluation.run import Tools, evaluate_model
+from mmldlm.latents import cosine
 from mmldlm.preparation.encoders import AnyEncoder
+from mmldlm.reports import Table, percent
 from mmldlm.run_folder import RunFolder
 
 Progress = Callable[[int, int], None]
@@ -236,3 +244,77 @@ def _command(run: Source, asked: dict[str, Any], words: list[str]) -> str | None
     for name, value in asked.items():
         line += [f"--{name}"] if value is True else [] if value is None else [f"--{name}", str(value)]
     return shlex.join([*line, *words])
+
+
+FIGURES = "figures.json"
+"""Beside the export in a package: how the model was trained, and what its evaluation measured."""
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package carries the model `builtin:NAME`."""
+    try:
+        return local_folder(name).is_dir()
+    except UserError:
+        return False
+
+
+def packaged_figures(name: str) -> dict[str, Any]:
+    """What a package says about its model."""
+    return dict(json.loads((local_folder(name).parent / FIGURES).read_text("utf-8")))
+
+
+def add_side_by_side(run: str | Path, packaged: str, num: int = 8) -> Path:
+    """Decode held-out sentences of an evaluated run by both models, and write its report again with both; its page."""
+    own, other = load(run), load(packaged)
+    evaluated = load_evaluated(Path(run))
+    split = own.open_store(None).split(evaluated.result.data.split)
+    texts = [text for text in split.read_texts(np.arange(min(num, len(split)))) if text]
+    models, figures = {"this run": own, packaged: other}, packaged_figures(packaged)
+    decoded = {name: decode_held_out(model, texts) for name, model in models.items()}
+    trained = {"this run": f"{own.step:,} steps", packaged: figures["trained"]}
+    examples = [
+        Example(text, {name: rows[idx] for name, rows in decoded.items()}) for idx, text in enumerate(texts)
+    ]
+    beside = SideBySide(_table(models, decoded, trained, _about(packaged, figures)), examples)
+    assert evaluated.folder is not None
+    log = RunFolder(Path(run)).training_log
+    return write_report(evaluated.folder, evaluated.result, training_log=log, beside=beside)
+
+
+def decode_held_out(model: Model, texts: list[str]) -> list[DecodedExample]:
+    """Each text from its embedding alone, at its true length."""
+    latents, tokens = model.embed(texts), model.tokenize(texts)
+    decoded = model.decode(latents, lengths=[len(one) for one in tokens])
+    again = cosine(model.embed([str(text).strip() or "." for text in decoded]), latents)
+    right = [float(np.mean(text.tokens == true)) for text, true in zip(decoded, tokens, strict=True)]
+    return [
+        DecodedExample(str(text), *pair) for text, *pair in zip(decoded, right, again.tolist(), strict=True)
+    ]
+
+
+def _about(name: str, figures: dict[str, Any]) -> str:
+    return (
+        f"The same held-out sentences, each from its embedding alone with its true length. `{name}` was trained by "
+        f"recipe {figures['recipe']} ({figures['trained']}) on other text: {figures['data']}. On held-out text of that "
+        f"kind it decodes {percent(figures['tokens_right'])} of tokens right: that is what a GPU adds."
+    )
+
+
+def _table(
+    models: Mapping[str, Model],
+    decoded: Mapping[str, list[DecodedExample]],
+    trained: Mapping[str, str],
+    about: str,
+) -> Table:
+    rows = []
+    for name, model in models.items():
+        size = sum(parameter.numel() for parameter in model.loaded.denoiser.parameters())
+        accuracy = float(np.mean([one.token_accuracy for one in decoded[name]]))
+        close = float(np.mean([one.reencoded_cosine for one in decoded[name]]))
+        rows.append([name, f"{size / 1e6:.1f} M", trained[name], percent(accuracy), f"{close:.3f}"])
+    return Table(
+        "Side by side",
+        about,
+        ["model", "parameters", "trained for", "tokens right", "re-encoded cosine"],
+        rows,
+    )

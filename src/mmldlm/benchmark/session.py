@@ -25,6 +25,7 @@ from mmldlm.benchmark.arms import (
     ladder,
     make_store,
     parse_arm,
+    plan_ladder,
     select,
 )
 from mmldlm.benchmark.comparison import (
@@ -37,7 +38,6 @@ from mmldlm.benchmark.comparison import (
 )
 from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Bench, Options, Show
-from mmldlm.benchmark.plan_ladder import plan_ladder
 from mmldlm.benchmark.report import FORMAT, Report, Result
 from mmldlm.benchmark.scaling import (
     LINKS,

@@ -21,7 +21,7 @@ def demo(
     """
     from rich.console import Console
 
-    from mmldlm.api.side_by_side import add_side_by_side, is_installed
+    from mmldlm.api.evaluate import add_side_by_side, is_installed
     from mmldlm.cli.decode import decode
     from mmldlm.cli.evaluate import evaluate
     from mmldlm.cli.prepare import prepare

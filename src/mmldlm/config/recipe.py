@@ -258,11 +258,11 @@ def _parse(value: str) -> Any:
 def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
     if key in REMOVED:
         return _removed(key, value, source)
-    if key not in setting_names():
+    if key not in known_settings():
         return [f"{source}: {_unknown(key)}"]
     if problem := _unusable(value, source):
         return [f"{source}: {key}={str(value)[:80]}: {problem}"]
-    if isinstance(value, bool) and "off" in _field(key).metadata.get("allowed", ()):
+    if isinstance(value, bool) and "off" in known_settings()[key].metadata.get("allowed", ()):
         value = "on" if value else "off"  # YAML takes these words for truth values
     if isinstance(value, float) and value.is_integer() and _kind(key) == "int":
         value = int(value)  # 1e3
@@ -312,12 +312,12 @@ def _removed(key: str, value: Any, source: str) -> list[str]:
 
 def _kind(key: str) -> str | None:
     """Type of a setting, null left out; None where there is no such setting."""
-    return str(_field(key).type).partition(" | ")[0] if key in setting_names() else None
+    return str(known_settings()[key].type).partition(" | ")[0] if key in known_settings() else None
 
 
 def _kind_needed(key: str) -> str | None:
     """Which kind of value a setting takes; None where a list of sections makes that a longer story."""
-    kind, _, optional = str(_field(key).type).partition(" | ")
+    kind, _, optional = str(known_settings()[key].type).partition(" | ")
     words = {
         "int": "a whole number is needed",
         "float": "a number is needed",
@@ -325,15 +325,6 @@ def _kind_needed(key: str) -> str | None:
         "str": "a word is needed",
     } | _PLAIN_LISTS
     return words[kind] + (", or null" if optional else "") if kind in words else None
-
-
-def _field(key: str) -> Field[Any]:
-    section: Any = Config()
-    *sections, name = key.split(".")
-    for part in sections:
-        section = getattr(section, part)
-    (item,) = (item for item in fields(section) if item.name == name)
-    return item
 
 
 def _unknown(key: str) -> str:
@@ -354,14 +345,21 @@ def _unknown(key: str) -> str:
 
 
 @cache
-def setting_names() -> tuple[str, ...]:
-    """Dotted names of all settings."""
-    return tuple(_names_in(Config(), ""))
+def known_settings() -> dict[str, Field[Any]]:
+    """The fields of all settings by their dotted names."""
+    return _fields_in(Config(), "")
 
 
-def _names_in(section: Any, prefix: str) -> list[str]:
-    names: list[str] = []
+def _fields_in(section: Any, prefix: str) -> dict[str, Field[Any]]:
+    known: dict[str, Field[Any]] = {}
     for item in fields(section):
         value = getattr(section, item.name)
-        names += _names_in(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
-    return names
+        known |= (
+            _fields_in(value, f"{prefix}{item.name}.") if is_dataclass(value) else {prefix + item.name: item}
+        )
+    return known
+
+
+def setting_names() -> tuple[str, ...]:
+    """Dotted names of all settings."""
+    return tuple(known_settings())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bounds import TextBounds
 from mmldlm.evaluation.compare import ComparedPair, ComparedQuantity, Comparison, Evaluated
 from mmldlm.evaluation.plots import PLOTS, draw_pictures
 from mmldlm.evaluation.results import (
@@ -20,9 +19,7 @@ from mmldlm.evaluation.results import (
     DecodedExample,
     Evaluation,
     Example,
-    Generation,
     Inversion,
-    Retrieval,
 )
 from mmldlm.evaluation.tables import INTERVAL, make_tables
 from mmldlm.json_lines import encode
@@ -177,57 +174,42 @@ def describe(result: Evaluation) -> str:
 
 def cards(result: Evaluation) -> list[Card]:
     """The headline numbers."""
-    return [
-        *(_bound_cards(result.bounds.text) if result.bounds.text else []),
-        *(_inversion_cards(result.inversion) if result.inversion else []),
-        *(_retrieval_cards(result.retrieval) if result.retrieval else []),
-        *(_generation_cards(result.generation) if result.generation else []),
-    ]
-
-
-def _bound_cards(bounds: TextBounds) -> list[Card]:
-    gain = bounds.gain.shuffled
-    nats = f"{bounds.right.nats_per_token.value:.3f} nats per token"
-    saved = "nats per token saved by the right latent, against a shuffled one"
-    interval = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
-    return [
-        Card(number(bounds.right.perplexity), "perplexity of held-out text", nats),
-        Card(signed(gain.value), saved, interval),
-    ]
+    shown = []
+    if text := result.bounds.text:
+        gain, nats = text.gain.shuffled, f"{text.right.nats_per_token.value:.3f} nats per token"
+        interval = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
+        saved = "nats per token saved by the right latent, against a shuffled one"
+        shown.append(Card(number(text.right.perplexity), "perplexity of held-out text", nats))
+        shown.append(Card(signed(gain.value), saved, interval))
+    if inversion := result.inversion:
+        shown += _inversion_cards(inversion)
+    if retrieval := result.retrieval:
+        chance = f"chance {percent(retrieval.chance_at_1, 2)} of {retrieval.num_candidates:,}"
+        strangers = f"to unrelated ones {retrieval.stranger_cosine.value:.3f}"
+        first, cosine = percent(retrieval.retrieval_at_1.value), f"{retrieval.cosine.value:.3f}"
+        shown.append(Card(first, "of texts find their own latent first", chance))
+        shown.append(Card(cosine, "cosine of text to latent, against the encoder", strangers))
+    if result.generation:
+        agreement = result.generation.agreement
+        value, unrelated, by = agreement.own, agreement.own_strangers, "the model itself"
+        if agreement.encoder is not None and agreement.encoder_strangers is not None:
+            value, unrelated, by = agreement.encoder, agreement.encoder_strangers, "the encoder"
+        what = f"cosine of generated latents and their texts, by {by}"
+        shown.append(Card(f"{value.value:.3f}", what, f"unrelated ones {unrelated:.3f}"))
+    return shown
 
 
 def _inversion_cards(inversion: Inversion) -> list[Card]:
     best = inversion.best
     bleu = "" if best.bleu is None else f"BLEU {best.bleu.value:.1f}, "
     steps = f"{best.num_sampling_steps} steps, true length given"
-    accuracy = Card(
-        percent(best.token_accuracy.value), "of tokens right, decoded from the latent", f"{bleu}{steps}"
-    )
+    right = percent(best.token_accuracy.value)
+    accuracy = Card(right, "of tokens right, decoded from the latent", f"{bleu}{steps}")
     if best.reencoded_cosine is None or inversion.cosine_reference is None:
         return [accuracy]
     unrelated = f"unrelated texts {inversion.cosine_reference.strangers:.3f}"
     meaning = Card(f"{best.reencoded_cosine.value:.3f}", "cosine of the decoded text, re-encoded", unrelated)
     return [accuracy, meaning]
-
-
-def _retrieval_cards(retrieval: Retrieval) -> list[Card]:
-    first, chance = percent(retrieval.retrieval_at_1.value), percent(retrieval.chance_at_1, 2)
-    strangers = f"to unrelated ones {retrieval.stranger_cosine.value:.3f}"
-    return [
-        Card(
-            first, "of texts find their own latent first", f"chance {chance} of {retrieval.num_candidates:,}"
-        ),
-        Card(f"{retrieval.cosine.value:.3f}", "cosine of text to latent, against the encoder", strangers),
-    ]
-
-
-def _generation_cards(generation: Generation) -> list[Card]:
-    agreement = generation.agreement
-    value, unrelated, by = agreement.own, agreement.own_strangers, "the model itself"
-    if agreement.encoder is not None and agreement.encoder_strangers is not None:
-        value, unrelated, by = agreement.encoder, agreement.encoder_strangers, "the encoder"
-    what = f"cosine of generated latents and their texts, by {by}"
-    return [Card(f"{value.value:.3f}", what, f"unrelated ones {unrelated:.3f}")]
 
 
 def _example_scores(decoded: DecodedExample) -> str:

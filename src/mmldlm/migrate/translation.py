@@ -210,23 +210,26 @@ def _is_baseline(flat: dict[str, Any]) -> bool:
     return flat.get("model.type") == "diffusion"
 
 
+_BY_VALUE: dict[str, tuple[str, dict[Any, str]]] = {
+    "training.dtype": ("speed.precision", PRECISIONS),
+    "model.latent_parameterization": ("corruption.prediction_type", PREDICTIONS),
+    "model.latent_beta_schedule": ("corruption.latent_schedule", {"cosine": "cosine", "linear": "linear"}),
+    "loss.latent_loss_type": (
+        "objective.latent_loss", {name: name for name in ("mse", "cosine", "normalized_mse")},
+    ),
+    **dict.fromkeys(
+        ("model.use_gradient_checkpointing", "training.use_gradient_checkpointing"),
+        ("speed.activation_checkpointing", {True: "block", False: "off"}),
+    ),
+}  # fmt: skip
+"""Old key -> ours, and what becomes of its values; others have no counterpart."""
+
+
 def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
-    dtype = str(flat.get("training.dtype") or "")
-    if dtype in PRECISIONS:
-        _put(result, "speed.precision", PRECISIONS[dtype])
-    kind = str(flat.get("model.latent_parameterization") or "")
-    if kind in PREDICTIONS:
-        _put(result, "corruption.prediction_type", PREDICTIONS[kind])
-    schedule = flat.get("model.latent_beta_schedule")
-    if schedule in ("cosine", "linear"):
-        _put(result, "corruption.latent_schedule", schedule)
-    loss = str(flat.get("loss.latent_loss_type") or "")
-    if loss in ("mse", "cosine", "normalized_mse"):
-        _put(result, "objective.latent_loss", loss)
-    for section in ("model", "training"):
-        recompute = flat.get(f"{section}.use_gradient_checkpointing")
-        if recompute is not None:
-            _put(result, "speed.activation_checkpointing", "block" if recompute else "off")
+    for key, (ours, values) in _BY_VALUE.items():
+        value = flat.get(key)
+        if isinstance(value, str | bool) and value in values:
+            _put(result, ours, values[value])
     _translate_betas(result, flat)
 
 
