@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,6 +99,13 @@ class RunFolder:
 
     def open_events(self) -> Events:
         return Events(self.events)
+
+    def beaten_step(self) -> int:
+        """How far the run is, by its heartbeat; 0 where that cannot be read."""
+        try:
+            return int(json.loads(self.heartbeat.read_bytes())["step"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return 0
 
 
 def existing_run(path: Path) -> RunFolder:

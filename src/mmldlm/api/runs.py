@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import os
-import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from runwatch import machine
 
 from mmldlm.errors import UserError
 from mmldlm.json_lines import read_lines, read_tail
@@ -77,10 +77,12 @@ class Run:
 def read_run(path: str | Path) -> Run:
     """The state of the run in a folder, as its files show."""
     run = existing_run(Path(path))
-    beat, metrics, logged = _heartbeat(run), *_last_metrics(run)
-    step = max([logged, *(int(beat[key]) for key in ("step",) if isinstance(beat.get(key), int))])
-    steps = _steps(run)
-    state = TRAINING if _alive(beat) else _ended(run)
+    metrics, logged = _last_metrics(run)
+    step, train = max(logged, run.beaten_step()), machine.read_config(run.config).get("train")
+    steps = machine.whole(train.get("steps")) if isinstance(train, dict) else None
+    age = machine.heartbeat_age(run.heartbeat, time.time())
+    alive = age is not None and age <= _SILENT_SECONDS and machine.process_alive(run.heartbeat) is not False
+    state = TRAINING if alive else _ended(run)
     if state == FINISHED and steps is not None and step < steps:
         state = STOPPED  # its steps were raised after it had finished
     times = [path.stat().st_mtime for path in (run.training_log, run.events, run.config) if path.exists()]
@@ -126,32 +128,6 @@ def export_run(
     return target, export.data.get("step")
 
 
-def _heartbeat(run: RunFolder) -> dict[str, Any]:
-    try:
-        beat = json.loads(run.heartbeat.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return beat if isinstance(beat, dict) else {}
-
-
-def _alive(beat: dict[str, Any]) -> bool:
-    """Whether the process that wrote the heartbeat still trains."""
-    written, pid = beat.get("written_at"), beat.get("pid")
-    if beat.get("phase") in ("finished", "stopped") or not isinstance(written, int | float):
-        return False
-    if time.time() - written > _SILENT_SECONDS:
-        return False
-    if beat.get("host") != socket.gethostname() or not isinstance(pid, int):
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _ended(run: RunFolder) -> str:
     """How a run ended that no process works on."""
     ends = ("started", "resumed", "finished", "stopped")
@@ -179,13 +155,3 @@ def _last_metrics(run: RunFolder) -> tuple[dict[str, float], int]:
     return {key: value for key, value in metrics.items() if math.isfinite(value)}, (
         last if isinstance(last, int) else 0
     )
-
-
-def _steps(run: RunFolder) -> int | None:
-    import yaml
-
-    try:
-        steps = yaml.safe_load(run.config.read_text("utf-8"))["train"]["steps"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
-        return None
-    return steps if isinstance(steps, int) else None

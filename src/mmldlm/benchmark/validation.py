@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import shutil
 import subprocess
@@ -248,7 +247,7 @@ class _Work:
                 if pid:
                     process.returncode = os.waitstatus_to_exitcode(status)
                     return process.returncode, usage.ru_maxrss * unit
-                self.progress(self.done + max(0, _step(run) - since), self.total, name)
+                self.progress(self.done + max(0, run.beaten_step() - since), self.total, name)
                 time.sleep(_POLL)
         finally:
             if process.returncode is None:
@@ -271,11 +270,3 @@ class _Work:
                 if path.exists():
                     discard(path)
         return result
-
-
-def _step(run: RunFolder) -> int:
-    """How far a run is, by its heartbeat."""
-    try:
-        return int(json.loads(run.heartbeat.read_bytes())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

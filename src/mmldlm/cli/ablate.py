@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,11 +108,8 @@ class _Progress(ProgressBar):
         looked_at, shown = self._seen.get(job.run, (-_LOOK_EVERY, job.title))
         if time.monotonic() - looked_at < _LOOK_EVERY:
             return shown
-        try:
-            beat = json.loads(RunFolder(Path(job.run)).heartbeat.read_bytes())
-            shown = f"{job.title}, step {int(beat['step']):,}"
-        except (OSError, ValueError, KeyError, TypeError):
-            shown = job.title
+        step = RunFolder(Path(job.run)).beaten_step()
+        shown = f"{job.title}, step {step:,}" if step else job.title
         self._seen[job.run] = (time.monotonic(), shown)
         return shown
 

@@ -42,7 +42,7 @@ def process_alive(lock_file: Path) -> bool | None:
     try:
         holder = json.loads(lock_file.read_bytes()[:4096])
         pid, host = int(holder["pid"]), str(holder["host"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     if host != socket.gethostname() or pid <= 0:
         return None
@@ -60,7 +60,7 @@ def heartbeat_age(path: Path, now: float) -> float | None:
     try:
         beat = json.loads(path.read_bytes()[:4096])
         phase, written = str(beat["phase"]), float(beat["written_at"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return None if phase in ("finished", "stopped") else now - written
 
@@ -71,7 +71,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 
