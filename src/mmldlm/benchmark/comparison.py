@@ -1,9 +1,4 @@
-"""A comparison of arms: rounds of fresh processes, then a row for each arm against the baseline and the noise.
-
-A sample is a list of processes, each a list of values, one per timed block. Blocks of one process are alike for
-reasons that have nothing to do with the arm (memory layout, clock rate, neighbours), so the bootstrap draws
-processes first and blocks inside them second.
-"""
+"""A comparison of arms: rounds of fresh processes, then a row for each arm against the baseline and the noise."""
 
 from __future__ import annotations
 
@@ -19,68 +14,23 @@ from typing import Any
 import numpy as np
 
 from mmldlm.benchmark.arms import AGAIN, Arm, Expected, again, interleave, reference_settings
-from mmldlm.benchmark.measuring import Bench, Measurement, Trial, parse_bytes
+from mmldlm.benchmark.measuring import (
+    Bench,
+    Measurement,
+    Ratio,
+    Sample,
+    Spread,
+    Trial,
+    parse_bytes,
+    ratio,
+    spread,
+)
 from mmldlm.errors import UserError
 from mmldlm.statistics import SAME
 
-NUM_RESAMPLES = 2000
 FASTER, SLOWER = "faster", "slower"
 MOST_VARIATION = 0.05
 """An arm whose blocks differ by more than this share was not measured."""
-
-Sample = list[list[float]]
-"""Values of each block, for each process; every process has as many."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median with its quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def variation(self) -> float:
-        """How far the quartiles are apart, as a share of the median."""
-        return (self.high - self.low) / self.median
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of medians with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def margin(self) -> float:
-        """The factor, at least 1, by which either end of the interval is away from "the same"."""
-        return math.exp(max(abs(math.log(self.low)), abs(math.log(self.high))))
-
-
-def spread(sample: Sample) -> Spread:
-    """Median and quartiles over all blocks."""
-    low, median, high = np.quantile(np.asarray(sample, dtype=np.float64), [0.25, 0.5, 0.75])
-    return Spread(float(median), float(low), float(high))
-
-
-def ratio(ours: Sample, theirs: Sample, seed: int) -> Ratio:
-    """Median of ours over median of theirs; the interval is a percentile bootstrap over processes, then blocks."""
-    rng = np.random.default_rng([seed, 0xBE])
-    drawn = _medians(ours, rng) / _medians(theirs, rng)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Ratio(spread(ours).median / spread(theirs).median, float(low), float(high))
-
-
-def _medians(sample: Sample, rng: np.random.Generator) -> np.ndarray:
-    """Medians of resamples, each of as many processes as there are."""
-    values = np.asarray(sample, dtype=np.float64)
-    processes, blocks = values.shape
-    chosen = rng.integers(processes, size=(NUM_RESAMPLES, processes, 1))
-    drawn = values[chosen, rng.integers(blocks, size=(NUM_RESAMPLES, processes, blocks))]
-    return np.median(drawn.reshape(NUM_RESAMPLES, -1), axis=1)
 
 
 def verdict(speedup: Ratio, noise: Ratio | None) -> str:

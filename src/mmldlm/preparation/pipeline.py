@@ -36,10 +36,9 @@ from mmldlm.preparation.engines import (
     many_documents,
     until,
 )
-from mmldlm.preparation.readers import Vectors
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
 from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
-from mmldlm.preparation.sources import Sources, describe, find_sources
+from mmldlm.preparation.sources import Sources, Vectors, describe, find_sources
 
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
