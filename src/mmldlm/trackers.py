@@ -183,7 +183,7 @@ def _open_wandb(run: TrackedRun) -> Any:
         )
     settings = wandb.Settings(console="off", silent=True, init_timeout=60)
     opened = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", PROJECT), name=run.name, id=_identity(run, "wandb"), resume="allow",
+        project=os.environ.get("WANDB_PROJECT", PROJECT), name=run.name, id=_identity(run, "wandb")[0], resume="allow",
         dir=str(run.folder), config=flatten(run.settings), mode=mode, settings=settings, reinit="create_new",
     )  # fmt: skip
     opened.define_metric("*", step_metric="step")
@@ -209,10 +209,8 @@ def _open_mlflow(run: TrackedRun) -> Any:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
-    identity = _stored_identity(run, "mlflow")
-    if identity is None:
-        identity = client.create_run(number, run_name=run.name).info.run_id
-        _store_identity(run, "mlflow", identity)
+    identity, new = _identity(run, "mlflow", lambda: client.create_run(number, run_name=run.name).info.run_id)
+    if new:
         client.log_batch(
             identity, params=[Param(key, str(value)[:500]) for key, value in flatten(run.settings).items()]
         )
@@ -231,7 +229,7 @@ def _open_trackio(run: TrackedRun) -> Any:
     resume = "never" if run.resume_step is None else "allow"
     opened = trackio.init(
         project=project,
-        name=_identity(run, "trackio"),
+        name=_identity(run, "trackio")[0],
         config=flatten(run.settings),
         resume=resume,
         embed=False,
@@ -242,22 +240,12 @@ def _open_trackio(run: TrackedRun) -> Any:
 OPENERS: dict[str, Opener] = {"wandb": _open_wandb, "mlflow": _open_mlflow, "trackio": _open_trackio}
 
 
-def _identity(run: TrackedRun, tracker: str) -> str:
-    """The name under which a tracker knows the run: a new one for a new run, the same for a resumed one."""
-    identity = _stored_identity(run, tracker)
-    if identity is None:
-        identity = f"{run.name}-{int(time.time() * 1000):x}"
-        _store_identity(run, tracker, identity)
-    return identity
-
-
-def _stored_identity(run: TrackedRun, tracker: str) -> str | None:
-    if run.resume_step is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        return str(json.loads((run.folder / f"tracker_{tracker}.json").read_text())["id"])
-    return None
-
-
-def _store_identity(run: TrackedRun, tracker: str, identity: str) -> None:
-    (run.folder / f"tracker_{tracker}.json").write_text(json.dumps({"id": identity}))
+def _identity(run: TrackedRun, tracker: str, make: Callable[[], str] | None = None) -> tuple[str, bool]:
+    """The name under which a tracker knows the run, and whether it is new: a resumed run keeps its own."""
+    path = run.folder / f"tracker_{tracker}.json"
+    if run.resume_step is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(path.read_text())["id"]), False
+    identity = make() if make else f"{run.name}-{int(time.time() * 1000):x}"
+    path.write_text(json.dumps({"id": identity}))
+    return identity, True

@@ -38,6 +38,16 @@ LONGEST_NAME = 50
 """Characters in the name of a comparison's folder that come from names of models or runs."""
 _ANY_TOKENIZER = ("bits_per_", "spearman/")
 """Quantities that mean the same with any tokenizer."""
+_OTHER_TOKENIZER = "only bits per byte and per character are compared, tokenizer or encoder differ"
+_MUST_AGREE = (
+    ("latent_gain/", "what the text saves is left out", "bounds.latent.snr"),
+    ("checked/", "ways to decode are left out", "decoding.judge"),
+    ("checked/", "ways to decode are left out", "decoding.candidate_temperature"),
+    ("t2l/retrieval", "retrieval is left out", "retrieval.num_candidates"),
+    ("generated/self_bleu", "self-BLEU is left out", "generation.num_documents"),
+    ("generated/reference_nats", "the reference model is left out", "generation.reference_lm.name"),
+)
+"""Quantities by the beginning of their names, and what both results must have in common for them."""
 _DIVERSITY = ("generated/repeated_", "generated/self_bleu")
 
 
@@ -235,38 +245,20 @@ def _note_documents(first: Evaluated, other: Evaluated, num_shared: int, notes: 
 
 def _is_comparable(name: str, first: Evaluated, other: Evaluated, notes: list[str]) -> bool:
     """Whether a quantity means the same in both results; otherwise a note says why it is left out."""
-
-    def same(why: str, *path: str) -> bool:
+    needed = [(why, path) for prefix, why, path in _MUST_AGREE if name.startswith(prefix)]
+    if not name.startswith(_ANY_TOKENIZER):
+        needed.insert(0, (_OTHER_TOKENIZER, "data.fingerprint"))
+    for why, path in needed:
         values = [_field(one.result, path) for one in (first, other)]
         if values[0] != values[1]:
             shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-            notes.append(
-                f"{why}: {'.'.join(path)} is {shown[0]} in {first.label}, {shown[1]} in {other.label}"
-            )
-        return bool(values[0] == values[1])
-
-    if not name.startswith(_ANY_TOKENIZER) and not same(
-        "only bits per byte and per character are compared, tokenizer or encoder differ",
-        "data",
-        "fingerprint",
-    ):
-        return False
-    if name.startswith("latent_gain/"):
-        return same("what the text saves is left out", "bounds", "latent", "snr")
-    if name.startswith("checked/"):
-        why = "ways to decode are left out"
-        return same(why, "decoding", "judge") and same(why, "decoding", "candidate_temperature")
-    if name.startswith("t2l/retrieval"):
-        return same("retrieval is left out", "retrieval", "num_candidates")
-    if name == "generated/self_bleu":
-        return same("self-BLEU is left out", "generation", "num_documents")
-    if name == "generated/reference_nats":
-        return same("the reference model is left out", "generation", "reference_lm", "name")
+            notes.append(f"{why}: {path} is {shown[0]} in {first.label}, {shown[1]} in {other.label}")
+            return False
     return True
 
 
-def _field(value: Any, path: Sequence[str]) -> Any:
-    for name in path:
+def _field(value: Any, path: str) -> Any:
+    for name in path.split("."):
         value = getattr(value, name, None)
     return value
 
