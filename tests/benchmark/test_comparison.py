@@ -6,7 +6,7 @@ import pytest
 
 from mmldlm.benchmark import comparison
 from mmldlm.benchmark.arms import Arm, Expected
-from mmldlm.benchmark.comparison import REFERENCE, compare, judge, parse_condition
+from mmldlm.benchmark.comparison import REFERENCE, compare, parse_condition
 from mmldlm.benchmark.machine import describe_environment
 from mmldlm.benchmark.measuring import Failure
 from mmldlm.benchmark.report import Report, comparison_table
@@ -93,7 +93,7 @@ def test_an_arm_that_dies_is_a_row_and_is_not_tried_again(measured):
 ])  # fmt: skip
 def test_conditions(measured, text, failed):
     names = [arm.name for arm in measured[1].arms]
-    assert judge([parse_condition(text, names)], measured[1])[0].failed is failed
+    assert parse_condition(text, names).judge(measured[1]).failed is failed
 
 
 @pytest.mark.parametrize(("text", "told"), [
@@ -110,7 +110,7 @@ def test_a_condition_that_cannot_be_judged_is_refused_before_anything_runs(text,
 def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
     bench, found = measured
     report = Report(tmp_path, bench, describe_environment(["mmldlm", "benchmark"]), DATA)
-    outcome = judge([parse_condition("mfu(quick)<0.5", ["quick"])], found)
+    outcome = [parse_condition("mfu(quick)<0.5", ["quick"]).judge(found)]
     table = report.write(found, outcome)
     result = json.loads((tmp_path / "result.json").read_text())
     markdown = (tmp_path / "table.md").read_text()

@@ -6,7 +6,7 @@ Shapes: n documents, S latent slots, C latent channels, k neighbours.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,17 @@ class Judging:
             among = among.split(self.loaded.config.data.train_split)
         wanted = self.codec.latents_of(queries, "queries")
         if isinstance(among, Split):
-            return split_neighbours(wanted, among, k)
-        texts = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
-        return array_neighbours(wanted, self.codec.latents_of(among, "among"), texts, k)
+            index, cosines = nearest(wanted, _latents_of(among), k)
+            texts = among.read_texts(index.reshape(-1))
+        else:
+            listed = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
+            index, cosines = nearest(wanted, [self.codec.latents_of(among, "among")], k)
+            texts = [None if listed is None else listed[i] for i in index.reshape(-1)]
+        text = iter(texts)
+        return [
+            [Neighbour(int(place), float(near), next(text)) for place, near in zip(*row, strict=True)]
+            for row in zip(index, cosines, strict=True)
+        ]
 
     def open_store(self, path: str | os.PathLike[str] | None = None) -> PairStore:
         """The pair store that the model was trained on, or another one made with the same tokenizer and encoder."""
@@ -118,25 +126,7 @@ def text_costs(
     return costs.nats
 
 
-def split_neighbours(queries: np.ndarray, split: Split, k: int) -> list[list[Neighbour]]:
-    """The nearest documents of a split, which is read part by part."""
-    starts = range(0, len(split), SEARCHED_AT_ONCE)
-    parts = (split.read(np.arange(i, min(i + SEARCHED_AT_ONCE, len(split)))).latents for i in starts)
-    index, cosines = nearest(queries, parts, k)
-    return _named(index, cosines, split.read_texts(index.reshape(-1)))
-
-
-def array_neighbours(
-    queries: np.ndarray, latents: np.ndarray, texts: list[str] | None, k: int
-) -> list[list[Neighbour]]:
-    """The nearest of some latents (m, S, C), with their texts where there are any."""
-    index, cosines = nearest(queries, [latents], k)
-    return _named(index, cosines, [None if texts is None else texts[i] for i in index.reshape(-1)])
-
-
-def _named(index: np.ndarray, cosines: np.ndarray, texts: Sequence[str | None]) -> list[list[Neighbour]]:
-    text = iter(texts)
-    return [
-        [Neighbour(int(place), float(near), next(text)) for place, near in zip(*row, strict=True)]
-        for row in zip(index, cosines, strict=True)
-    ]
+def _latents_of(split: Split) -> Iterator[np.ndarray]:
+    """The latents of a split, which is read part by part."""
+    for start in range(0, len(split), SEARCHED_AT_ONCE):
+        yield split.read(np.arange(start, min(start + SEARCHED_AT_ONCE, len(split)))).latents

@@ -287,25 +287,6 @@ KNOWN = ("speedup(arm,arm)", *(f"{name}(arm)" for name in FIGURES))
 
 
 @dataclass(frozen=True)
-class Condition:
-    """`figure(arm) < number`."""
-
-    text: str
-    figure: str
-    arms: tuple[str, ...]
-    sign: str
-    limit: float
-
-    def value(self, comparison: Comparison) -> float | None:
-        """The figure; none where an arm gave no measurement."""
-        rows = [comparison.row(name) for name in self.arms]
-        if self.figure != "speedup":
-            return FIGURES[self.figure](rows[0])
-        ours, theirs = (_tokens(row) for row in rows)
-        return ours / theirs if ours and theirs else None
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a condition came to."""
 
@@ -320,6 +301,27 @@ class Outcome:
         return (
             f"{self.text}: {'fails' if self.failed else 'condition not met'}, the value is {self.value:.4g}"
         )
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`figure(arm) < number`."""
+
+    text: str
+    figure: str
+    arms: tuple[str, ...]
+    sign: str
+    limit: float
+
+    def judge(self, comparison: Comparison) -> Outcome:
+        """What it comes to; one that cannot be judged, because an arm gave no measurement, fails."""
+        rows = [comparison.row(name) for name in self.arms]
+        if self.figure == "speedup":
+            ours, theirs = (_tokens(row) for row in rows)
+            value = ours / theirs if ours and theirs else None
+        else:
+            value = FIGURES[self.figure](rows[0])
+        return Outcome(self.text, value, value is None or _OPERATORS[self.sign](value, self.limit))
 
 
 def parse_condition(text: str, arms: list[str]) -> Condition:
@@ -347,13 +349,3 @@ def _limit(figure: str, word: str, text: str) -> float:
         return float(word)
     except ValueError:
         raise UserError(f"--fail-if {text!r}: {word!r} is no number") from None
-
-
-def judge(conditions: list[Condition], comparison: Comparison) -> list[Outcome]:
-    """Each condition with its value. One that cannot be judged fails."""
-    outcomes = []
-    for condition in conditions:
-        value = condition.value(comparison)
-        failed = value is None or _OPERATORS[condition.sign](value, condition.limit)
-        outcomes.append(Outcome(condition.text, value, failed))
-    return outcomes

@@ -32,7 +32,6 @@ from mmldlm.benchmark.comparison import (
     Condition,
     Outcome,
     compare,
-    judge,
     longest_document,
     parse_condition,
 )
@@ -235,7 +234,7 @@ class Session:
         plan = plan_comparison(self.options, wanted, gpu)
         report = self._report()
         result = compare(report.bench, plan.arms, plan.baseline)
-        outcomes = judge(plan.conditions, result)
+        outcomes = [condition.judge(result) for condition in plan.conditions]
         return Finished(result, report, report.write(result, outcomes), outcomes)
 
     def sweep(self, text: str) -> Finished:

@@ -16,7 +16,8 @@ from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
-    from mmldlm.benchmark.session import Finished, Scaled
+    from mmldlm.benchmark.session import Finished
+    from mmldlm.reports import Table
 
 
 _DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
@@ -83,7 +84,8 @@ def benchmark(words: Any) -> None:
     )  # fmt: skip
     folder = words.out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if words.scaling:
-        _show_scaling(scale(options, make_store, folder))
+        if scaled := scale(options, make_store, folder):  # the ranks that only help show nothing
+            _print(scaled.tables, [f"report: {scaled.folder}"])
         return
     with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
         session = Session(options, folder, synthetic, bar.note, bar)
@@ -96,32 +98,24 @@ def benchmark(words: Any) -> None:
     _show(finished, folder)
 
 
-def _show_scaling(scaled: Scaled | None) -> None:
-    """Every table; the ranks that only help show nothing."""
+def _print(tables: list[Table], lines: list[str]) -> None:
     from rich.console import Console
 
     screen = Console()
     if not screen.is_terminal:
-        screen.width = 160
-    for table in scaled.tables if scaled else []:
+        screen.width = 160  # a file or a pipe has no edge
+    for table in tables:
         screen.print(table.to_rich(), highlight=False, markup=False)
-    if scaled:
-        screen.print(f"report: {scaled.folder}", highlight=False, markup=False, soft_wrap=True)
+    for line in lines:
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(finished: Finished, folder: Path) -> None:
-    from rich.console import Console
-
     from mmldlm.benchmark.report import compact
     from mmldlm.errors import Interrupted
 
-    screen, report = Console(), finished.report
-    if not screen.is_terminal:
-        screen.width = 160  # a file or a pipe has no edge
-    screen.print(compact(finished.table).to_rich(), highlight=False, markup=False)
-    outcomes = [outcome.line() for outcome in finished.outcomes]
-    for line in [*report.remarks(finished.result), *outcomes, f"report: {folder}"]:
-        screen.print(line, highlight=False, markup=False, soft_wrap=True)
+    report, outcomes = finished.report, [outcome.line() for outcome in finished.outcomes]
+    _print([compact(finished.table)], [*report.remarks(finished.result), *outcomes, f"report: {folder}"])
     if finished.result.partial:
         raise Interrupted(f"stopped; what was measured is in {folder}")
     if not any(trial.measurement for trial in report.bench.trials):
