@@ -22,9 +22,9 @@ def demo(
     from rich.console import Console
 
     from mmldlm.api.evaluate import add_side_by_side, is_installed
-    from mmldlm.cli.decode import decode
     from mmldlm.cli.evaluate import evaluate
     from mmldlm.cli.prepare import prepare
+    from mmldlm.cli.sampling import decode
     from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
 

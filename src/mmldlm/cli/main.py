@@ -29,14 +29,13 @@ try:
         ablate,
         benchmark,
         data,
-        decode,
         demo,
-        encode,
         evaluate,
         launch,
         migrate,
         prepare,
         runs,
+        sampling,
         serve,
         train,
     )
@@ -76,12 +75,12 @@ _add(
 )  # fmt: skip
 _add("selftest", launch.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
-_add("encode", encode.encode, _USE, "Text to latents.", SectionedCommand)
-_add("decode", decode.decode, _USE, "Latents to text.", SectionedCommand)
-_add("generate", decode.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
-_add("infill", encode.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
-_add("interpolate", decode.interpolate, _USE, "Texts between two texts.", SectionedCommand)
-_add("paraphrase", encode.paraphrase, _USE, "Texts near a text.", SectionedCommand)
+_add("encode", sampling.encode, _USE, "Text to latents.", SectionedCommand)
+_add("decode", sampling.decode, _USE, "Latents to text.", SectionedCommand)
+_add("generate", sampling.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
+_add("infill", sampling.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
+_add("interpolate", sampling.interpolate, _USE, "Texts between two texts.", SectionedCommand)
+_add("paraphrase", sampling.paraphrase, _USE, "Texts near a text.", SectionedCommand)
 _add("serve", serve.serve, _USE, "Serve a trained model over HTTP.")
 _add("ui", serve.ui, _USE, "A local page to try a trained model.")
 _add("export", runs.export, _USE, "Write the weights of a run for use.")
