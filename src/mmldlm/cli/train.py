@@ -83,7 +83,8 @@ class _LastingConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # what it still holds must not fail at the end
+        # what it still holds must not fail at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class TrainProgress(ProgressBar):
