@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_model_in_the_box_decodes_encodes_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "mmldlm-wordnet" / "src"))
     model = mmldlm.load("builtin:wordnet", device="cpu")
+    assert model.source == "builtin:wordnet"
     texts = ["a coil of rope", "a large body of water"]
     latents = model.encode(texts)
     assert [str(text) for text in model.decode(latents)] == texts

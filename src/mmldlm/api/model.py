@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ def load(
         require_choice("precision", precision, ("fp32", "bf16"))
     loaded = load_model(path, choose_device(device, option="device"), precision)
     apply_generation_config(path, loaded.config.sampling)
-    return Model(loaded, str(path), encoder)
+    named = isinstance(source, str) and path != Path(source).expanduser()  # builtin:NAME, or on the Hub
+    return Model(loaded, str(source if named else path), encoder)
 
 
 class Model(Published, Judging):

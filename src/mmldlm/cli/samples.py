@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the commands answer --help without torch
     from mmldlm.sampling.stream import Inputs
 
 _INPUT, _HOW, _CHECK, _OUTPUT = "Input", "Sampling", "Self-check", "Output"
-RUN_HELP = "Run folder, export folder, or a name on the Hugging Face Hub."
+RUN_HELP = "Run folder, export folder, builtin:wordnet, or a name on the Hugging Face Hub."
 OPTIONS = {
     "run": argument(str, ..., RUN_HELP),
     "texts": argument(Texts, None, "Texts.", metavar="[TEXT]..."),
