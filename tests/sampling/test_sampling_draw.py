@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmldlm.sampling.orders import CHUNK_ROWS, best_of, draw, keep_top_p
+from mmldlm.sampling.orders import CHUNK_ROWS, best_of, best_of_blocks, draw, keep_top_p
 
 PROBABILITY = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2, 0.0])
 GRID = (torch.arange(20000) + 0.5) / 20000
@@ -56,3 +56,20 @@ def test_rows_do_not_depend_on_chunks() -> None:
     )
     assert torch.allclose(best_of(logits).probability, logits.softmax(-1).amax(-1))
     assert len(draw(logits[:0], numbers[:0], 1.0, 1.0)) == len(best_of(logits[:0]).token) == 0
+
+
+@pytest.mark.parametrize("columns", [2, 3, 10, 11, 64])
+def test_the_best_value_does_not_depend_on_blocks_of_columns(columns: int) -> None:
+    logits = 20 * torch.randn(300, 11, generator=torch.Generator().manual_seed(0))
+    whole, parts = best_of(logits), best_of_blocks(logits.split(columns, dim=1))
+    assert torch.equal(whole.token, parts.token)
+    assert torch.allclose(whole.probability, parts.probability, rtol=1e-5)
+    assert torch.allclose(whole.margin, parts.margin, rtol=1e-5, atol=1e-7)
+
+
+def test_blocks_show_logits_that_are_not_finite() -> None:
+    for bad in (torch.nan, torch.inf):
+        logits = torch.randn(2, 6)
+        logits[1, 4] = bad
+        finite = best_of_blocks(logits.split(2, dim=1)).margin.isfinite()
+        assert finite.tolist() == [True, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, encode_tokens, generate, infill_tokens, vary
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, document_keys, latent_noise
-from mmldlm.sampling.predictor import ModelPredictor, Prediction, guided_latents, guided_logits
+from mmldlm.sampling.predictor import Logits, ModelPredictor, Prediction, guided_latents, guided_logits
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
@@ -49,6 +51,25 @@ def test_formula_for_text(guidance: float) -> None:
     assert not torch.allclose(conditional, unconditional, atol=0.1)
     expected = (1 - guidance) * unconditional + guidance * conditional
     assert torch.allclose(guided_logits(predictor, pack, guidance)(rows), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_blocks_of_columns_are_the_whole(
+    guidance: float, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmldlm.sampling.predictor.COLUMNS", 7)
+    model = replace(random_model(), precision=precision)
+    shape, num = model.denoiser.shape, 3
+    latents = torch.randn(num, shape.num_slots, shape.num_channels)
+    time, tokens = torch.zeros(num), torch.full((12,), shape.vocab_size)
+    pack = Pack(tokens, latents, time + 1, time, np.full(num, 4), document_keys(0, num))
+    logits = guided_logits(ModelPredictor.of(model), pack, guidance)
+    rows = torch.tensor([0, 5, 11])
+    assert isinstance(logits, Logits)
+    blocks = torch.cat([block.clone() for block in logits.blocks(rows)], 1)
+    assert torch.allclose(blocks, logits(rows).float(), atol=1e-5 if precision == "fp32" else 0.1)
+    assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0])

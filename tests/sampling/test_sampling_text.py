@@ -72,7 +72,7 @@ def test_one_step_draws_every_letter_by_itself(sampler: str) -> None:
 def test_ancestral_masks_as_the_schedule_says() -> None:
     model = random_model(text_schedule="cosine")
     record = spy(model)
-    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=5)
+    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=5, batch_tokens=8192)
     num, length = 400, 10
     latents = np.zeros((num, 2, 3), np.float32)
     decode_latents(model, latents, options, lengths=np.full(num, length), keys=document_keys(0, num))

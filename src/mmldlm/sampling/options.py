@@ -22,7 +22,7 @@ ARGUMENTS = {
     "turns": "joint_order",
 }
 """Arguments of the library -> settings, where the names differ."""
-BATCH_ON_CPU, BATCH_ON_DEVICE = 8192, 32768
+BATCH_ON_CPU, BATCH_ON_DEVICE = 2048, 32768
 """Tokens and latent slots of a pack, where the options leave it open."""
 
 

@@ -14,7 +14,7 @@ Shapes: N documents, T tokens, R rows of tokens, V vocabulary, K moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,13 +36,15 @@ from mmldlm.sampling.moves import (
 )
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Part, Step, send
-from mmldlm.sampling.predictor import LogitsOf, Predictor, guided_logits, require_finite
+from mmldlm.sampling.predictor import Logits, LogitsOf, Predictor, guided_logits, require_finite
 
 See = Callable[[Tensor], None]
 CHUNK_ROWS = 512
-"""Rows whose probabilities exist at a time."""
+"""Rows whose probabilities exist at a time on an accelerator; on a CPU a sixteenth, which its caches hold."""
 LOGITS_AT_A_TIME = 2**28
 """On an accelerator; on a CPU a sixteenth."""
+ROWS_AT_A_TIME = 256
+"""Of logits that are computed in blocks of columns."""
 WORTH_LEAVING = 0.75
 """On an accelerator, documents without a move are left out where less than this share of the tokens remains."""
 _BELOW_ONE = 1.0 - 2.0**-25
@@ -201,13 +203,42 @@ def surest_first(sure: Tensor, group: Tensor) -> Tensor:
 
 def best_of_rows(logits: LogitsOf, rows: Tensor, vocab_size: int) -> tuple[Best, Tensor | None]:
     """The most probable value of each row; and the logits of all rows, where they exist at one time."""
+    if isinstance(logits, Logits):
+        parts = [best_of_blocks(logits.blocks(chunk)) for chunk in rows.split(ROWS_AT_A_TIME)]
+        return _joined(parts), None
     most = LOGITS_AT_A_TIME // (16 if rows.device.type == "cpu" else 1)
     chunks = rows.split(max(1, most // vocab_size))
     if len(chunks) == 1:
         kept = logits(rows)
         return best_of(kept), kept
-    parts = [best_of(logits(chunk)) for chunk in chunks]
-    return Best(*map(torch.cat, zip(*parts, strict=True))), None
+    return _joined([best_of(logits(chunk)) for chunk in chunks]), None
+
+
+def _joined(parts: list[Best]) -> Best:
+    return Best(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def best_of_blocks(blocks: Iterable[Tensor]) -> Best:
+    """`best_of` of logits (R, V) in float32 that come some columns after the other, at least two at first."""
+    peaks: list[Tensor] = []
+    sums: list[Tensor] = []
+    values = tokens = torch.empty(0)
+    width = 0
+    for block in blocks:
+        peaks.append(block.amax(-1))
+        sums.append(block.softmax(-1).amax(-1).reciprocal())  # the largest one is exp(0) / sum
+        if not width:
+            values, tokens = block.topk(min(2, block.shape[-1]), dim=-1)
+        elif len(rows := (peaks[-1] > values[:, 1]).nonzero()[:, 0]):
+            top = block[rows].topk(min(2, block.shape[-1]), dim=-1)
+            candidates = torch.cat([values[rows], top.values], 1)
+            best = candidates.topk(2, dim=-1)
+            values[rows] = best.values
+            tokens[rows] = torch.cat([tokens[rows], top.indices + width], 1).gather(1, best.indices)
+        width += block.shape[-1]
+    first, second = values[:, :1], values[:, 1:]
+    total = (torch.stack(sums, 1) * (torch.stack(peaks, 1) - first).exp()).sum(-1)
+    return Best(tokens[:, 0], total.reciprocal(), (1.0 - (second - first).exp().sum(-1)) / total)
 
 
 def best_of(logits: Tensor) -> Best:
@@ -234,8 +265,9 @@ def draw(
         best = logits.max(dim=-1)
         see(best.values)
         return best.indices
-    parts = zip(logits.split(CHUNK_ROWS), uniform.split(CHUNK_ROWS), strict=True)
-    values = [_draw_chunk(rows, numbers, temperature, top_p, see) for rows, numbers in parts]
+    rows = CHUNK_ROWS // (16 if logits.device.type == "cpu" else 1)
+    parts = zip(logits.split(rows), uniform.split(rows), strict=True)
+    values = [_draw_chunk(part, numbers, temperature, top_p, see) for part, numbers in parts]
     return torch.cat(values) if values else logits.new_zeros(0, dtype=torch.int64)
 
 

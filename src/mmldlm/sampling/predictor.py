@@ -15,7 +15,7 @@ Shapes: N documents, T tokens, R rows of tokens, S latent slots, C latent channe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -34,7 +34,21 @@ from mmldlm.types import to_device
 
 LogitsOf = Callable[[Tensor], Tensor]
 """(R,) rows of tokens to their logits (R, V), in the type in which the network computes them."""
+COLUMNS = 1024
+"""Values of the vocabulary whose logits a CPU computes at a time: what does not leave its cache is fast."""
 _RECORDINGS: WeakKeyDictionary[Denoiser, Recordings] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Logits:
+    """`LogitsOf` that can also be computed some columns after the other."""
+
+    whole: LogitsOf
+    blocks: Callable[[Tensor], Iterator[Tensor]]
+    """(R,) rows to blocks of their logits in float32; each block is overwritten by the next one."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.whole(rows)
 
 
 @dataclass(frozen=True)
@@ -118,11 +132,17 @@ class ModelPredictor:
                     return self.denoiser.token_logits(chosen)
                 return self.denoiser.token_head(chosen)[:, : self.denoiser.shape.vocab_size]
 
+        def blocks(rows: Tensor) -> Iterator[Tensor]:
+            with self.autocast():
+                kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+            return self.denoiser.logit_blocks(hidden[rows].to(kind), COLUMNS)
+
         def latents() -> Tensor:
             process, raw = self.corruption.latent, prediction[: len(noisy)].float()
             return process.to_clean(process.prediction(raw, noisy, at), noisy, at)
 
-        return Prediction(logits, latents)
+        in_blocks = self.device.type == "cpu" and self.denoiser.shape.vocab_size > COLUMNS
+        return Prediction(Logits(logits, blocks) if in_blocks else logits, latents)
 
     @torch.no_grad()
     def _run(self, inputs: PassInputs, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -147,11 +167,16 @@ def guided_logits(predictor: Predictor, pack: Pack, guidance: float) -> LogitsOf
         return conditional
     unconditional = _predict(predictor, without_latents(pack)).logits
 
-    def guided(rows: Tensor) -> Tensor:
-        base = unconditional(rows).float()
-        return base + guidance * (conditional(rows).float() - base)
+    def guided(base: Tensor, logits: Tensor) -> Tensor:
+        return base + guidance * (logits - base)
 
-    return guided
+    def whole(rows: Tensor) -> Tensor:
+        return guided(unconditional(rows).float(), conditional(rows).float())
+
+    if not (isinstance(conditional, Logits) and isinstance(unconditional, Logits)):
+        return whole
+    both = unconditional.blocks, conditional.blocks
+    return Logits(whole, lambda rows: map(guided, *(blocks(rows) for blocks in both)))
 
 
 def guided_latents(predictor: Predictor, pack: Pack, guidance: float, mask_id: int) -> Tensor:
