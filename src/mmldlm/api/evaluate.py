@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,8 @@ from mmldlm.latents import cosine
 from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.reports import Table, percent
 from mmldlm.run_folder import RunFolder
+from mmldlm.sampling.decode import Progress
 
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
 Source = str | os.PathLike[str] | Model
 """A run or an export by its folder or name, or what `mmldlm.train` or `mmldlm.load` returned."""
 _SECTIONS = ("evaluation", "sampling")

@@ -37,7 +37,7 @@ from mmldlm.metrics import text_log
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder, lock_run
 from mmldlm.runtime import start_runtime
-from mmldlm.sampling.decode import decode_latents
+from mmldlm.sampling.decode import Progress, decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
 from mmldlm.training.checkpoints import start_from_init
@@ -47,8 +47,6 @@ from mmldlm.training.setup import Hooks, Reporter, Setup, set_up
 from mmldlm.training.signals import StopFlag
 from mmldlm.training.start import StartClock
 
-Progress = Callable[[int, int], None]
-"""Called with the steps done and the steps of the run."""
 Samples = list[dict[str, Any]]
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 logger = logging.getLogger(__name__)

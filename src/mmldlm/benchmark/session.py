@@ -73,15 +73,6 @@ class Wanted:
     fail_if: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Arms, of which those that cannot run here say why."""
-
-    arms: list[Arm]
-    baseline: str
-    conditions: list[Condition]
-
-
 def check_choices(
     ladder: str | None,
     sweep: str | None,
@@ -118,8 +109,8 @@ def on_gpu(recipe: str | None, settings: list[str]) -> bool:
     return choose_device(config.train.device).type == "cuda"
 
 
-def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
-    """Choose the arms and check every one of them, so that a mistake costs nothing."""
+def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> tuple[list[Arm], str, list[Condition]]:
+    """Arms, baseline and conditions, all checked, so that a mistake costs nothing; arms that cannot run say why."""
     own = [parse_arm(text) for text in wanted.arms]
     kind = wanted.ladder or ("none" if own else "short")
     climbed = (
@@ -143,7 +134,7 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> Plan:
     if baseline not in names:
         raise UserError(f"--baseline {baseline}: this arm needs a GPU, and there is none; choose another")
     names.append(again(next(arm for arm in chosen if arm.name == baseline)).name)
-    return Plan(chosen, baseline, [parse_condition(text, names) for text in wanted.fail_if])
+    return chosen, baseline, [parse_condition(text, names) for text in wanted.fail_if]
 
 
 def plan_sweep(options: Options, text: str, synthetic: Synthetic | None) -> tuple[str, list[Arm]]:
@@ -231,10 +222,10 @@ class Session:
 
     def compare(self, wanted: Wanted, gpu: bool) -> Finished:
         """Arms against a baseline."""
-        plan = plan_comparison(self.options, wanted, gpu)
+        arms, baseline, conditions = plan_comparison(self.options, wanted, gpu)
         report = self._report()
-        result = compare(report.bench, plan.arms, plan.baseline)
-        outcomes = [condition.judge(result) for condition in plan.conditions]
+        result = compare(report.bench, arms, baseline)
+        outcomes = [condition.judge(result) for condition in conditions]
         return Finished(result, report, report.write(result, outcomes), outcomes)
 
     def sweep(self, text: str) -> Finished:
@@ -323,18 +314,10 @@ def _timed(ranks: Ranks, *work: Callable[[], Any], repeats: int = 5) -> float:
     return ranks.largest(round(statistics.median(seconds[1:]) * 1e9)) / 1e9
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """What `--scaling` shows: a prediction for clusters, and what the ranks at hand measured, if there are several."""
-
-    tables: list[Table]
-    folder: Path
-
-
 def scale(
     options: Options, make_store: Callable[[], tuple[Path, Synthetic | None]], folder: Path
-) -> Scaled | None:
-    """Predict, measure where several ranks were started, and write `result.json`; None on ranks that only help."""
+) -> list[Table] | None:
+    """Predict, measure where several ranks were started, and write `result.json`; the tables, on the main rank."""
     require_writable(folder)
     if read_place(os.environ).world_size == 1:
         return _write_scaling(folder, options, None, None)
@@ -356,7 +339,7 @@ def scale(
 
 def _write_scaling(
     folder: Path, options: Options, measured: Measured | None, data: dict[str, Any] | None
-) -> Scaled:
+) -> list[Table]:
     rows = predict_all()
     tables = [prediction_table(rows, link) for link in LINKS] + (
         [measured_table(measured)] if measured else []
@@ -370,4 +353,4 @@ def _write_scaling(
     }  # fmt: skip
     replace_file(folder / "result.json", json.dumps(whole, indent=1, allow_nan=False).encode())
     replace_file(folder / "table.md", "\n".join(table.to_markdown() for table in tables).encode())
-    return Scaled(tables, folder)
+    return tables

@@ -84,8 +84,8 @@ def benchmark(words: Any) -> None:
     )  # fmt: skip
     folder = words.out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if words.scaling:
-        if scaled := scale(options, make_store, folder):  # the ranks that only help show nothing
-            _print(scaled.tables, [f"report: {scaled.folder}"])
+        if tables := scale(options, make_store, folder):  # the ranks that only help show nothing
+            _print(tables, [f"report: {folder}"])
         return
     with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
         session = Session(options, folder, synthetic, bar.note, bar)

@@ -79,6 +79,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of documents that are done and the number expected."""
 Note = Callable[[str], None]
 """Called with a line for the user."""
+_Lot = tuple[list[Segment], int | None]
+"""Some documents, and how many there will be in all, as far as that is known by now."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,8 @@ class _Work:
         """The documents of all lots, put together shard by shard."""
         pending: dict[str, list[Segment]] = {}
         total = None
-        for lot in lots:
-            total = lot.total
-            for segment in lot.segments:
+        for segments, total in lots:
+            for segment in segments:
                 waiting = pending.setdefault(segment.split, [])
                 waiting.append(segment)
                 if len(waiting) == self.writer.shard_documents:
@@ -191,14 +192,6 @@ class _Work:
         """So many more documents are done."""
         self.done += count
         self.report(self.done, max(self.done, self.total or 0))
-
-
-@dataclass(frozen=True)
-class _Lot:
-    """Some documents, and how many there will be in all, as far as that is known by now."""
-
-    segments: list[Segment]
-    total: int | None
 
 
 def run(
@@ -331,7 +324,7 @@ def _lots(
         lots = _with_total(deriver.extend(chain.from_iterable(batches)), lambda: deriver.share_done)
     elif isinstance(batches, list):
         total = sum(map(len, batches))
-        lots = (_Lot(batch, total) for batch in batches)
+        lots = ((batch, total) for batch in batches)
     else:
         size = sum(part.num_bytes for part in sources)
         lots = _with_total(batches, lambda: segmenter.read_bytes / size if size else 0.0)
@@ -374,4 +367,4 @@ def _with_total(batches: Iterable[list[Segment]], share_done: Callable[[], float
     for batch in batches:
         count += len(batch)
         share = share_done()
-        yield _Lot(batch, max(count, round(count / share)) if share else None)
+        yield batch, max(count, round(count / share)) if share else None
