@@ -11,8 +11,8 @@ import pytest
 import mmldlm
 from mmldlm.api import evaluate as api
 from mmldlm.config import EvaluationConfig
-from mmldlm.evaluation.context import Context, select_documents
-from mmldlm.evaluation.inversion import Truth, decode_keys, inversion_options, score_texts
+from mmldlm.evaluation.context import Context, Pairs, select_documents
+from mmldlm.evaluation.inversion import decode_keys, inversion_options, score_texts
 from mmldlm.latents import cosine
 from mmldlm.sampling.self_check import checked_stages
 from tests.tiny_models import FakeEncoder, make_run, make_store
@@ -58,7 +58,7 @@ def test_sampling_and_evaluation_measure_the_same_similarity(folder: Path) -> No
     model, encoder = mmldlm.load(folder / "three").loaded, FakeEncoder(3)
     selection = select_documents(model, mmldlm.PairStore.open(folder / "three-store"), "validation", 0, 0)
     context = Context(model, EvaluationConfig(), selection, 0, lambda *_: None, as_words, encoder.encode)
-    truth = Truth.of(selection.documents, as_words)
+    truth = Pairs.of(selection.documents, as_words)
     stages = checked_stages(
         model, model.normalizer.normalize(truth.latents), inversion_options(model, 2, 512),
         keys=decode_keys(0, truth.ids), lengths=truth.lengths, counts=[3],

@@ -15,10 +15,10 @@ from mmldlm.config import CorruptionConfig, EvaluationConfig, ModeWeights
 from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
-from mmldlm.evaluation.context import Context, Selection
+from mmldlm.evaluation.context import Context, Pairs, Selection
 from mmldlm.evaluation.decoding import decode_ways, measure_ways, require_possible
-from mmldlm.evaluation.generation import Pairs, measure_agreement
-from mmldlm.evaluation.inversion import AllDecoded, Truth, invert, measure_round_trip
+from mmldlm.evaluation.generation import measure_agreement
+from mmldlm.evaluation.inversion import AllDecoded, invert, measure_round_trip
 from mmldlm.evaluation.results import Way, WaysToDecode
 from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
@@ -102,7 +102,7 @@ def context_of(model: LoadedModel, tools: tuple[Any, Any] = (None, None), **sett
 
 
 def measure(context: Context) -> WaysToDecode:
-    truth = Truth.of(context.selection.documents, context.decode_text)
+    truth = Pairs.of(context.selection.documents, context.decode_text)
     plain = invert(context, truth, truth.latents, LENGTH)
     require_possible(context)
     found = measure_ways(context, truth, plain)
@@ -204,7 +204,7 @@ def test_candidates_and_rounds_stand_beside_each_other() -> None:
 
 def test_nothing_is_measured_unless_asked() -> None:
     context = context_of(misled_model())
-    truth = Truth.of(context.selection.documents, None)
+    truth = Pairs.of(context.selection.documents, None)
     assert measure_ways(context, truth, cast(Any, None)) is None
 
 
@@ -217,7 +217,7 @@ def test_latents_on_another_scale_change_nothing() -> None:
     moved.selection = replace(moved.selection, documents=documents)
     found = []
     for context in (plain, moved):
-        truth = Truth.of(context.selection.documents, None)
+        truth = Pairs.of(context.selection.documents, None)
         decoded = invert(context, truth, truth.latents, LENGTH)
         (way, *_) = decode_ways(context, truth, LENGTH, Way("confidence", 1.0), None)
         own = context.own_latents(truth.tokens, truth.ids)
@@ -241,7 +241,7 @@ def test_the_way_from_text_to_text_leads_over_the_models_own_latent() -> None:
     model = misled_model()
     model.denoiser = cast(Any, Crooked())
     context = context_of(model)
-    truth = Truth.of(context.selection.documents, None)
+    truth = Pairs.of(context.selection.documents, None)
     given = invert(context, truth, truth.latents, LENGTH)
     assert given.accuracy.mean() == 0.0
     trips = measure_round_trip(context, AllDecoded(truth, [given], []))
@@ -255,9 +255,11 @@ def test_generated_pairs_agree_where_each_latent_is_that_of_its_own_text() -> No
     context = context_of(misled_model(), (as_words, encode))
     tokens = list(TEXTS)
     latents = CODES.numpy()[:, None]
-    found = measure_agreement(context, Pairs(tokens, latents, as_words(tokens)))
+    found = measure_agreement(context, Pairs(tokens, latents, as_words(tokens), np.arange(len(tokens))))
     assert found.own.value == pytest.approx(1.0)
     assert found.encoder.value == pytest.approx(1.0)
     assert max(abs(found.own_strangers), abs(found.encoder_strangers)) < 0.5
-    turned = measure_agreement(context, Pairs(tokens, np.roll(latents, 1, axis=0), as_words(tokens)))
+    turned = measure_agreement(
+        context, Pairs(tokens, np.roll(latents, 1, axis=0), as_words(tokens), np.arange(len(tokens)))
+    )
     assert max(turned.own.value, turned.encoder.value) < 0.5

@@ -116,6 +116,29 @@ def take_first(documents: Documents, count: int) -> Documents:
     return Documents(tokens, lengths, documents.latents[:count], documents.ids[:count])
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Some documents, true or generated."""
+
+    tokens: list[np.ndarray]
+    latents: np.ndarray
+    """(n, S, C) raw, as an encoder makes them."""
+    texts: list[str] | None
+    """The tokens as text, so that true and decoded texts went through the tokenizer; None without one."""
+    ids: np.ndarray
+
+    @classmethod
+    def of(cls, documents: Documents, decode_text: DecodeText | None) -> Pairs:
+        """The documents of a store."""
+        tokens = split_tokens(documents)
+        return cls(tokens, documents.latents, decode_text(tokens) if decode_text else None, documents.ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) numbers of tokens."""
+        return np.array([len(tokens) for tokens in self.tokens])
+
+
 class Draws:
     """K noisy draws of each of n documents, cut into packs; a subclass says which time each draw has."""
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from mmldlm.config import leaves_condition_out
 from mmldlm.errors import UserError
-from mmldlm.evaluation.context import Context
+from mmldlm.evaluation.context import Context, Pairs
 from mmldlm.evaluation.inversion import (
     Decoded,
-    Truth,
     decode_keys,
     inversion_options,
     score_texts,
@@ -96,7 +95,7 @@ def choose_judge(context: Context) -> str | None:
     return ENCODER if config.check == ENCODER or not own else MODEL
 
 
-def measure_ways(context: Context, truth: Truth, plain: Decoded) -> WaysToDecode | None:
+def measure_ways(context: Context, truth: Pairs, plain: Decoded) -> WaysToDecode | None:
     """A row for each way; `plain` is the run's own decode with the true length, in the largest number of steps."""
     if not has_ways(context):
         return None
@@ -125,7 +124,7 @@ def measure_ways(context: Context, truth: Truth, plain: Decoded) -> WaysToDecode
 
 
 def decode_ways(
-    context: Context, truth: Truth, num_sampling_steps: int, first: Way, judge: str | None
+    context: Context, truth: Pairs, num_sampling_steps: int, first: Way, judge: str | None
 ) -> Iterator[WayTexts]:
     """The plain way of a sampler and a guidance, then the same with candidates and rounds."""
     config, model = context.config, context.model
@@ -166,7 +165,7 @@ def _encode(context: Context) -> Encode:
 
 
 def _way_scores(
-    context: Context, truth: Truth, base: dict[str, Quantity], texts: WayTexts, num_sampling_steps: int
+    context: Context, truth: Pairs, base: dict[str, Quantity], texts: WayTexts, num_sampling_steps: int
 ) -> WayScores:
     """Scores, differences to the plain decode, and cost."""
     way = texts.way

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from mmldlm import randomness
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.data.store import Split
-from mmldlm.evaluation.context import GENERATE, SPLITS, Context, ReferenceLM, split_tokens, strangers
+from mmldlm.evaluation.context import (
+    GENERATE,
+    SPLITS,
+    Context,
+    Pairs,
+    ReferenceLM,
+    split_tokens,
+    strangers,
+    take_first,
+)
 from mmldlm.evaluation.results import (
     GENERATED,
     Agreement,
@@ -152,26 +161,6 @@ _SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Some documents, generated or real."""
-
-    tokens: list[np.ndarray]
-    latents: np.ndarray
-    """(n, S, C) raw."""
-    texts: list[str] | None
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(n,)"""
-        return np.array([len(tokens) for tokens in self.tokens])
-
-    def first(self, count: int) -> Pairs:
-        """The first few."""
-        texts = None if self.texts is None else self.texts[:count]
-        return Pairs(self.tokens[:count], self.latents[:count], texts)
-
-
 Values = tuple[np.ndarray, np.ndarray | None]
 """Values per document, and what their sum is divided by (None: the number of documents)."""
 
@@ -189,7 +178,8 @@ def measure_generation(
     options = SamplingOptions.from_config(
         for_joint(context.model.config.sampling), batch_tokens=context.config.batch_tokens
     )
-    generated, real = _generate(context, count, options), _real(context, count)
+    generated = _generate(context, count, options)
+    real = Pairs.of(take_first(context.selection.documents, count), context.decode_text)
     context.ids[GENERATED] = list(range(count))
     result = Generation(
         num_documents=count,
@@ -217,15 +207,7 @@ def _generate(context: Context, count: int, options: SamplingOptions) -> Pairs:
     watch = context.watch("joint generation")
     tokens, latents = generate(context.model, count, options, lengths=lengths, keys=keys, progress=watch)
     texts = context.decode_text(tokens) if context.decode_text else None
-    return Pairs(tokens, context.model.normalizer.denormalize(latents), texts)
-
-
-def _real(context: Context, count: int) -> Pairs:
-    """As many held-out documents, or as many as were chosen."""
-    documents = context.selection.documents
-    tokens = split_tokens(documents)[:count]
-    texts = context.decode_text(tokens) if context.decode_text else None
-    return Pairs(tokens, documents.latents[:count], texts)
+    return Pairs(tokens, context.model.normalizer.denormalize(latents), texts, np.arange(count))
 
 
 def _beside(context: Context, name: str, title: str, ours: Values, real: Values) -> Beside:
@@ -237,10 +219,9 @@ def _beside(context: Context, name: str, title: str, ours: Values, real: Values)
 def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
     # different n-grams become rarer the more texts there are, so both sides have as many
     size = min(len(generated.tokens), len(real.tokens))
-    few, few_real = generated.first(size), real.first(size)
 
     def different(order: int) -> Beside:
-        return Beside(distinct(few.tokens, order), distinct(few_real.tokens, order))
+        return Beside(distinct(generated.tokens[:size], order), distinct(real.tokens[:size], order))
 
     def repeated(order: int) -> Beside:
         title = f"share of {order}-grams that repeat one of the same text"
@@ -248,8 +229,8 @@ def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
         return _beside(context, f"repeated_{order}", title, *counted)
 
     likeness = None
-    if few.texts is not None and few_real.texts is not None:
-        both = (self_bleu(few.texts), None), (self_bleu(few_real.texts), None)
+    if generated.texts is not None and real.texts is not None:
+        both = (self_bleu(generated.texts[:size]), None), (self_bleu(real.texts[:size]), None)
         likeness = _beside(context, "self_bleu", "self-BLEU of generated texts", *both)
     return Diversity(
         different(1), different(2), different(3), repeated(1), repeated(2), repeated(4), likeness
@@ -293,8 +274,8 @@ def measure_agreement(context: Context, generated: Pairs) -> Agreement:
         estimate = context.record(f"generated/agreement/{who}", quantity, GENERATED)
         return estimate, float(cosine(of_text, other).mean())
 
-    ids = np.arange(len(generated.tokens))
-    own = context.own_latents(generated.tokens, ids, context.watch("generated texts to latents"))
+    watch = context.watch("generated texts to latents")
+    own = context.own_latents(generated.tokens, generated.ids, watch)
     result = agreement("own", "the model itself", own)
     if context.encode is None or generated.texts is None:
         return Agreement(*result)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.checkpoint.load import LoadedModel
-from mmldlm.data.store import Documents
-from mmldlm.evaluation.context import DECODE, Context, DecodeText, EncodeText, split_tokens, strangers
+from mmldlm.evaluation.context import DECODE, Context, DecodeText, EncodeText, Pairs, strangers
 from mmldlm.evaluation.results import (
     CosineReference,
     DecodedExample,
@@ -48,29 +47,6 @@ _DECODE_SETTINGS = ("text_sampler", "num_lengths", "temperature", "top_p", "guid
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What decoding should reproduce."""
-
-    tokens: list[np.ndarray]
-    latents: np.ndarray
-    """(n, S, C) raw, as the encoder made them."""
-    ids: np.ndarray
-    texts: list[str] | None
-    """The true tokens as text, so that both sides went through the tokenizer; None without one."""
-
-    @classmethod
-    def of(cls, documents: Documents, decode_text: DecodeText | None) -> Truth:
-        """The documents of a store."""
-        tokens = split_tokens(documents)
-        return cls(tokens, documents.latents, documents.ids, decode_text(tokens) if decode_text else None)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(n,) numbers of tokens."""
-        return np.array([len(tokens) for tokens in self.tokens])
-
-
-@dataclass(frozen=True)
 class Decoded:
     """Texts that one number of sampling steps gave, with their scores per document."""
 
@@ -87,7 +63,7 @@ class Decoded:
     bleu: np.ndarray | None
     """(n, 10) what BLEU adds up."""
 
-    def quantities(self, truth: Truth) -> dict[str, Quantity]:
+    def quantities(self, truth: Pairs) -> dict[str, Quantity]:
         """Every score that could be computed; token accuracy counts every token once."""
         lengths = np.array([[len(a), len(b)] for a, b in zip(truth.tokens, self.tokens, strict=True)])
         sizes = lengths.max(1)
@@ -109,7 +85,7 @@ class Decoded:
 class AllDecoded:
     """Everything decoded, for each number of sampling steps from few to many."""
 
-    truth: Truth
+    truth: Pairs
     length_given: list[Decoded]
     """With the true length."""
     length_modelled: list[Decoded]
@@ -124,7 +100,7 @@ def text_scores(num_sampling_steps: int, estimates: dict[str, Estimate]) -> Text
 
 def invert(
     context: Context,
-    truth: Truth,
+    truth: Pairs,
     latents: np.ndarray,
     num_sampling_steps: int,
     *,
@@ -159,7 +135,7 @@ def inversion_options(model: LoadedModel, num_sampling_steps: int, batch_tokens:
 
 
 def score_texts(
-    truth: Truth,
+    truth: Pairs,
     tokens: list[np.ndarray],
     num_sampling_steps: int,
     decode_text: DecodeText | None,
@@ -181,7 +157,7 @@ def score_texts(
     )
 
 
-def measure_inversion(context: Context, truth: Truth) -> tuple[Inversion, AllDecoded]:
+def measure_inversion(context: Context, truth: Pairs) -> tuple[Inversion, AllDecoded]:
     """Decode at every number of steps, with the length given and modelled; overall and by length of the text."""
     _note_what_is_missing(context)
     decoded = AllDecoded(
@@ -213,7 +189,7 @@ def _note_what_is_missing(context: Context) -> None:
         context.notes.append("no re-encoded cosine: the encoder was not used")
 
 
-def _decode_all(context: Context, truth: Truth, *, length_given: bool) -> list[Decoded]:
+def _decode_all(context: Context, truth: Pairs, *, length_given: bool) -> list[Decoded]:
     counts = sorted(set(context.config.step_counts))
     total = sum(counts) * len(truth.tokens)
     name = f"decoding, length {'given' if length_given else 'modelled'}"
@@ -229,7 +205,7 @@ def _decode_all(context: Context, truth: Truth, *, length_given: bool) -> list[D
     return [decode(steps) for steps in counts]
 
 
-def _scores(context: Context, truth: Truth, all_decoded: list[Decoded], length: str) -> list[TextScores]:
+def _scores(context: Context, truth: Pairs, all_decoded: list[Decoded], length: str) -> list[TextScores]:
     """One entry for each number of steps."""
 
     def scores(decoded: Decoded) -> TextScores:
@@ -268,7 +244,7 @@ def _length_group(context: Context, decoded: AllDecoded, low: int, high: int) ->
     return LengthGroup(low, high, len(rows), *([scores(one) for one in some] for some in both))
 
 
-def _cosine_reference(context: Context, truth: Truth) -> CosineReference | None:
+def _cosine_reference(context: Context, truth: Pairs) -> CosineReference | None:
     if context.encode is None or truth.texts is None:
         return None
     best = cosine(context.encode(truth.texts), truth.latents)

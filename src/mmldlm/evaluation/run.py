@@ -18,6 +18,7 @@ from mmldlm.evaluation.context import (
     Context,
     DecodeText,
     EncodeText,
+    Pairs,
     ReferenceLM,
     Selection,
     Tokenize,
@@ -26,7 +27,7 @@ from mmldlm.evaluation.context import (
 )
 from mmldlm.evaluation.decoding import choose_judge, has_ways, measure_ways, require_possible
 from mmldlm.evaluation.generation import measure_generation
-from mmldlm.evaluation.inversion import Truth, collect_examples, measure_inversion, measure_round_trip
+from mmldlm.evaluation.inversion import collect_examples, measure_inversion, measure_round_trip
 from mmldlm.evaluation.latent_bound import measure_latent_bounds
 from mmldlm.evaluation.results import DataInfo, Evaluation, ModelInfo, Similarity
 from mmldlm.evaluation.retrieval import ScoredPairs, measure_retrieval, measure_similarity
@@ -82,7 +83,7 @@ def evaluate_model(
     inversion = decoding = round_trip = None
     examples = []
     if context.decodes:
-        truth = Truth.of(take_first(selection.documents, config.num_decoded), context.decode_text)
+        truth = Pairs.of(take_first(selection.documents, config.num_decoded), context.decode_text)
         inversion, decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
         decoding = clock.timed("decoding", lambda: measure_ways(context, truth, decoded.length_given[-1]))
         examples = collect_examples(decoded)
