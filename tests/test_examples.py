@@ -34,7 +34,9 @@ def test_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = load_example("own_encoder", monkeypatch)
     texts = example.make_texts(300)
-    monkeypatch.setattr(example, "make_texts", lambda count: texts)  # decoding those held out takes most of the time
+    monkeypatch.setattr(
+        example, "make_texts", lambda count: texts
+    )  # decoding those held out takes most of the time
     share_right = example.main(tmp_path, steps=40)
     assert share_right > 0.6
 
