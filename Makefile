@@ -35,10 +35,12 @@ lint: $(STAMP)  ## style
 types: $(STAMP)  ## static types
 	$(BIN)/mypy
 
+PYTEST := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not soak'
+
 unit: $(STAMP)  ## the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
-	cd packages/runwatch && ../../$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
-	cd packages/traindoctor && ../../$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not soak'
+	$(BIN)/$(PYTEST)
+	cd packages/runwatch && ../../$(BIN)/$(PYTEST)
+	cd packages/traindoctor && ../../$(BIN)/$(PYTEST)
 
 soak: $(STAMP)  ## the long-running tests, then kills, flipped bits, failing disks and lost ranks (an hour; disks need root)
 	$(BIN)/python -m pytest -m soak

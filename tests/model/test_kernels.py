@@ -80,9 +80,9 @@ def test_gather_qkv_and_its_gradient(heads, width, norm):
     from mmldlm.model.kernels.gather_qkv import gather_qkv
     from mmldlm.model.ops import rotary_angles, rotate
 
-    layout = packed()
+    layout = packed((3, 14, 1, 7, 0, 9), room=40)
     torch.manual_seed(0)
-    text, latent = (torch.randn(n, 3 * heads * width, requires_grad=True) for n in (90, 16))
+    text, latent = (torch.randn(n, 3 * heads * width, requires_grad=True) for n in (40, 16))
     norms = [torch.randn(2, width, requires_grad=True) for _ in range(2)]
     cosine, sine = rotary_angles(layout.position, width, 1e4)
 
