@@ -345,9 +345,13 @@ def test_a_finished_log_of_last_year_is_not_stalled(tmp_path):
 # Speed
 
 
-@pytest.mark.parametrize("kind", ["text", "json", "bar", "table", "csv", "noise"])
-def test_a_hundred_thousand_lines_within_five_seconds(tmp_path, kind):
-    losses = curve(100_000)
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("text", 100_000), *((kind, 20_000) for kind in ("json", "bar", "table", "csv", "noise"))],
+)
+def test_many_lines_are_read_in_little_time(tmp_path, kind, count):
+    """100,000 lines take about five seconds; a slow machine has a minute."""
+    losses = curve(count)
     if kind == "text":
         content = lines(losses)
     elif kind == "json":
@@ -356,22 +360,21 @@ def test_a_hundred_thousand_lines_within_five_seconds(tmp_path, kind):
         )
     elif kind == "bar":
         content = "".join(
-            "\r" + tqdm_bar(idx, 100_000, idx, 9.0, "", f"loss={loss:.4f}") for idx, loss in enumerate(losses)
+            "\r" + tqdm_bar(idx, count, idx, 9.0, "", f"loss={loss:.4f}") for idx, loss in enumerate(losses)
         )
     elif kind == "table":
         content = "".join(
             f"| loss | {loss:.4f} |\n| step | {idx} |\n---------\n"
-            for idx, loss in enumerate(losses[:33_334])
+            for idx, loss in enumerate(losses[: count // 3])
         )
     elif kind == "csv":
         content = "step,loss,lr\n" + "".join(f"{idx},{loss},0.001\n" for idx, loss in enumerate(losses))
     else:
         content = (
-            lines(losses[:100])
-            + "INFO: worker 3 fetched shard 00017 of 00128 from cache in 12 ms\n" * 100_000
+            lines(losses[:100]) + "INFO: worker 3 fetched shard 00017 of 00128 from cache in 12 ms\n" * count
         )
     began = time.process_time()
     code, answer = judged(tmp_path, content, "metrics.csv" if kind == "csv" else "train.log")
-    assert time.process_time() - began < 60
+    assert time.process_time() - began < 60 * count / 100_000
     assert code == 0, codes(answer)
-    assert last(answer)["step"] in {"table": (33_333,), "noise": (99,)}.get(kind, (99_999,))
+    assert last(answer)["step"] in {"table": (count // 3 - 1,), "noise": (99,)}.get(kind, (count - 1,))
