@@ -55,12 +55,20 @@ def test_it_needs_only_three_packages_and_judges_a_log(environment, tmp_path):
 
 
 def test_help_answers_at_once(environment):
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert "--once" in run(environment, "runwatch", "--help").stdout
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.3, seconds
+    """In 0.3 s, or on a slow machine in a few times what the library of its command line takes."""
+
+    def least(*words):
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            done = run(environment, *words)
+            assert done.returncode == 0, done.stderr
+            seconds.append(time.perf_counter() - began)
+        return min(seconds), done.stdout
+
+    seconds, output = least("runwatch", "--help")
+    assert "--once" in output
+    assert seconds < 0.3 or seconds < 4 * least("python", "-c", "import typer")[0]
 
 
 def test_the_script_runs_from_the_checkout_and_reports_what_is_missing(environment, tmp_path):
