@@ -146,9 +146,11 @@ def test_saved_settings_older_than_a_changed_default_mean_what_they_meant():
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_trains_all_modes_in_one_checkpoint(name):
     weights = load_recipe(name).corruption.mode_weights
-    alone = name == "qwen-english"  # as the launch script of the research code
-    expected = [(1, 0, 0)] if alone else [(3, 1, 1), (4, 1, 1)]
-    assert (weights.l2t, weights.t2l, weights.joint) in expected
+    shares = (weights.l2t, weights.t2l, weights.joint)
+    if name == "qwen-english":  # as the launch script of the research code
+        assert shares == (1, 0, 0)
+    else:
+        assert min(shares) > 0
 
 
 def test_whole_numbers_may_be_written_with_an_exponent():
