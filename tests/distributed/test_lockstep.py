@@ -15,21 +15,28 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Wire:
-    """What connects threads that stand for ranks: sums that wait for all of them, until one has gone."""
+    """What connects threads that stand for ranks: each exchange waits for all of them, until one has gone."""
 
     def __init__(self):
-        self.barrier = threading.Barrier(WORLD, timeout=30)
-        self.values = [0] * WORLD
+        self.changed, self.gone = threading.Condition(), False
+        self.sent = [[] for _ in range(WORLD)]
 
     def exchange(self, rank, value):
-        try:
-            self.values[rank] = value
-            self.barrier.wait()
-            values = list(self.values)
-            self.barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise RuntimeError("gloo: Connection closed by peer") from error
-        return values
+        with self.changed:
+            self.sent[rank].append(value)
+            turn = len(self.sent[rank])
+            self.changed.notify_all()
+            self.changed.wait_for(
+                lambda: self.gone or all(len(sent) >= turn for sent in self.sent), timeout=60
+            )
+            if any(len(sent) < turn for sent in self.sent):
+                raise RuntimeError("gloo: Connection closed by peer")
+            return [sent[turn - 1] for sent in self.sent]
+
+    def close(self):
+        with self.changed:
+            self.gone = True
+            self.changed.notify_all()
 
 
 class Rank:
@@ -86,7 +93,7 @@ def play(fails, error, plan=lambda number: (1, 2, 3)):
                 seen.append(step(rank, place if who == index else None, error, plan(number)))
         except Exception as failure:
             for wire in (host, device):
-                wire.barrier.abort()  # its connections close
+                wire.close()
             seen.append((type(failure).__name__, str(failure)))
         return seen
 
@@ -125,6 +132,14 @@ def test_another_failure_ends_the_run_of_all_ranks(number, place):
     assert every[2][-1] == ("ZeroDivisionError", "a mistake")
     assert [seen[-1][0] for seen in every[:2]] == ["LostRankError"] * 2
     assert {len(seen) for seen in every} == {number + 1}
+
+
+def test_a_message_that_names_a_library_of_exchanges_does_not_make_a_failure_one_of_them():
+    """The compiler's messages list folders, such as that of NCCL."""
+    every = play({4: (1, 1)}, torch.OutOfMemoryError("out of memory, see lib/nvidia/nccl/include"))
+    assert [seen[4][0] for seen in every] == [
+        OutOfMemoryElsewhereError.__name__, "OutOfMemoryError", OutOfMemoryElsewhereError.__name__
+    ]  # fmt: skip
 
 
 def test_an_exchange_that_breaks_off_is_a_lost_rank():

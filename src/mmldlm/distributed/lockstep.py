@@ -103,10 +103,10 @@ class Lockstep:
 
     def _fail(self, error: Exception, give_up: Callable[[], object]) -> None:
         """Let the others know. One that cannot go on at all leaves, which they notice."""
-        if _is_of_exchange(error):
-            raise self.ranks.lost(str(error)) from error
         code = code_of(error, self.ranks)
         if isinstance(error_of(code, self.ranks), LostRankError):
+            if _is_of_exchange(error):
+                raise self.ranks.lost(str(error)) from error
             with contextlib.suppress(LostRankError):  # the others leave at once; the cause is raised here
                 if self._ahead is None:
                     self._answer(code)
