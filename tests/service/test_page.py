@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-pytest.importorskip("gradio")
-import gradio as gr
 
 import mmldlm
 from mmldlm.api.model import Model
 from mmldlm.api.trace import trace_decode
-from mmldlm.service.page import Demonstration, _clear, draw_table, launch_page
 from tests.browser import Browser
 from tests.tiny_models import make_run, make_store
 
@@ -28,6 +26,13 @@ TABS = {
 }
 """Tab -> its button, and what its result shows."""
 SHOWN = "[...document.querySelectorAll('textarea, .result, .steps')].filter(one => one.offsetParent)"
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    """Imported here: gradio takes seconds, which every process that collects tests would spend."""
+    pytest.importorskip("gradio")
+    return importlib.import_module("mmldlm.service.page")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +52,8 @@ def test_a_watched_decode_ends_where_the_decode_ends(model: Model, settings: dic
     assert masked[-1] == 0
 
 
-def test_every_part_of_the_page_answers(model: Model) -> None:
-    demo = Demonstration(model)
+def test_every_part_of_the_page_answers(model: Model, page: Any) -> None:
+    demo = page.Demonstration(model)
     latent, steps = list(demo.there_and_back("w3 w1 w7", 3.0, 0.0))[-1]
     assert latent.count("<rect") == model.num_channels
     assert steps.count("step ") == 4
@@ -64,23 +69,23 @@ def test_every_part_of_the_page_answers(model: Model) -> None:
     assert demo.compare("w3 w1", "w4 w5").count("<tr>") == 4
 
 
-def test_a_mistake_is_a_note_and_no_markup_gets_through(model: Model) -> None:
-    demo = Demonstration(model)
-    with pytest.raises(gr.Error, match="blank"):
-        _clear(demo.fill)("no blank", "")
-    with pytest.raises(gr.Error, match="empty"):
-        list(_clear(demo.there_and_back, several=True)(" ", 2.0, 0.0))
-    with pytest.raises(gr.Error, match="no line"):
-        _clear(demo.neighbours)("w4", " \n")
-    assert "<script>" not in draw_table(["<script>"], [["<script>"]])
+def test_a_mistake_is_a_note_and_no_markup_gets_through(model: Model, page: Any) -> None:
+    demo = page.Demonstration(model)
+    with pytest.raises(page.gr.Error, match="blank"):
+        page._clear(demo.fill)("no blank", "")
+    with pytest.raises(page.gr.Error, match="empty"):
+        list(page._clear(demo.there_and_back, several=True)(" ", 2.0, 0.0))
+    with pytest.raises(page.gr.Error, match="no line"):
+        page._clear(demo.neighbours)("w4", " \n")
+    assert "<script>" not in page.draw_table(["<script>"], [["<script>"]])
 
 
-def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model) -> None:
+def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model, page: Any) -> None:
     for token in ("", "a secret that nobody knows"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        app, address, _ = launch_page(model, "127.0.0.1", port, token=token, block=False)
+        app, address, _ = page.launch_page(model, "127.0.0.1", port, token=token, block=False)
         try:
             content = urllib.request.urlopen(address, timeout=280).read().decode()
             assert ("auth_required" in content) or not token
@@ -90,12 +95,12 @@ def test_the_page_opens_and_asks_for_the_token_where_there_is_one(model: Model) 
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_every_tab_works_in_a_browser(model: Model, size: str, tmp_path: Path) -> None:
+def test_every_tab_works_in_a_browser(model: Model, size: str, tmp_path: Path, page: Any) -> None:
     """At both widths, light and dark: each button gives a result, nothing scrolls sideways, no script fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    app, address, _ = launch_page(model, "127.0.0.1", port, block=False)
+    app, address, _ = page.launch_page(model, "127.0.0.1", port, block=False)
     try:
         with Browser(tmp_path / "profile") as browser:
             browser.open(address, size, dark=True)
