@@ -138,6 +138,7 @@ def serve(path: Path) -> dict[str, Any]:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
     listening.listen(64)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and they end this
     signal.signal(signal.SIGCHLD, _reap)
     os.write(1, b"!")
     while True:
@@ -149,6 +150,7 @@ def serve(path: Path) -> dict[str, Any]:
         if os.fork() == 0:
             listening.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, interrupt)
             return _become(connection)
         connection.close()
 
