@@ -45,6 +45,10 @@ PLAIN: dict[str, tuple[str, ...]] = {
     ),
     "recompute": ("speed.activation_checkpointing=block", "distributed.bucket_mb=0.01"),
     "muon": ("optim.name=muon",),
+    "one_part": (
+        "train.frozen=[latent,shared,token_head,latent_head,length_head]",
+        "optim.ema_decay=0",
+    ),
     "bf16_sums": ("distributed.compression=bf16",),
     "fp16_sums": ("distributed.compression=fp16",),
     "plateau": ("optim.schedule=plateau", "optim.plateau_patience=2", "train.valid_every=2"),

@@ -28,12 +28,16 @@ CURVES = [
 def worlds(store, tmp_path_factory):
     """The folder in which all worlds have been."""
     folder = tmp_path_factory.mktemp("worlds")
-    command = [sys.executable, "-m", "tests.distributed.worlds", str(folder), str(store)]
+    run_worlds(folder, store)
+    return folder
+
+
+def run_worlds(folder, store, *which):
+    command = [sys.executable, "-m", "tests.distributed.worlds", str(folder), str(store), *which]
     done = warm.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1700, check=False
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +152,13 @@ def test_exports_of_one_checkpoint_are_the_same_files_whatever_wrote_them(worlds
         assert {path.relative_to(other) for path in other.rglob("*") if path.is_file()} == files
         different = {str(name) for name in files if (one / name).read_bytes() != (other / name).read_bytes()}
         assert not different
+
+
+@pytest.mark.soak
+def test_more_ranks_than_a_tensor_has_rows_give_the_curve_of_one(store, tmp_path, alone):
+    run_worlds(tmp_path, store, "many")
+    for name in ("plain", "muon"):
+        whole = alone(*own_words(name))
+        assert min(parameter.shape[0] for parameter in whole.setup.denoiser.parameters()) < 9
+        ours = lines(tmp_path / f"fsdp9_{name}" / name / "run" / "training_log.jsonl")
+        assert_same_curve(ours, lines(whole.run.training_log), LOOSER.get(name, ROUNDING))

@@ -135,8 +135,9 @@ WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     ]),
     (2, 2, [
         *((name, [FSDP]) for name in (
-            "mode_stages", "gradient_norm", "not_finite", "rolled_back", "backward_fails", "muon",
+            "mode_stages", "gradient_norm", "not_finite", "rolled_back", "backward_fails", "one_part",
         )),
+        ("muon", [FSDP, "distributed.cpu_offload=true"]),
         ("recompute", [FSDP, "distributed.reshard=false", "distributed.cpu_offload=true"]),
         ("half_precision", [FSDP]),
         ("plain", [FSDP]),
@@ -148,6 +149,8 @@ WORLDS: list[tuple[int, int, list[tuple[str, list[str]]]]] = [
     (3, 3, [("moved_12", [FSDP])]),
 ]  # fmt: skip
 """Ranks, ranks on a machine, and runs: a scenario and further words."""
+MANY = [(9, 9, [("plain", [FSDP]), ("muon", [FSDP])])]
+"""More ranks than some tensors have rows."""
 
 
 def label(world: int, name: str, words: list[str]) -> str:
@@ -211,5 +214,5 @@ def _wait(pids: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    for world, local, plays in WORLDS:
+    for world, local, plays in MANY if sys.argv[3:] == ["many"] else WORLDS:
         run_world(Path(sys.argv[1]), Path(sys.argv[2]), world, local, plays)
