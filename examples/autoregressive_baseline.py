@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import mmldlm
 from mmldlm.data.tokenizer import Tokenizer
-from mmldlm.evaluation.inversion import Truth, score_texts
+from mmldlm.evaluation.context import Pairs
+from mmldlm.evaluation.inversion import score_texts
 
 
 @dataclass
@@ -165,7 +166,7 @@ def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int = 512)
     """Scores on held-out latents, with the model's own length and with the true one."""
     folder, scores = store.tokenizer_path(), {}
     texts_of = Tokenizer.load(folder).decode_batch if folder else None
-    truth = Truth.of(store.split("validation").read(np.arange(len(store.split("validation")))), texts_of)
+    truth = Pairs.of(store.split("validation").read(np.arange(len(store.split("validation")))), texts_of)
     latents, tokens, lengths = (x.split(rows) for x in on_device(store, "validation", model.end, device))
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         documents = zip(latents, tokens, lengths, strict=True)

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from judge import STEPS, Truth, decoding, rounded
+from judge import STEPS, Pairs, decoding, rounded
 
 import mmldlm
 from mmldlm.data.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def main(words: argparse.Namespace) -> None:
             overrides=["train.valid_every=0", "train.trackers=[]", *words.settings],
         )
         model = mmldlm.load(run)
-        truth = Truth.of(split.read(np.arange(len(split))), model.codec.texts_of)
+        truth = Pairs.of(split.read(np.arange(len(split))), model.codec.texts_of)
         sizes = (truth.lengths // bucket + 1) * bucket
         for name, options in (
             ("true canvas", {"lengths": sizes}),

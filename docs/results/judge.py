@@ -14,14 +14,15 @@ import numpy as np
 import mmldlm
 from mmldlm.data.store import Split
 from mmldlm.evaluation.generation import distinct, repeats
-from mmldlm.evaluation.inversion import Truth, score_texts
+from mmldlm.evaluation.context import Pairs
+from mmldlm.evaluation.inversion import score_texts
 from mmldlm.latents import cosine
 
 STEPS, GENERATED, DRAWS = 16, 1024, 8
 SCORES = ("token_accuracy", "tokens_aligned", "exact_match", "bleu", "right_length")
 
 
-def decoding(model: mmldlm.Model, truth: Truth, tokens: list[np.ndarray], name: str) -> dict[str, float]:
+def decoding(model: mmldlm.Model, truth: Pairs, tokens: list[np.ndarray], name: str) -> dict[str, float]:
     """Scores of decoded texts, in per cent."""
     quantities = score_texts(truth, tokens, STEPS, model.codec.texts_of, None).quantities(truth)
     shares = {key: quantities[key].value() * (1 if key == "bleu" else 100) for key in SCORES}
@@ -39,7 +40,7 @@ def retrieval(own: np.ndarray, latents: np.ndarray) -> float:
 
 def judge(model: mmldlm.Model, split: Split, generated: int = GENERATED) -> dict[str, float]:
     """Every figure, by name."""
-    truth, began = Truth.of(split.read(np.arange(len(split))), model.codec.texts_of), time.perf_counter()
+    truth, began = Pairs.of(split.read(np.arange(len(split))), model.codec.texts_of), time.perf_counter()
     texts, row = [str(text) for text in split.texts], {}
     for steps, more in ((STEPS, ""), (2 * STEPS, f", {2 * STEPS} steps")):
         for name, lengths in (("true length", truth.lengths), ("own length", None)):

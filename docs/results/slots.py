@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from judge import STEPS, Truth, decoding, retrieval, rounded
+from judge import STEPS, Pairs, decoding, retrieval, rounded
 
 import mmldlm
 from mmldlm.latents import cosine
@@ -55,7 +55,7 @@ def main(words: argparse.Namespace) -> None:
             overrides=["train.valid_every=0", "train.trackers=[]", *words.settings],
         )
         model, split = mmldlm.load(run, encoder=encoder), store.splits["validation"]
-        truth = Truth.of(split.read(np.arange(len(split))), model.codec.texts_of)
+        truth = Pairs.of(split.read(np.arange(len(split))), model.codec.texts_of)
         decoded = model.decode(
             truth.latents, lengths=truth.lengths, steps=words.sampling_steps, temperature=0
         )
@@ -64,7 +64,7 @@ def main(words: argparse.Namespace) -> None:
             chosen = [i for i, size in enumerate(truth.lengths) if low <= size <= high]
             if chosen:
                 tokens, texts = [truth.tokens[i] for i in chosen], [truth.texts[i] for i in chosen]
-                part = Truth(tokens, truth.latents[chosen], truth.ids[chosen], texts)
+                part = Pairs(tokens, truth.latents[chosen], texts, truth.ids[chosen])
                 name = "all" if high == 10**9 else f"{low} to {high} tokens ({len(chosen)})"
                 row |= decoding(model, part, [decoded[i].tokens for i in chosen], name)
         texts = [str(text) for text in split.texts]
