@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import mmldlm
 from mmldlm.errors import UserError
+from mmldlm.preparation.engines import RayEncoders, RayOptions
 
 TEXTS = [f"sentence number {number} about item {number * 7 % 13}" for number in range(300)]
 
@@ -55,6 +58,21 @@ def test_what_ray_cannot_do_is_one_clear_line(tmp_path):
         with pytest.raises(UserError, match=r"^[^\n]*$") as error:
             mmldlm.prepare(TEXTS, tmp_path / "s", encoder=Letters(), **options)
         assert reported in str(error.value)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_ray_that_was_there_before_stays_and_one_of_our_own_ends_after_an_error(monkeypatch, joined):
+    """As in a notebook that uses Ray already."""
+    calls = []
+    fake = SimpleNamespace(
+        is_initialized=lambda: joined, init=lambda **_: calls.append("init"), cluster_resources=lambda: {"CPU": 2.0},
+        shutdown=lambda: calls.append("shutdown"),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    encoders = RayEncoders(RayOptions(workers=5), Letters(), {}, print)
+    with pytest.raises(UserError, match="workers=5: the cluster has 2 CPUs"), encoders:
+        pass
+    assert calls == ([] if joined else ["init", "shutdown"])
 
 
 def test_files_at_an_address_are_read_as_local_ones(tmp_path):

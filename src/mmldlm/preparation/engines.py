@@ -182,11 +182,15 @@ class RayEncoders:
         return SHARDS_PER_WORKER * len(self._workers)
 
     def __enter__(self) -> Self:
-        ray = _start(self._options)
-        count, resources = self._size(ray)
-        worker = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(Worker)
+        self._ray, self._own = _start(self._options)
+        try:
+            count, resources = self._size(self._ray)
+        except UserError:
+            self.__exit__(None, None, None)
+            raise
+        worker = self._ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(Worker)
         self._workers = [worker.remote(*self._encoder) for _ in range(count)]
-        self._turn, self._ray = cycle(self._workers), ray
+        self._turn = cycle(self._workers)
         self._note(f"Ray: {count} workers with {_words(resources)} each")
         return self
 
@@ -195,7 +199,8 @@ class RayEncoders:
     ) -> None:
         for worker in self._workers:
             self._ray.kill(worker)
-        self._ray.shutdown()
+        if self._own:
+            self._ray.shutdown()
 
     def send(self, texts: list[str], tokens: list[np.ndarray] | None) -> Any:
         """Begin to encode a shard on the next worker."""
@@ -229,11 +234,14 @@ class RayEncoders:
         return count, {"num_cpus": cpus // count}
 
 
-def _start(options: RayOptions) -> Any:
+def _start(options: RayOptions) -> tuple[Any, bool]:
+    """Ray, and whether it was started here; one that this process has joined already is used as it is."""
     try:
         import ray
     except ImportError as error:
         raise UserError("engine=ray: Ray is not installed; run: pip install 'mmldlm[ray]'") from error
+    if ray.is_initialized():
+        return ray, False
     local: dict[str, Any] = (
         {} if options.address else {"object_store_memory": STORE_BYTES, "include_dashboard": False}
     )
@@ -246,7 +254,7 @@ def _start(options: RayOptions) -> Any:
             f"ray_address={options.address}: no Ray cluster answers ({str(error).strip().splitlines()[0][:160]}); "
             "start one with 'ray start --head', or leave the address out"
         ) from error
-    return ray
+    return ray, True
 
 
 def _words(resources: dict[str, float]) -> str:
