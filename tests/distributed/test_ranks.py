@@ -1,9 +1,12 @@
 """One rank agrees with itself at once; several are a matter of the other tests here."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_compiler_error
+from mmldlm.errors import UserError
 from mmldlm.runtime import spare_workers
 
 
@@ -52,3 +55,17 @@ def test_a_lost_rank_is_told_without_the_source_code_of_others():
 def test_loader_processes_are_shared_among_the_ranks_of_a_machine(monkeypatch, cpus, ranks, workers):
     monkeypatch.setattr("os.cpu_count", lambda: cpus)
     assert spare_workers(ranks) == workers
+
+
+def test_hybrid_needs_the_same_number_of_ranks_on_every_machine():
+    from mmldlm.distributed.shards import make_mesh
+
+    for world, local, equal in ((3, 2, True), (4, 2, False)):
+        ranks = SimpleNamespace(
+            world_size=world,
+            local_world_size=local,
+            device=torch.device("cpu"),
+            all_equal=lambda _, e=equal: e,
+        )
+        with pytest.raises(UserError, match=f"hybrid: {world} ranks do not lie on machines of {local} each"):
+            make_mesh(ranks, "hybrid")
