@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -186,3 +188,24 @@ def test_a_profile_that_is_cut_short_counts_what_it_saw(store, tmp_path):
     trainer = make_trainer(tmp_path, store, *words, "train.profile_details=false", "train.steps=5")
     trainer.fit()
     assert json.loads((trainer.run.path / "profile" / "summary.json").read_text())["steps"] == 3
+
+
+WITHOUT_COMPILER = """
+import sys, torch
+from mmldlm.config import ModelConfig, OptimConfig
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.training.optim import Ema, build_optimizers
+denoiser = Denoiser(ModelConfig(preset="tiny"), DataShape(20, 1, 4, 8))
+optimizers = build_optimizers(denoiser, OptimConfig(name="muon"), fused=True)
+average = Ema(denoiser, 0.9)
+for parameter in denoiser.parameters():
+    parameter.grad = torch.ones_like(parameter)
+optimizers.step(torch.amp.GradScaler("cpu", enabled=False), torch.zeros(()), None)
+average.update(torch.zeros(()))
+optimizers.zero_grad(set_to_none=True)
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True, timeout=300)

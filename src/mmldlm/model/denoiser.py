@@ -86,7 +86,9 @@ class Denoiser(nn.Module):
         tied = c.tied_embedding
         rows = -(-(shape.vocab_size + tied) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         # the mask comes after the vocabulary
-        self.token_embed = nn.Embedding(rows if tied else shape.vocab_size + 1, c.width)
+        matrix = torch.empty(rows if tied else shape.vocab_size + 1, c.width)
+        # drawing it without memory, as nn.Embedding would, imports PyTorch's compiler, which takes 1.2 s
+        self.token_embed = nn.Embedding.from_pretrained(matrix, freeze=False)
         self.latent_embed = nn.Linear(shape.num_channels, c.latent_width)
         self.slot_embed = nn.Parameter(torch.empty(shape.num_slots, c.latent_width))
         self.time_embed = TimeEmbedding(c.time_width)

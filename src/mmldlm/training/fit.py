@@ -300,7 +300,8 @@ class Trainer:
         ema = None if self.shards is not None else self.stepper.ema
         denoiser.eval()
         # decoding changes shape at every step; compiling for each would take longer than it saves
-        eager = torch.compiler.set_stance("force_eager")
+        compiled = self.setup.runtime.compile
+        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
         average = ema.swapped_in() if ema else contextlib.nullcontext()
         with torch.no_grad(), eager, average:
             fields = self.hooks.validate(denoiser)

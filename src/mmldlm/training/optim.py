@@ -15,6 +15,7 @@ they are, and the host does not wait to know.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -276,7 +277,7 @@ def build_optimizers(
     rate = _rate_on(device, config.lr) if fused else config.lr
     matrices = [_part(group, config, muon=True) for group in groups] if config.name == "muon" else []
     others = [_part(group, config, muon=False) for group in groups]
-    adamw = torch.optim.AdamW(
+    adamw = AdamW(
         [group for group in others if group["params"]],
         lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused,
         capturable=isinstance(rate, Tensor),
@@ -295,7 +296,26 @@ def _part(group: ParameterGroup, config: OptimConfig, *, muon: bool) -> dict[str
     return {"params": chosen, "weight_decay": decay, "part": group.part}
 
 
-class Muon(torch.optim.Optimizer):
+class _Uncompiled(torch.optim.Optimizer):
+    """Optimizers of PyTorch import its compiler, which takes 1.2 s, to hide from it. These are never compiled."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(_Uncompiled, torch.optim.AdamW):
+    """That of PyTorch."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_Uncompiled, torch.optim.SGD):
+    """That of PyTorch."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Muon(_Uncompiled):
     """Momentum whose matrices are made orthogonal before they are applied; all of one shape at once. For matrices only.
 
     Keller Jordan, 2024. The update is scaled as in Moonlight (Liu et al., 2025), so that its size is that of AdamW and
@@ -416,7 +436,7 @@ class Ema:
             average.grad = self.parameters[name].detach()[part]
         fused = all(average.device.type in _FUSED_DEVICES for average in averages)
         rate = _rate_on(averages[0].device, 1.0) if fused and averages else 1.0
-        self._descent = torch.optim.SGD(averages, lr=rate, weight_decay=1.0, maximize=True, fused=fused)
+        self._descent = SGD(averages, lr=rate, weight_decay=1.0, maximize=True, fused=fused)
 
     def set_step(self, step: int) -> None:
         """The next update is number `step`, counted from 1."""

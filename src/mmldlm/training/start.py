@@ -36,7 +36,7 @@ class StartClock:
 
 def import_ahead(runtime: Runtime) -> None:
     """Begin to import, in another thread, what the first step needs; whoever needs it sooner waits for the rest."""
-    names = ["torch._dynamo"]  # every optimizer of PyTorch imports it
+    names = ["torch._dynamo"] if runtime.fused or runtime.compile else []  # custom operators import it too
     names += ["triton", "mmldlm.model.kernels.add_norm"] if runtime.fused else []
     names += ["torch._inductor.compile_fx"] if runtime.compile else []
 
