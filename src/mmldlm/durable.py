@@ -118,7 +118,8 @@ class Prefix:
 def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Run the tasks in a thread each and wait for all; the first error is raised then.
 
-    Plain threads: a pool takes no work once the interpreter has begun to end, and a save must still finish.
+    Plain threads: a pool takes no work once the interpreter has begun to end, and a save must still finish. From
+    Python 3.12 on no thread starts then, and the tasks run one after another.
     """
     results: dict[int, T] = {}
     errors: list[Exception] = []
@@ -129,9 +130,14 @@ def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=item) for item in enumerate(tasks)]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for item in enumerate(tasks):
+        thread = threading.Thread(target=work, args=item)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:
+            work(*item)
     for thread in threads:
         thread.join()
     if errors:

@@ -52,7 +52,7 @@ SPENT = ("model.whiten_init", "train.tensorboard", "evaluation.refine_by")
 FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
 """Defaults that have changed: what saved settings from before these settings existed stand for."""
 SAVED = "the saved settings"
-MOST_BYTES, MOST_VALUES, LARGEST = 2**20, 50_000, 2**53
+MOST_BYTES, MOST_VALUES, LARGEST, DEEPEST = 2**20, 50_000, 2**53, 20
 """Of a settings file, of the values in it with aliases written out, and of a whole number."""
 MOST_PROBLEMS = 8
 """That one message names."""
@@ -261,7 +261,8 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
     if key not in known_settings():
         return [f"{source}: {_unknown(key)}"]
     if problem := _unusable(value, source):
-        return [f"{source}: {key}={str(value)[:80]}: {problem}"]
+        shown = "" if "nested" in problem else f"={str(value)[:80]}"  # too deep to be printed
+        return [f"{source}: {key}{shown}: {problem}"]
     if isinstance(value, bool) and "off" in known_settings()[key].metadata.get("allowed", ()):
         value = "on" if value else "off"  # YAML takes these words for truth values
     if isinstance(value, float) and value.is_integer() and _kind(key) == "int":
@@ -280,11 +281,13 @@ def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
     return []
 
 
-def _unusable(value: Any, source: str) -> str | None:
+def _unusable(value: Any, source: str, depth: int = 0) -> str | None:
     """What is wrong with a value, whatever the setting: numbers without measure, references in saved settings."""
     if isinstance(value, dict | list):
+        if depth == DEEPEST:
+            return f"lists and tables are nested at most {DEEPEST} deep"
         parts = value.values() if isinstance(value, dict) else value
-        return next((problem for part in parts if (problem := _unusable(part, source))), None)
+        return next((problem for part in parts if (problem := _unusable(part, source, depth + 1))), None)
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"whole numbers are at most {LARGEST}"
     if isinstance(value, float) and value.is_integer() and abs(value) > LARGEST:
