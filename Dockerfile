@@ -17,7 +17,7 @@ RUN if [ "$TORCH" = cpu ]; then index="--extra-index-url=https://download.pytorc
 COPY pyproject.toml README.md LICENSE ./
 COPY packages packages
 COPY src src
-RUN pip install -c constraints.txt ./packages/* '.[demo,serve]'
+RUN pip install -c constraints.txt '.[demo,serve]' ./packages/*
 
 RUN useradd --create-home --uid 1000 user && mkdir /work && chown 1000 /work
 ENV HOME=/home/user

@@ -13,7 +13,7 @@ help:  ## list the targets
 $(STAMP): pyproject.toml constraints.txt $(wildcard packages/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v.major}.{v.minor}; try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(patsubst %/pyproject.toml,-e %,$(wildcard packages/*/pyproject.toml)) -e '.[demo,docs,serve,ui,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,docs,serve,ui,test]' $(patsubst %/pyproject.toml,-e %,$(wildcard packages/*/pyproject.toml))
 	@touch $@
 
 demo: $(STAMP)  ## prepare the built-in text, train a small model, evaluate it, write a report
