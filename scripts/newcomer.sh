@@ -34,7 +34,7 @@ step() { # step NAME COMMAND...: run it, and remember how long it took; a step t
 install() {
   "${PYTHON:-python3}" -m venv .venv
   local packages=(packages/*/)
-  .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "${packages[@]/#/-e}" -e '.[demo,serve]'
+  .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,serve]' "${packages[@]/#/-e}"
 }
 
 request() { # start the service, ask it for a sentence through its latent and back, stop it
@@ -56,9 +56,7 @@ cd "$folder"
 step "clone" git clone --quiet "$SOURCE" mm-ldlm
 cd mm-ldlm
 step "install" install
-if [ -d packages/mmldlm-wordnet ]; then
-  step "decode an own sentence" .venv/bin/mmldlm decode builtin:wordnet --text "$SENTENCE"
-fi
+step "decode an own sentence" .venv/bin/mmldlm decode builtin:wordnet --text "$SENTENCE"
 if [ -z "$text" ]; then
   text=$PWD/own.txt
   .venv/bin/python - "$text" <<'PYTHON'
