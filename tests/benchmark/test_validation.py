@@ -32,6 +32,7 @@ from mmldlm.config.recipe import load_recipe
 from mmldlm.errors import UserError
 from mmldlm.model import attention
 from mmldlm.run_folder import RunFolder
+from mmldlm.training import optim
 from tests import warm
 from tests.runs import write_recipe
 from tests.stores import write_store
@@ -73,9 +74,9 @@ def see_everything(monkeypatch):
 
 def other_moments(monkeypatch):
     """An optimizer that forgets its momentum."""
-    real = torch.optim.AdamW
+    real = optim.AdamW
     monkeypatch.setattr(
-        torch.optim, "AdamW", lambda *words, **options: real(*words, **options | {"betas": (0.5, 0.95)})
+        optim, "AdamW", lambda *words, **options: real(*words, **options | {"betas": (0.5, 0.95)})
     )
 
 
