@@ -13,8 +13,8 @@ import numpy as np
 
 import mmldlm
 from mmldlm.data.store import Split
-from mmldlm.evaluation.generation import distinct, repeats
 from mmldlm.evaluation.context import Pairs
+from mmldlm.evaluation.generation import distinct, repeats
 from mmldlm.evaluation.inversion import score_texts
 from mmldlm.latents import cosine
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import mmldlm
 from mmldlm.api.files import process_file
-from mmldlm.cli.samples import text_records
+from mmldlm.cli.records import text_records
 
 precision = {"precision": sys.argv[4]} if len(sys.argv) > 4 else {}
 model, count = mmldlm.load(sys.argv[1], **precision), int(sys.argv[3]) if len(sys.argv) > 3 else 24576

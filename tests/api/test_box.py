@@ -63,7 +63,7 @@ def test_the_package_is_whole_and_loads_by_its_name(folder: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "mmldlm_wordnet", None)  # as where it is not installed
     assert not is_installed("builtin:wordnet")
     with pytest.raises(
-        UserError, match="builtin:wordnet: no package mmldlm_wordnet is installed; install it, or"
+        UserError, match="builtin:wordnet: no package mmldlm_wordnet is installed; install it"
     ):
         mmldlm.load("builtin:wordnet")
     monkeypatch.delitem(sys.modules, "mmldlm_wordnet")

@@ -225,8 +225,8 @@ def _packaged(package: str, name: str) -> Path:
         return Path(str(files(package)))
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{name}: no package {package} is installed; install it, or train a model and load its run or export "
-            "(mmldlm train --recipe wordnet-box, mmldlm export)"
+            f"{name}: no package {package} is installed; install it (builtin:wordnet is packages/mmldlm-wordnet of "
+            "the repository), or train a model and load its run or export"
         ) from error
 
 

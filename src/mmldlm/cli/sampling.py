@@ -10,7 +10,7 @@ import typer
 
 from mmldlm import randomness
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
-from mmldlm.cli.samples import (
+from mmldlm.cli.records import (
     LATENT_OUT,
     OPTIONS,
     Answer,

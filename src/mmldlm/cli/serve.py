@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mmldlm.cli.samples import RUN_HELP
+from mmldlm.cli.records import RUN_HELP
 from mmldlm.errors import UserError
 
 TOKEN = "MMLDLM_TOKEN"
