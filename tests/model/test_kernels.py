@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "19 passed" in done.stdout
+    assert "20 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -274,3 +274,27 @@ def test_the_norm_in_eight_bits(width):
     )
     for mine, plain in zip(ours, theirs, strict=True):
         assert torch.equal(mine, plain)
+
+
+@here
+def test_operators_compile():
+    """Schema, gradient and the shapes that the compiler is told: as those of any operator of PyTorch."""
+    from mmldlm.model.kernels.add_norm import add_norm
+    from mmldlm.model.kernels.tiles import attend_tiles
+
+    layout = packed((3, 5), 1, 8, 2)
+    x, parts = (torch.randn(rows, 16, requires_grad=True) for rows in (8, 2))
+    qkv = torch.randn(len(layout.segment), 3, 1, 16, requires_grad=True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for operator, words in (
+        (add_norm, (x, x + 1, parts, parts, parts, layout.document, layout.starts, False)),
+        (attend_tiles, (qkv, layout.segment, layout.bounds)),
+    ):
+        torch.library.opcheck(operator, words, test_utils=checks)
+
+    def block(qkv):
+        return attend_tiles(qkv.sin(), layout.segment, layout.bounds)[0].cos()
+
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    results = [(out := f(qkv), torch.autograd.grad(out.sum(), qkv)[0]) for f in (block, compiled)]
+    torch.testing.assert_close(*results)

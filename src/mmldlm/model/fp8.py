@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmldlm.model.operators import operator
+
 FP8 = torch.float8_e4m3fn
 _MULTIPLE, _WIDEST = 16, 16384
 _FLOOR = 2.0**-60
@@ -120,18 +122,18 @@ def _common_scale(scale: Tensor) -> tuple[Tensor, Tensor]:
     return scale / top, top
 
 
-@torch.library.custom_op("mmldlm::quantize8", mutates_args=())
+@operator
 def quantize8(x: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     """x or GELU of x, (M, D), in e4m3 with scales (M, 1)."""
     return quantize_rows(x, gelu=gelu)[:2]
 
 
-@quantize8.register_fake
+@torch.library.register_fake(quantize8)
 def _(x: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=FP8), x.new_empty((x.shape[0], 1), dtype=torch.float32)
 
 
-@torch.library.custom_op("mmldlm::multiply8", mutates_args=())
+@operator
 def multiply8(x: Tensor, q: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool) -> Tensor:
     """(M, D) in e4m3 -> (M, E). The values of x are not read: its gradient is that of what was rounded to q.
 
@@ -144,12 +146,12 @@ def multiply8(x: Tensor, q: Tensor, scale: Tensor, weight: Tensor, bias: Tensor 
     )
 
 
-@multiply8.register_fake
+@torch.library.register_fake(multiply8)
 def _(x: Tensor, q: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool) -> Tensor:
     return q.new_empty((q.shape[0], weight.shape[0]), dtype=torch.bfloat16)
 
 
-@torch.library.custom_op("mmldlm::multiply8_backward", mutates_args=())
+@operator
 def multiply8_backward(
     grad: Tensor, q: Tensor, scale: Tensor, weight: Tensor, hidden: Tensor | None, needed: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +177,7 @@ def multiply8_backward(
     return grad_x, grad_weight, grad_bias if sums is None else sums
 
 
-@multiply8_backward.register_fake
+@torch.library.register_fake(multiply8_backward)
 def _(
     grad: Tensor, q: Tensor, scale: Tensor, weight: Tensor, hidden: Tensor | None, needed: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,7 +207,7 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
     return grad_x, None, None, grad_weight, grad_bias, None
 
 
-multiply8.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd(multiply8, _gradients, setup_context=_keep)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
     lambda record: "context_fn" not in record.getMessage()
 )
 
-_KEPT = ("mm", "addmm", "multiply8", "attend_tiles", "_varlen_attn")
+_KEPT = ("mm", "addmm", "multiply8", "attend_tiles", "_flash_attention_forward")
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 

@@ -186,7 +186,7 @@ def set_up(
 ) -> Setup:
     """Open the store and build the model with its first weights, on the device; `clock` is told of the parts."""
     clock = clock or StartClock()
-    import_ahead(runtime)
+    imports = import_ahead(runtime)
     check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
     train_split = store.split(config.data.train_split)
@@ -243,7 +243,9 @@ def set_up(
     choose_kernels(setup)
     clock.done("attention")
     if runtime.compile:
+        imports.join()
         compile_blocks(denoiser, sharded=sharded)
+        clock.done("compiler")
     return setup
 
 

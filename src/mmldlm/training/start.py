@@ -34,14 +34,20 @@ class StartClock:
         return fields | {"total": round(self._last - self._began, 2)}
 
 
-def import_ahead(runtime: Runtime) -> None:
-    """Begin to import, in another thread, what the first step needs; whoever needs it sooner waits for the rest."""
-    names = ["torch._dynamo"] if runtime.fused or runtime.compile else []  # custom operators import it too
-    names += ["triton", "mmldlm.model.kernels.add_norm"] if runtime.fused else []
-    names += ["torch._inductor.compile_fx"] if runtime.compile else []
+def import_ahead(runtime: Runtime) -> threading.Thread:
+    """Begin to import, in another thread, what the first step needs.
+
+    Whoever needs one of our kernels sooner waits for it. The modules of the compiler import each other in circles,
+    which two threads must not do at once: join the thread before anything is compiled.
+    """
+    names = [f"mmldlm.model.kernels.{name}" for name in ("tiles", "add_norm", "gather_qkv", "score")]
+    names = names if runtime.fused else []
+    names += ["torch._dynamo", "torch._inductor.compile_fx"] if runtime.compile else []
 
     def load() -> None:
         for name in names:
             importlib.import_module(name)
 
-    threading.Thread(target=load, name="imports", daemon=True).start()
+    thread = threading.Thread(target=load, name="imports", daemon=True)
+    thread.start()
+    return thread

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmldlm.model.kernels.quantize import to_eight_bits
+from mmldlm.model.operators import operator
 
 ROWS = 32
 EPS = 1e-5
@@ -130,7 +131,7 @@ def _warps(width: int) -> int:
     return min(8, max(1, triton.next_power_of_2(width) // 256))
 
 
-@torch.library.custom_op("mmldlm::add_norm", mutates_args=())
+@operator
 def add_norm(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
     rounded: bool,
@@ -160,7 +161,7 @@ def add_norm(
     return out, y, mean, rstd, q, q_scale
 
 
-@add_norm.register_fake
+@torch.library.register_fake(add_norm)
 def _(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, document: Tensor, starts: Tensor,
     rounded: bool,
@@ -171,7 +172,7 @@ def _(
     return x.new_empty(x.shape), branch.new_empty(branch.shape), row, torch.empty_like(row), q, q_scale
 
 
-@torch.library.custom_op("mmldlm::add_norm_backward", mutates_args=())
+@operator
 def add_norm_backward(
     grad_out: Tensor, grad_y: Tensor, out: Tensor, branch: Tensor, gate: Tensor, scale: Tensor,
     document: Tensor, starts: Tensor, mean: Tensor, rstd: Tensor,
@@ -194,7 +195,7 @@ def add_norm_backward(
     return grad_x, grad_branch, sums
 
 
-@add_norm_backward.register_fake
+@torch.library.register_fake(add_norm_backward)
 def _(
     grad_out: Tensor, grad_y: Tensor, out: Tensor, branch: Tensor, gate: Tensor, scale: Tensor,
     document: Tensor, starts: Tensor, mean: Tensor, rstd: Tensor,
@@ -217,4 +218,4 @@ def _gradients(ctx: Any, *upstream: Any) -> Any:
     return grad_x, grad_branch, sums[:, 0], sums[:, 1], sums[:, 2], None, None, None
 
 
-add_norm.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd(add_norm, _gradients, setup_context=_keep)

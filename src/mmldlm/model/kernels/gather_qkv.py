@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmldlm.model.operators import operator
+
 ROWS = 16
 EPS = 1e-6
 
@@ -125,7 +127,7 @@ def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
     }
 
 
-@torch.library.custom_op("mmldlm::gather_qkv", mutates_args=())
+@operator
 def gather_qkv(
     text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
     to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
@@ -145,7 +147,7 @@ def gather_qkv(
     return out
 
 
-@gather_qkv.register_fake
+@torch.library.register_fake(gather_qkv)
 def _(
     text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
     to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
@@ -153,7 +155,7 @@ def _(
     return text.new_empty((to_stream.shape[0], 3, num_heads, text.shape[1] // (3 * num_heads)))
 
 
-@torch.library.custom_op("mmldlm::return_qkv", mutates_args=())
+@operator
 def return_qkv(
     grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
     first_place: int, turn: bool, norm: bool,
@@ -171,7 +173,7 @@ def return_qkv(
     return grad_raw, partial.sum(0) if norm else torch.zeros_like(weight)
 
 
-@return_qkv.register_fake
+@torch.library.register_fake(return_qkv)
 def _(
     grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
     first_place: int, turn: bool, norm: bool,
@@ -196,4 +198,4 @@ def _gradients(ctx: Any, *upstream: Any) -> Any:
     return grad_text, grad_latent, grad_text_weight, grad_latent_weight, *[None] * 6
 
 
-gather_qkv.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd(gather_qkv, _gradients, setup_context=_keep)

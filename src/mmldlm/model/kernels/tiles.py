@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmldlm.model.operators import operator
+
 
 class Tiling(NamedTuple):
     """How a kernel cuts the stream."""
@@ -145,7 +147,7 @@ def _launch(qkv: Tensor, tiling: Tiling) -> tuple[tuple[int, int], dict[str, int
     return (triton.cdiv(num_places, tiling.tile), num_heads), constants
 
 
-@torch.library.custom_op("mmldlm::attend_tiles", mutates_args=())
+@operator
 def attend_tiles(qkv: Tensor, segment: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
     """qkv (L, 3, H, K); segment (L,) in rising order; bounds: first place of each segment, one more at the end.
 
@@ -160,14 +162,14 @@ def attend_tiles(qkv: Tensor, segment: Tensor, bounds: Tensor) -> tuple[Tensor, 
     return out, logsum
 
 
-@attend_tiles.register_fake
+@torch.library.register_fake(attend_tiles)
 def _(qkv: Tensor, segment: Tensor, bounds: Tensor) -> Any:
     num_places, _, num_heads, width = qkv.shape
     logsum = qkv.new_empty((num_heads, num_places), dtype=torch.float32)
     return qkv.new_empty((num_places, num_heads, width)), logsum
 
 
-@torch.library.custom_op("mmldlm::attend_tiles_backward", mutates_args=())
+@operator
 def attend_tiles_backward(
     grad: Tensor, qkv: Tensor, out: Tensor, logsum: Tensor, segment: Tensor, bounds: Tensor
 ) -> Tensor:
@@ -183,7 +185,7 @@ def attend_tiles_backward(
     return result
 
 
-@attend_tiles_backward.register_fake
+@torch.library.register_fake(attend_tiles_backward)
 def _(grad: Tensor, qkv: Tensor, out: Tensor, logsum: Tensor, segment: Tensor, bounds: Tensor) -> Tensor:
     return qkv.new_empty(qkv.shape)
 
@@ -197,4 +199,4 @@ def _gradients(ctx: Any, *upstream: Any) -> Any:
     return attend_tiles_backward(upstream[0], qkv, out, logsum, segment, bounds), None, None
 
 
-attend_tiles.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd(attend_tiles, _gradients, setup_context=_keep)
