@@ -141,6 +141,37 @@ def test_cosine_never_falls_and_speaks_of_the_text() -> None:
     assert (rounds[-1].first_cosine == rounds[0].cosine).all()
 
 
+class Misled(Knowing):
+    """Holds the right tokens for improbable, and reads every text as `bag` does."""
+
+    def __init__(self, nats: float) -> None:
+        super().__init__(NUM_REPLACEMENTS)
+        self.nats = nats
+
+    def __call__(
+        self, tokens: Tensor, latents: Tensor, text_time: Tensor, latent_time: Tensor, layout: Layout
+    ) -> DenoiserOutput:
+        if (text_time == 0).all():
+            read = bag([text.numpy() for text in tokens.split(layout.lengths.tolist())])
+            return DenoiserOutput(torch.zeros(len(tokens), VOCAB), torch.from_numpy(read), None)
+        output = super().__call__(tokens, latents, text_time, latent_time, layout)
+        return replace(output, token_hidden=self.nats * output.token_hidden)
+
+
+@pytest.mark.parametrize(
+    ("nats", "encode", "right"), [(0.01, None, True), (100.0, None, False), (100.0, bag, True)]
+)
+def test_where_the_model_checks_itself_improbable_tokens_must_gain_more(
+    nats: float, encode: Any, right: bool
+) -> None:
+    """A right token gains at least 1 / 12 of cosine; the most improbable one costs 0.01 x 8 x `nats` there."""
+    truth, model = truth_texts(), random_model()
+    model.denoiser = cast(Any, Misled(nats))
+    texts = check(model, latents=bag(truth), encode=encode, options=GREEDY, num_rounds=3).tokens
+    assert all(map(np.array_equal, texts, truth)) == right
+    assert any((a == b).any() for a, b in zip(texts, truth, strict=True)) == right
+
+
 def test_a_text_depends_neither_on_others_nor_on_packs() -> None:
     model = random_model()
     together = check(model)
@@ -188,7 +219,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
     record, passes = spy(model), np.zeros(6, np.int64)
     documents, owner, place = np.array([4, 0, 1]), np.array([0, 0, 1, 2, 2]), np.array([0, 11, 3, 8, 2])
     asked = Ragged.of([texts[i] for i in documents])
-    found = Proposals(judge).propose(asked, documents, owner, place, passes)
+    found, prior = Proposals(judge).propose(asked, documents, owner, place, passes)
     assert passes.tolist() == [int(n * (1 if guidance == 1 else 2)) for n in (1, 2, 0, 0, 2, 0)]
     process = model.corruption.text
     for call in record:  # the share of one masked token
@@ -206,6 +237,8 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
         logits = guided_logits(ModelPredictor.of(model), pack, guidance)(torch.tensor([at]))[0]
         best = [token for token in logits.argsort(descending=True).tolist() if token != texts[i][at]]
         assert found[row].tolist() == best[:NUM_REPLACEMENTS]
+        less = (logits[best[:NUM_REPLACEMENTS]] - logits[texts[i][at]]).clamp(max=0).numpy()
+        assert prior[row] == pytest.approx(replacing.TOKEN_PRIOR * less, abs=1e-6)
 
 
 def test_long_texts_are_tried_in_other_places_until_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +255,7 @@ def test_long_texts_are_tried_in_other_places_until_the_last_round(monkeypatch: 
 
 def test_which_replacements_are_tried_together() -> None:
     text = np.repeat([0, 2, 3, 4], [1, 2, 5, 20])
-    swaps = Swaps(text, *(np.zeros(len(text)),) * 3)
+    swaps = Swaps(text, *(np.zeros(len(text)),) * 4)
     who, size = swaps.tries(5)
     found = {i: size[who == i].tolist() for i in range(5)}
     assert found == {0: [1], 1: [], 2: [1, 2], 3: [1, 2, 3, 5], 4: [1, 2, 3, 5, 10, 20]}

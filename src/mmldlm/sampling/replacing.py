@@ -1,10 +1,12 @@
-"""Rounds that try other tokens in the place of single ones, and keep those that bring the text nearer to its latent.
+"""Rounds that try other tokens in the place of single ones, and keep those that make the text better.
 
 For each token the network predicts, with this one masked and everything else in sight, the most probable others;
 special tokens, which nobody reads, are not among them.
 All texts with one such replacement are turned back into latents. Then the best replacements of a text, one for each
-place, are made together: the best one, two, three, a quarter, a half and all that help; the nearest of these texts is
-kept. Nothing is drawn, so a text of which no replacement helps is as near as this way can bring it.
+place, are made together: the best one, two, three, a quarter, a half and all that help; the best of these texts is
+kept. The encoder judges by the cosine alone. The model's own t2l side can be led astray by a text that it alone reads
+so, so there a replacement that is less probable than what stands there must gain more.
+Nothing is drawn, so a text of which no replacement helps is as good as this way can make it.
 Shapes: N texts, P places that are tried, K replacements of each, M replacements that help.
 """
 
@@ -36,6 +38,9 @@ NUM_REPLACEMENTS = 8
 """Most probable other tokens that are tried in each place."""
 SMALLEST_GAIN = 1e-5
 """Of the cosine; less may be rounding, which changes with the batch."""
+TOKEN_PRIOR = 0.01
+"""What one nat less of a replacement's log-probability costs of the cosine where the model checks itself; as much as
+one of the length's (`self_check`). Without it rounds spoil texts (docs/sampling.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,8 @@ class Swaps:
     token: np.ndarray
     cosine: np.ndarray
     """(M,) of the text with this replacement alone."""
+    prior: np.ndarray
+    """(M,) what it costs to be less probable than the token that was there; 0 or less."""
 
     def tries(self, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
         """Which texts are tried with how many of their replacements; each number once."""
@@ -86,12 +93,13 @@ def _improve(
     row, swap = np.repeat(np.arange(len(text)), size), ranges(first, size)
     tried = texts.take(text).put(row, swaps.place[swap], swaps.token[swap])
     cosine = swaps.cosine[first]  # a single replacement was judged before
+    prior = np.bincount(row, swaps.prior[swap], len(text))
     several = np.flatnonzero(size > 1)
     if len(several):
         cosine[several] = judge.cosine(
             tried.take(several).split(), documents[text[several]], current.passes, current.num_encoded
         )
-    order = np.lexsort((size, -cosine, text))
+    order = np.lexsort((size, -(cosine + prior), text))
     improved, nearest = np.unique(text[order], return_index=True)
     for index, document in zip(order[nearest], documents[improved], strict=True):
         start = tried.starts[index]
@@ -113,18 +121,19 @@ def _swaps(
     place: np.ndarray,
 ) -> Swaps:
     """The best replacement in each of these places of these texts, where one helps."""
-    tokens = proposals.propose(texts, documents, owner, place, current.passes)
+    tokens, prior = proposals.propose(texts, documents, owner, place, current.passes)
     num = tokens.shape[1]
     text = np.repeat(owner, num)
     variants = texts.take(text).put(np.arange(len(text)), np.repeat(place, num), tokens.reshape(-1))
     cosines = judge.cosine(variants.split(), documents[text], current.passes, current.num_encoded)
     cosines = cosines.reshape(tokens.shape)
-    rows, best = np.arange(len(owner)), cosines.argmax(1)
-    gain = cosines[rows, best] - current.cosine[documents[owner]]
+    scores = cosines + prior
+    rows, best = np.arange(len(owner)), scores.argmax(1)
+    gain = scores[rows, best] - current.cosine[documents[owner]]
     order = np.lexsort((-gain, owner))
     order = order[gain[order] > SMALLEST_GAIN]
     best = best[order]
-    return Swaps(owner[order], place[order], tokens[order, best], cosines[order, best])
+    return Swaps(owner[order], place[order], tokens[order, best], cosines[order, best], prior[order, best])
 
 
 class Proposals:
@@ -138,20 +147,21 @@ class Proposals:
 
     def propose(
         self, texts: Ragged, documents: np.ndarray, owner: np.ndarray, place: np.ndarray, passes: np.ndarray
-    ) -> np.ndarray:
-        """(P, K) the most probable other tokens in these places of these texts, most probable first.
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(P, K) the most probable other tokens in these places of these texts, most probable first; and their prior.
 
         Where there are fewer that may be written, the token that is there stands in for the rest.
         """
-        result = np.empty((len(owner), self.num), np.int64)
+        tokens, prior = np.empty((len(owner), self.num), np.int64), np.empty((len(owner), self.num))
         num_slots, places = self.latents.shape[1], self.judge.drawn.places(self.judge.model.device)
         for rows in group_documents(texts.lengths[owner], num_slots, places):
-            result[rows] = self._propose(texts.take(owner[rows]), documents[owner[rows]], place[rows], passes)
-        return result
+            chosen = texts.take(owner[rows]), documents[owner[rows]], place[rows]
+            tokens[rows], prior[rows] = self._propose(*chosen, passes)
+        return tokens, prior
 
     def _propose(
         self, texts: Ragged, documents: np.ndarray, place: np.ndarray, passes: np.ndarray
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One pack: a place of each of these texts."""
         process, chosen = self.judge.model.corruption.text, torch.from_numpy(documents)
         at = texts.starts + place
@@ -171,4 +181,7 @@ class Proposals:
         others = logits.scatter(1, present, -torch.inf)
         others[:, torch.from_numpy(self.judge.unwritten).to(logits.device)] = -torch.inf
         best = others.topk(self.num, dim=-1)
-        return torch.where(best.values == -torch.inf, present, best.indices).cpu().numpy()
+        tokens = torch.where(best.values == -torch.inf, present, best.indices)
+        weight = TOKEN_PRIOR if self.judge.encode is None else 0.0
+        prior = weight * (logits.gather(1, tokens) - logits.gather(1, present)).clamp(max=0).double()
+        return tokens.cpu().numpy(), prior.cpu().numpy()
