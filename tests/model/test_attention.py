@@ -8,7 +8,7 @@ import torch
 
 from mmldlm.layout import Caps, packed_layout, padded_layout
 from mmldlm.model import attention
-from mmldlm.model.attention import candidates, choose_attention_for
+from mmldlm.model.attention import candidates, measure_attention, remembered_attention
 
 LAYOUT = packed_layout(np.array([3, 5]), 1, Caps(16, 4, 8))
 
@@ -18,7 +18,7 @@ def measured(monkeypatch, tmp_path):
     calls = []
     times = {"varlen": 2.0, "tiles": 1.0, "sdpa": 3.0, "rows": float("inf")}
 
-    def measure(layout, num_heads, head_width, dtype, name):
+    def measure(qkv, layout, name):
         calls.append(name)
         return times[name]
 
@@ -29,7 +29,8 @@ def measured(monkeypatch, tmp_path):
 
 
 def choose(*names, heads=8):
-    return choose_attention_for(LAYOUT, heads, 64, torch.bfloat16, list(names))
+    problem = (LAYOUT, heads, 64, torch.bfloat16, list(names))
+    return remembered_attention(*problem) or measure_attention(*problem)
 
 
 def test_the_fastest_is_chosen_and_remembered(measured, tmp_path):
@@ -45,6 +46,12 @@ def test_another_shape_or_more_candidates_are_measured_anew(measured):
     choose("varlen", "tiles", heads=16)
     choose("varlen", "tiles", "sdpa")
     assert len(measured) == 7
+
+
+def test_nothing_is_timed_before_the_device_is_free(measured):
+    problem = (LAYOUT, 8, 64, torch.bfloat16, ["varlen", "tiles"])
+    measure_attention(*problem, lambda: measured.append("ready"))
+    assert measured == ["ready", "varlen", "tiles"]
 
 
 def test_one_candidate_needs_no_measurement(measured):

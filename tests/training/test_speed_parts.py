@@ -9,10 +9,12 @@ import sys
 import pytest
 import torch
 
+from mmldlm.data.loader import plan_steps
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
+from mmldlm.training.start import Beside, rehearse
 from tests.runs import make_trainer
 
 
@@ -221,3 +223,24 @@ def test_a_run_that_compiles_nothing_does_not_import_the_compiler(words: list[st
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", WITHOUT_COMPILER, *words]
     subprocess.run(command, check=True, timeout=300, env=environment)
+
+
+def test_a_rehearsal_changes_nothing(store, tmp_path):
+    setup = make_trainer(tmp_path, store).setup
+    batch = setup.reader().make(next(plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0)))
+    before = [parameter.clone() for parameter in setup.denoiser.parameters()]
+    parts = (setup.config.model, setup.data_shape, setup.denoiser.kernels, setup.objective, setup.runtime)
+    Beside("rehearsal", lambda: rehearse(*parts, batch.micro_batches[0].open())).wait()
+    for parameter, value in zip(setup.denoiser.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+        assert parameter.grad is None
+
+
+def test_an_error_beside_the_main_thread_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise UserError("no memory")
+
+    beside = Beside("weights", fail)
+    beside.wait_or_ignore()
+    with pytest.raises(UserError, match="no memory"):
+        beside.wait()

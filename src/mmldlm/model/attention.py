@@ -6,11 +6,13 @@ Shapes: L places of the stream, R rows of W cells, H heads, K head width.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -110,30 +112,61 @@ def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
     return names
 
 
-def choose_attention_for(
+def remembered_attention(
     layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype, names: list[str]
-) -> str:
-    """The fastest of these backends for forward and backward; `layout` is on the device."""
+) -> str | None:
+    """The fastest of these backends, if that was measured before or there is no choice."""
     if len(names) == 1:
         return names[0]
-    key, memory = _key(layout, num_heads, head_width, dtype), _recall()
-    known = memory.get(key, {})
-    if set(known) != set(names):
-        known = {name: _measure(layout, num_heads, head_width, dtype, name) for name in names}
-        if all(math.isfinite(ms) for ms in known.values()):  # what failed may work when memory is free
-            _remember(key, known)
-    best = min(known, key=lambda name: known[name])
-    times = ", ".join(f"{name} {known[name]:.2f} ms" for name in sorted(known, key=lambda name: known[name]))
-    log.info("attention: %s (forward and backward of one block: %s)", best, times)
-    return best
+    known = _recall().get(_key(layout, num_heads, head_width, dtype), {})
+    return _fastest(known) if set(known) == set(names) else None
 
 
-def _measure(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype, name: str) -> float:
+def measure_attention(
+    layout: Layout,
+    num_heads: int,
+    head_width: int,
+    dtype: torch.dtype,
+    names: list[str],
+    ready: Callable[[], None] = lambda: None,
+) -> str:
+    """The fastest of these backends for forward and backward; `layout` is on the device.
+
+    `ready` is called when all of them are compiled: it returns when nobody else uses the device.
+    """
+    qkv = _input(layout, num_heads, head_width, dtype)
+    for name in names:
+        with contextlib.suppress(Exception):  # seen again below
+            _pass(qkv, layout, name)
+    ready()
+    times = {name: _measure(qkv, layout, name) for name in names}
+    if all(math.isfinite(ms) for ms in times.values()):  # what failed may work when memory is free
+        _remember(_key(layout, num_heads, head_width, dtype), times)
+    return _fastest(times)
+
+
+def _fastest(times: dict[str, float]) -> str:
+    ordered = sorted(times, key=lambda name: times[name])
+    listed = ", ".join(f"{name} {times[name]:.2f} ms" for name in ordered)
+    log.info("attention: %s (forward and backward of one block: %s)", ordered[0], listed)
+    return ordered[0]
+
+
+def _input(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype) -> Tensor:
+    """Random q, k and v for all places."""
+    device = layout.segment.device
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (len(layout.segment), 3, num_heads, head_width)
+    return torch.randn(shape, device=device, dtype=dtype, generator=generator).requires_grad_()
+
+
+def _pass(qkv: Tensor, layout: Layout, name: str) -> None:
+    out = attend(qkv, layout, name)
+    out.backward(out.detach())
+
+
+def _measure(qkv: Tensor, layout: Layout, name: str) -> float:
     """Median milliseconds of a forward and backward pass; infinite where the backend fails."""
-    places = len(layout.segment)
-    generator = torch.Generator(layout.segment.device).manual_seed(0)
-    shape = (places, 3, num_heads, head_width)
-    qkv = torch.randn(shape, device=layout.segment.device, dtype=dtype, generator=generator).requires_grad_()
     try:
         return statistics.median(_times(qkv, layout, name))
     except Exception as error:
@@ -146,8 +179,7 @@ def _times(qkv: Tensor, layout: Layout, name: str) -> list[float]:
     for repeat in range(_WARM_UPS + _REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        out = attend(qkv, layout, name)
-        out.backward(out.detach())
+        _pass(qkv, layout, name)
         end.record()
         torch.cuda.synchronize()
         if repeat >= _WARM_UPS:

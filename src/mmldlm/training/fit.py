@@ -162,6 +162,10 @@ class Trainer:
         due, steps = self.config.train, self.config.train.steps
         if received := self._signal_received():
             raise self._interrupted(received)
+        self._started("trainer")
+        if self.setup.rehearsal is not None:
+            self.setup.rehearsal.wait_or_ignore()
+            self._started("kernels")
         self.window.restart_clock()
         while self.step < steps:
             self.watchdog.at(self.step, "step")
@@ -182,8 +186,7 @@ class Trainer:
         self.setup.denoiser.train()
         if self.stepper.train_only(self.modes.trained_at(batch.where, self._epoch(batch.where.start))):
             self.attempts.expect_compilation()
-        if self.clock is not None:
-            self.clock.done("first documents")
+        self._started("first documents")
         self.window.clock.begin(waited)
         lr = self.lr_at(self.step)
         while not (attempt := self.attempts(batch, lr, self.step)).result:
@@ -198,6 +201,11 @@ class Trainer:
             self.continue_at(self.progress.position)
         if self.profiler is not None:
             self.profiler.step()
+
+    def _started(self, part: str) -> None:
+        """A part of the start is done."""
+        if self.clock is not None:
+            self.clock.done(part)
 
     def _report_start(self, clock: StartClock) -> None:
         synchronize(self.setup.runtime.device)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,19 +34,20 @@ from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.distributed.replicas import Replicas
 from mmldlm.errors import UserError
-from mmldlm.model.attention import candidates, choose_attention_for
+from mmldlm.model.attention import candidates, measure_attention, remembered_attention
 from mmldlm.model.denoiser import DataShape, Denoiser, recomputed_blocks, step_flops
 from mmldlm.model.fp8 import find_problem, fits
 from mmldlm.model.layers import Kernels, Stream
+from mmldlm.model.weights import init_weights
 from mmldlm.objective.joint import Active, Objective, build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs
 from mmldlm.training.optim import Ema, build_optimizers
 from mmldlm.training.signals import AskedToStopError, StopFlag, StopWaiting
-from mmldlm.training.start import StartClock, import_ahead
+from mmldlm.training.start import Beside, StartClock, import_ahead, rehearse
 from mmldlm.training.step import Stepper, trained_in
-from mmldlm.types import Counts, When, to_device
+from mmldlm.types import Counts, MicroBatch, When
 
 if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
     from mmldlm.distributed.shards import Shards
@@ -70,6 +72,8 @@ class Setup:
     order: Order
     denoiser: Denoiser
     ranks: Ranks = field(default_factory=Ranks)
+    rehearsal: Beside | None = None
+    """A pass over one block beside the start; to be waited for before the first step."""
 
     @property
     def sharded(self) -> bool:
@@ -184,8 +188,11 @@ def is_sharded(config: Config, ranks: Ranks) -> bool:
 def set_up(
     config: Config, runtime: Runtime, ranks: Ranks | None = None, clock: StartClock | None = None
 ) -> Setup:
-    """Open the store and build the model with its first weights, on the device; `clock` is told of the parts."""
-    clock = clock or StartClock()
+    """Open the store and build the model with its first weights, on the device.
+
+    `clock` is told of the parts of a run that starts at once; then what its first step loads is loaded beside the rest.
+    """
+    parts = clock or StartClock()
     imports = import_ahead(runtime)
     check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
@@ -206,17 +213,16 @@ def set_up(
         },
     )
     data_shape = data_shape_of(store)
-    clock.done("data")
+    parts.done("data")
     corruption = Corruption(
         config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,
         row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
     )  # fmt: skip
-    counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
-    _require_memory(config, data_shape, ranks.local_world_size if is_sharded(config, ranks) else 1)
-    denoiser = Denoiser(config.model, data_shape, seed=config.train.seed, token_counts=counts)
     sharded = is_sharded(config, ranks)
-    if not sharded:  # else block by block, when each rank takes its rows
-        denoiser.to(runtime.device)
+    _require_memory(config, data_shape, ranks.local_world_size if sharded else 1)
+    denoiser = Denoiser(config.model, data_shape, seed=None)
+    counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
+    weights = Beside("weights", partial(init_weights, denoiser, config.train.seed, counts))
     setup = Setup(
         config=config,
         runtime=runtime,
@@ -238,14 +244,17 @@ def set_up(
         denoiser=denoiser,
         ranks=ranks,
     )
-    clock.done("model")
     setup.plan  # noqa: B018  sizes that do not fit the data are rejected here
-    choose_kernels(setup)
-    clock.done("attention")
+    choose_kernels(setup, may_rehearse=clock is not None)
+    parts.done("attention")
+    weights.wait()
+    if not sharded:  # else block by block, when each rank takes its rows
+        denoiser.to(runtime.device)
+    parts.done("model")
     if runtime.compile:
-        imports.join()
+        imports.wait()
         compile_blocks(denoiser, sharded=sharded)
-        clock.done("compiler")
+        parts.done("compiler")
     return setup
 
 
@@ -269,7 +278,7 @@ def _require_memory(config: Config, shape: DataShape, copies: int) -> None:
         )
 
 
-def choose_kernels(setup: Setup) -> None:
+def choose_kernels(setup: Setup, *, may_rehearse: bool = False) -> None:
     """Tell the denoiser which of several equal ways to compute; the fastest attention is measured if need be."""
     config, runtime, denoiser = setup.config.speed, setup.runtime, setup.denoiser
     kind, depth = config.activation_checkpointing, denoiser.config.depth
@@ -279,10 +288,27 @@ def choose_kernels(setup: Setup) -> None:
     denoiser.kernels = Kernels(runtime.attention, runtime.fused, DTYPES[config.residual], keep)
     if runtime.precision == "fp8":
         _choose_fp8(setup)
-    if runtime.attention == "auto":
-        denoiser.kernels = denoiser.kernels._replace(
-            attention=setup.ranks.from_main(_fastest_attention(setup))
-        )
+    eager = runtime.device.type == "cuda" and runtime.fused and not runtime.compile
+    rehearsed = may_rehearse and eager and not setup.sharded
+    if runtime.attention == "auto" or rehearsed:
+        _choose_attention(setup, rehearsed)
+
+
+def _choose_attention(setup: Setup, rehearsed: bool) -> None:
+    """The fastest attention for the first micro-batch, which is rehearsed meanwhile with one that needs no compiler."""
+    model, runtime, denoiser = setup.denoiser.config, setup.runtime, setup.denoiser
+    batch = _first_micro_batch(setup)
+    layout, chosen = batch.noisy.layout, None if runtime.attention == "auto" else runtime.attention
+    names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
+    problem = (layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
+    chosen = chosen or remembered_attention(*problem)
+    if rehearsed:
+        kernels = denoiser.kernels._replace(attention=chosen or "varlen")
+        parts = (setup.config.model, setup.data_shape, kernels, setup.objective, setup.runtime, batch)
+        setup.rehearsal = Beside("rehearsal", partial(rehearse, *parts))
+    ready = setup.rehearsal.join if setup.rehearsal is not None else lambda: None
+    chosen = chosen or measure_attention(*problem, ready)
+    denoiser.kernels = denoiser.kernels._replace(attention=setup.ranks.from_main(chosen))
 
 
 def _choose_fp8(setup: Setup) -> None:
@@ -301,13 +327,12 @@ def _choose_fp8(setup: Setup) -> None:
         setup.denoiser.kernels = setup.denoiser.kernels._replace(fp8=True)
 
 
-def _fastest_attention(setup: Setup) -> str:
-    model, runtime = setup.denoiser.config, setup.runtime
+def _first_micro_batch(setup: Setup) -> MicroBatch:
+    """Of the shape that stays, on the device."""
     first = next(plan_steps(setup.order, setup.train_split.lengths, setup.shape, 0))
     reader = replace(setup.reader(), plan=setup.shape)
-    layout = to_device(reader.make(first).micro_batches[0].open().noisy.layout, runtime.device)
-    names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
-    return choose_attention_for(layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
+    parcel = reader.make(first).micro_batches[0]
+    return parcel.with_buffer(parcel.buffer.to(setup.runtime.device)).open()
 
 
 def compile_blocks(denoiser: Denoiser, *, sharded: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The start of a run: how long each part of it takes, and modules that are imported while others are at work."""
+"""The start of a run: how long each part of it takes, and what is done beside the main thread meanwhile."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import importlib
 import logging
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
+import torch
+
+from mmldlm.config import ModelConfig
+from mmldlm.model.denoiser import DataShape, Denoiser
+from mmldlm.model.layers import Kernels
+from mmldlm.objective.joint import Objective
 from mmldlm.runtime import Runtime
+from mmldlm.types import MicroBatch
 
 log = logging.getLogger(__name__)
 
 
 class StartClock:
-    """Seconds from the command to the first step, by part."""
+    """Seconds from the command to the first step, by part.
+
+    They are those of the main thread: of what is done beside it, only the wait for the rest counts.
+    """
 
     def __init__(self, began: float | None = None) -> None:
         """`began` is a time of `time.perf_counter`; None: now."""
@@ -34,11 +46,42 @@ class StartClock:
         return fields | {"total": round(self._last - self._began, 2)}
 
 
-def import_ahead(runtime: Runtime) -> threading.Thread:
-    """Begin to import, in another thread, what the first step needs.
+class Beside(threading.Thread):
+    """Work in a thread of its own, on the device and stream of the thread that starts it."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self._error: Exception | None = None
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        self.start()
+
+    def run(self) -> None:
+        """Called by the thread."""
+        try:
+            with torch.cuda.stream(self._stream):
+                self._work()
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Until the work is done; an error of it is raised here."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+    def wait_or_ignore(self) -> None:
+        """Until the work is done; what failed was only meant to save time."""
+        self.join()
+        if self._error is not None:
+            log.debug("%s: %s", self.name, self._error)
+
+
+def import_ahead(runtime: Runtime) -> Beside:
+    """Begin to import what the first step needs.
 
     Whoever needs one of our kernels sooner waits for it. The modules of the compiler import each other in circles,
-    which two threads must not do at once: join the thread before anything is compiled.
+    which two threads must not do at once: wait before anything is compiled.
     """
     names = [f"mmldlm.model.kernels.{name}" for name in ("tiles", "add_norm", "gather_qkv", "score")]
     names = names if runtime.fused else []
@@ -48,6 +91,24 @@ def import_ahead(runtime: Runtime) -> threading.Thread:
         for name in names:
             importlib.import_module(name)
 
-    thread = threading.Thread(target=load, name="imports", daemon=True)
-    thread.start()
-    return thread
+    return Beside("imports", load)
+
+
+def rehearse(
+    model: ModelConfig,
+    shape: DataShape,
+    kernels: Kernels,
+    objective: Objective,
+    runtime: Runtime,
+    batch: MicroBatch,
+) -> None:
+    """Forward and backward of one block on the device, with weights that are whatever was in its memory.
+
+    What the first step would compile or load there is ready then: our kernels, cuBLAS and the modules of PyTorch.
+    """
+    with torch.device(runtime.device):
+        denoiser = Denoiser(replace(model, depth=1), shape, seed=None)
+    denoiser.kernels = kernels
+    with runtime.autocast():
+        terms = objective(denoiser, batch.noisy, batch.counts)
+    terms.trained.backward()
