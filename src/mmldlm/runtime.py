@@ -11,6 +11,7 @@ import contextlib
 import gc
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import platform
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from mmldlm.config import ACCELERATORS, DEVICE_NAME, Config, resolve_model
+from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -280,6 +282,35 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in _PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
+
+
+def recall(what: str, key: str) -> dict[str, float]:
+    """What an earlier run measured on this machine; empty where it is not known."""
+    try:
+        times = json.loads(_measurements(what).read_text())[key]
+        return {name: float(value) for name, value in times.items()}
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
+        return {}
+
+
+def remember(what: str, key: str, values: dict[str, float]) -> None:
+    """Keep a measurement for later runs, where that is possible."""
+    path = _measurements(what)
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        content = {}
+    content = content if isinstance(content, dict) else {}
+    content[key] = {name: round(value, 4) for name, value in values.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        log.info("%s: cannot be written (%s); %s is measured again next time", path, error, what)
+
+
+def _measurements(what: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmldlm" / f"{what}.json"
 
 
 def code_digest() -> str:

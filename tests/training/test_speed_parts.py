@@ -12,6 +12,7 @@ import torch
 from mmldlm.data.loader import plan_steps
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
+from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
 from mmldlm.training.start import Beside, rehearse
@@ -244,3 +245,18 @@ def test_an_error_beside_the_main_thread_is_raised_where_it_is_waited_for() -> N
     beside.wait_or_ignore()
     with pytest.raises(UserError, match="no memory"):
         beside.wait()
+
+
+def test_whether_launching_is_slow_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+
+    def watch(key: str) -> LaunchWatch:
+        return LaunchWatch(torch.device("cpu"), key, share=0.0)
+
+    first = watch("this GPU")
+    assert first.remembered() is None
+    answers = [first.measure(lambda: "done") for _ in range(first.first + first.steps)]
+    assert answers == [("done", None)] * (len(answers) - 1) + [("done", True)]
+    assert watch("this GPU").remembered() is True
+    assert watch("another GPU").remembered() is None

@@ -7,23 +7,19 @@ Shapes: L places of the stream, R rows of W cells, H heads, K head width.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
-import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mmldlm.durable import replace_file
 from mmldlm.layout import Layout
 from mmldlm.model.ops import regroup_rows
-from mmldlm.runtime import TILE_WIDTHS
+from mmldlm.runtime import TILE_WIDTHS, recall, remember
 
 log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
@@ -118,7 +114,7 @@ def remembered_attention(
     """The fastest of these backends, if that was measured before or there is no choice."""
     if len(names) == 1:
         return names[0]
-    known = _recall().get(_key(layout, num_heads, head_width, dtype), {})
+    known = recall("attention", _key(layout, num_heads, head_width, dtype))
     return _fastest(known) if set(known) == set(names) else None
 
 
@@ -141,7 +137,7 @@ def measure_attention(
     ready()
     times = {name: _measure(qkv, layout, name) for name in names}
     if all(math.isfinite(ms) for ms in times.values()):  # what failed may work when memory is free
-        _remember(_key(layout, num_heads, head_width, dtype), times)
+        remember("attention", _key(layout, num_heads, head_width, dtype), times)
     return _fastest(times)
 
 
@@ -196,26 +192,3 @@ def _key(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype) ->
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {kind}, {len(layout.segment)} places, "
         f"mean {mean:.0f}, longest {layout.max_segment}, {num_heads} x {head_width}, {str(dtype).split('.')[-1]}"
     )
-
-
-def memory_file() -> Path:
-    """Where measurements are remembered."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mmldlm" / "attention.json"
-
-
-def _recall() -> dict[str, dict[str, float]]:
-    try:
-        content = json.loads(memory_file().read_text())
-        return {key: {name: float(ms) for name, ms in times.items()} for key, times in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _remember(key: str, times: dict[str, float]) -> None:
-    content = _recall() | {key: {name: round(ms, 4) for name, ms in times.items()}}
-    try:
-        memory_file().parent.mkdir(parents=True, exist_ok=True)
-        replace_file(memory_file(), (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        log.info("%s: cannot be written (%s); attention is measured again next time", memory_file(), error)

@@ -41,7 +41,7 @@ from mmldlm.training.recovery import (
     over_budget,
     report_skipped,
 )
-from mmldlm.training.setup import Batches, Fields, Hooks, Progress, Setup
+from mmldlm.training.setup import Batches, Fields, Hooks, Progress, Setup, launch_key
 from mmldlm.training.signals import AskedToStopError, StopFlag, exit_code
 from mmldlm.training.start import StartClock
 from mmldlm.training.step import BalanceState, ModeStages
@@ -84,7 +84,7 @@ class Trainer:
         self.plateau = Plateau()
         self.modes = ModeStages(self.config, setup.denoiser, self._record)
         undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.joined
-        self.attempts = Attempts(self.stepper, LaunchWatch(device) if undecided else None)
+        self.attempts = Attempts(self.stepper, LaunchWatch(device, launch_key(setup)) if undecided else None)
         self.batches = Batches(setup, self.stop, self._record)
         leave = hooks.leave if settings.step_timeout_action == "exit" else None
         self.watchdog = Watchdog(run, settings.step_timeout, self._hung, leave=leave, rank=self.ranks.rank)
@@ -163,9 +163,8 @@ class Trainer:
         if received := self._signal_received():
             raise self._interrupted(received)
         self._started("trainer")
-        if self.setup.rehearsal is not None:
-            self.setup.rehearsal.wait_or_ignore()
-            self._started("kernels")
+        self.setup.settle()
+        self._started("kernels and imports")
         self.window.restart_clock()
         while self.step < steps:
             self.watchdog.at(self.step, "step")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.objective.joint import LossTerms
-from mmldlm.runtime import recording
+from mmldlm.runtime import recall, recording, remember
 from mmldlm.types import MicroBatch, Parcel
 
 log = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ class LaunchWatch:
     """Whether the host is slower at launching a step than the device at computing it; from a few steps early on."""
 
     device: torch.device
+    key: str
+    """What the share depends on; later runs with the same need not measure it."""
     first: int = 4
     """Steps before these compile."""
     steps: int = 5
@@ -132,6 +134,11 @@ class LaunchWatch:
     """Launching takes at least this share of a step."""
     shares: list[float] = field(default_factory=list)
     _done: int = 0
+
+    def remembered(self) -> bool | None:
+        """The answer, if an earlier run has found it."""
+        share = recall("launching", self.key).get("share")
+        return None if share is None else self._decide(share)
 
     def measure(self, step: Callable[[], Result]) -> tuple[Result, bool | None]:
         """Run a step. Also true or false once it is known, None before."""
@@ -144,8 +151,14 @@ class LaunchWatch:
         launched = time.perf_counter() - began
         torch.cuda.synchronize(self.device)
         self.shares.append(launched / (time.perf_counter() - began))
-        return result, self.median() >= self.share if len(self.shares) >= self.steps else None
+        if len(self.shares) < self.steps:
+            return result, None
+        share = statistics.median(self.shares)  # a step that compiled or failed does not sway it
+        remember("launching", self.key, {"share": share})
+        return result, self._decide(share)
 
-    def median(self) -> float:
-        """Of the shares so far; a step that compiled or failed does not sway it."""
-        return statistics.median(self.shares)
+    def _decide(self, share: float) -> bool:
+        slow = share >= self.share
+        note = "; micro-batches are recorded" if slow else ""
+        log.info("launching takes %.0f %% of a step%s", 100 * share, note)
+        return slow

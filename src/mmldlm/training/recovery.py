@@ -70,18 +70,22 @@ class Attempts:
 
     def __post_init__(self) -> None:
         self._compiled = self._may_blame_compiler = self.stepper.runtime.compile
+        if self.watch is not None:
+            self._record_if(self.watch.remembered())
 
     def __call__(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         """One step; nothing of a failed one remains."""
         if self.watch is None:
             return self._step(batch, lr, step)
         attempt, slow = self.watch.measure(lambda: self._step(batch, lr, step))
+        self._record_if(slow)
+        return attempt
+
+    def _record_if(self, slow: bool | None) -> None:
+        """Record micro-batches from now on, or never; None: not decided yet."""
         if slow is not None:
-            share, note = 100 * self.watch.median(), "; micro-batches are recorded" if slow else ""
-            log.info("launching takes %.0f %% of a step%s", share, note)
             self.stepper.graphs = Graphs() if slow else None
             self.watch = None
-        return attempt
 
     def expect_compilation(self) -> None:
         """Other parameters are trained from now on, so that blocks may be compiled once more."""

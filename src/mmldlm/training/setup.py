@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -72,8 +73,13 @@ class Setup:
     order: Order
     denoiser: Denoiser
     ranks: Ranks = field(default_factory=Ranks)
-    rehearsal: Beside | None = None
-    """A pass over one block beside the start; to be waited for before the first step."""
+    beside: list[Beside] = field(default_factory=list)
+    """What is done while the run starts, to save time."""
+
+    def settle(self) -> None:
+        """Wait for what is done beside: before processes are forked, and before the first step uses the device."""
+        while self.beside:
+            self.beside.pop().wait_or_ignore()
 
     @property
     def sharded(self) -> bool:
@@ -193,7 +199,7 @@ def set_up(
     `clock` is told of the parts of a run that starts at once; then what its first step loads is loaded beside the rest.
     """
     parts = clock or StartClock()
-    imports = import_ahead(runtime)
+    imports = import_ahead(config.train, runtime)
     check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
     train_split = store.split(config.data.train_split)
@@ -243,6 +249,7 @@ def set_up(
         order=Order(len(train_split), config.train.seed),
         denoiser=denoiser,
         ranks=ranks,
+        beside=[imports],
     )
     setup.plan  # noqa: B018  sizes that do not fit the data are rejected here
     choose_kernels(setup, may_rehearse=clock is not None)
@@ -305,9 +312,8 @@ def _choose_attention(setup: Setup, rehearsed: bool) -> None:
     if rehearsed:
         kernels = denoiser.kernels._replace(attention=chosen or "varlen")
         parts = (setup.config.model, setup.data_shape, kernels, setup.objective, setup.runtime, batch)
-        setup.rehearsal = Beside("rehearsal", partial(rehearse, *parts))
-    ready = setup.rehearsal.join if setup.rehearsal is not None else lambda: None
-    chosen = chosen or measure_attention(*problem, ready)
+        setup.beside.append(Beside("rehearsal", partial(rehearse, *parts)))
+    chosen = chosen or measure_attention(*problem, setup.settle)
     denoiser.kernels = denoiser.kernels._replace(attention=setup.ranks.from_main(chosen))
 
 
@@ -344,6 +350,21 @@ def compile_blocks(denoiser: Denoiser, *, sharded: bool = False) -> None:
             block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
         else:
             block.compile(fullgraph=True, dynamic=False)
+
+
+def launch_key(setup: Setup) -> str:
+    """What the time of launching a step depends on: the GPU, PyTorch, and all settings of the computation."""
+    config = setup.config
+    parts = (
+        setup.denoiser.config,
+        setup.data_shape,
+        setup.plan,
+        config.optim,
+        config.speed,
+        config.objective,
+    )
+    digest = hashlib.sha256(repr((parts, setup.runtime)).encode()).hexdigest()[:16]
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {digest}"
 
 
 class Reporter(Protocol):
@@ -447,6 +468,7 @@ class Batches(Iterator["StepBatch | UserError"]):
 
     def _start(self) -> Feed:
         setup, runtime = self.setup, self.setup.runtime
+        setup.settle()
         steps = plan_steps(setup.order, setup.train_split.lengths, self._plan, self._position, self._step)
         reader = setup.reader(self._plan)
         if runtime.num_workers and (free := shared_memory()) is not None and free < _PLENTY:

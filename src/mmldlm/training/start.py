@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from mmldlm.config import ModelConfig
+from mmldlm.config import ModelConfig, TrainConfig
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Objective
@@ -77,8 +77,8 @@ class Beside(threading.Thread):
             log.debug("%s: %s", self.name, self._error)
 
 
-def import_ahead(runtime: Runtime) -> Beside:
-    """Begin to import what the first step needs.
+def import_ahead(config: TrainConfig, runtime: Runtime) -> Beside:
+    """Begin to import what the run needs later.
 
     Whoever needs one of our kernels sooner waits for it. The modules of the compiler import each other in circles,
     which two threads must not do at once: wait before anything is compiled.
@@ -86,6 +86,8 @@ def import_ahead(runtime: Runtime) -> Beside:
     names = [f"mmldlm.model.kernels.{name}" for name in ("tiles", "add_norm", "gather_qkv", "score")]
     names = names if runtime.fused else []
     names += ["torch._dynamo", "torch._inductor.compile_fx"] if runtime.compile else []
+    names += ["tokenizers"] if config.valid_samples else []
+    names += ["torch.utils.tensorboard"] if "tensorboard" in config.trackers else []
 
     def load() -> None:
         for name in names:
