@@ -9,7 +9,7 @@ import pytest
 
 import mmldlm
 from mmldlm.preparation.cutting import joined_lines
-from mmldlm.preparation.sources import looks_like_lines
+from mmldlm.preparation.parts import looks_like_lines
 from tests import warm
 
 TITLES = [f"Title {number} of a book" + " about the sea" * (number % 4) for number in range(400)]

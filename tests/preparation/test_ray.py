@@ -1,9 +1,15 @@
-"""Workers of a local Ray: the same bytes as without, also when a worker is killed; sources at fsspec addresses."""
+"""A local Ray: the same bytes as without, whatever is killed; sources at fsspec addresses."""
 
+import gzip
 import json
 import os
+import random
+import shutil
 import signal
+import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +18,18 @@ import pytest
 
 import mmldlm
 from mmldlm.errors import UserError
-from mmldlm.preparation.engines import RayEncoders, RayOptions
+from mmldlm.preparation import sources
+from mmldlm.preparation.ray_engine import RayEngine, RayOptions
 
 TEXTS = [f"sentence number {number} about item {number * 7 % 13}" for number in range(300)]
+SHARD = 40
+
+
+def kill_once(marker: str | None) -> None:
+    """SIGKILL for the first process that comes here while there is a file that says so."""
+    if marker and Path(marker).exists():
+        Path(marker).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Letters:
@@ -26,28 +41,133 @@ class Letters:
         self.marker = marker
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        if self.marker and any("item 11" in text for text in texts) and Path(self.marker).exists():
-            Path(self.marker).unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if any("item 11" in text for text in texts):
+            kill_once(self.marker)
         return np.array([[text.count(letter) for letter in "abcdefgh"] for text in texts], np.float32)
+
+
+class DeadlyRow(dict):
+    """The first other process that reads it is killed."""
+
+    def __init__(self, text: str, marker: str, reader: int) -> None:
+        super().__init__(text=text)
+        self.marker, self.reader = marker, reader
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DeadlyRow, (self["text"], self.marker, self.reader)
+
+    def get(self, key: str, default: object = None) -> object:
+        if os.getpid() != self.reader:
+            kill_once(self.marker)
+        return super().get(key, default)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two CPUs, as a notebook has that uses Ray already."""
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local", num_cpus=2, object_store_memory=2**27, include_dashboard=False, log_to_driver=False
+    )
+    yield
+    assert ray.is_initialized(), "a Ray of the user's was shut down"
+    ray.shutdown()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_killed_worker_changes_nothing_and_the_store_is_that_of_the_plain_engine(tmp_path):
-    pytest.importorskip("ray")
-    marker = tmp_path / "kill"
-    plain = mmldlm.prepare(TEXTS, tmp_path / "plain", encoder=Letters(), shard_documents=40)
-    marker.touch()
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Documents of some sentences, some of them twice, in files of all the kinds that several processes can share."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw, words = random.Random(5), [f"word{number}" for number in range(300)] + ["Mr.", "U.S.", "item 11"]
+
+    def sentence() -> str:
+        return " ".join(draw.choice(words) for _ in range(draw.randint(1, 20))).capitalize() + draw.choice(
+            ".!?"
+        )
+
+    texts = ["  ", *(" ".join(sentence() for _ in range(draw.randint(1, 5))) for _ in range(300))]
+    texts += texts[40:80]
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (folder / "a.jsonl").write_text("\ufeff" + "".join(lines[:150]))
+    with gzip.open(folder / "b.jsonl.gz", "wt") as packed:
+        packed.writelines(lines[150:170])
+    pq.write_table(pa.table({"text": texts[170:270]}), folder / "c.parquet", row_group_size=9)
+    (folder / "d.txt").write_bytes("\r\n".join(texts[270:]).encode())
+    held_out = folder.parent / "held_out.jsonl"
+    held_out.write_text("".join(lines[200:210]))
+    return folder, held_out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cut": "sentences", "text_unit": "line", "min_tokens": 4, "test": 0.1},
+        {"cut": "paragraphs", "derive": 2, "max_tokens": 24, "validation_source": True},
+        {"cut": "chunks", "limit": 100, "derive": 1, "seed": 3},
+    ],
+)
+def test_the_store_is_that_of_the_plain_engine(tmp_path, corpus, cluster, monkeypatch, options):
+    folder, held_out = corpus
+    options = {"encoder": Letters(), "shard_documents": SHARD, **options}
+    if options.get("validation_source"):
+        options["validation_source"] = held_out
+    monkeypatch.setattr(sources, "SMALLEST_PORTION", 5000)
+    assert (
+        len(list(sources.Sources(tuple(folder.iterdir()), (), SimpleNamespace(text_unit="line")).divided()))
+        > 8
+    )
+    plain = mmldlm.prepare(folder, tmp_path / "plain", **options)
+    store = mmldlm.prepare(folder, tmp_path / "ray", engine="ray", workers=2, **options)
+    assert plain.manifest.counts["duplicates"] > 0
+    assert contents(store.path) == contents(plain.path)
+
+
+def test_killed_workers_change_nothing(tmp_path, cluster):
+    """One that reads and one that encodes."""
+    markers = [tmp_path / name for name in ("kill reader", "kill encoder")]
+    plain = mmldlm.prepare(TEXTS, tmp_path / "plain", encoder=Letters(), shard_documents=SHARD)
+    rows = [*TEXTS[:200], DeadlyRow(TEXTS[200], str(markers[0]), os.getpid()), *TEXTS[201:]]
+    for marker in markers:
+        marker.touch()
     lines: list[str] = []
-    options = {"engine": "ray", "workers": 2, "shard_documents": 40, "note": lines.append}
-    made = mmldlm.prepare(TEXTS, tmp_path / "ray", encoder=Letters(str(marker)), **options)
-    assert not marker.exists(), "no worker was killed"
-    assert len(made) == len(plain) == 300
-    assert contents(made.path) == contents(plain.path)
+    options = {"engine": "ray", "workers": 2, "shard_documents": SHARD, "note": lines.append}
+    store = mmldlm.prepare(rows, tmp_path / "ray", encoder=Letters(str(markers[1])), **options)
+    assert not any(marker.exists() for marker in markers), "no worker was killed"
+    assert contents(store.path) == contents(plain.path)
     assert any(line.startswith("Ray: 2 workers") for line in lines)
+
+
+def test_a_mistake_is_the_same_line_as_without_ray(tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr(sources, "SMALLEST_PORTION", 50_000)
+    lines = [json.dumps({"text": f"{text} {number}"}) for number in range(10) for text in TEXTS]
+    (tmp_path / "bad.jsonl").write_text("\n".join([*lines[:2900], "{no JSON", *lines[2900:]]))
+    (tmp_path / "good.jsonl").write_text("\n".join(lines))
+
+    def ragged(texts: list[str]) -> list[list[int]]:
+        return [[1] * (1 + ("item 11 9" in text)) for text in texts]
+
+    for name, reported, options in (
+        ("bad", "bad.jsonl:2901: not JSON", {}),
+        ("good", "rows of different lengths", {"encoder": ragged}),
+        ("good", "dimension=9", {"dimension": 9}),
+    ):
+        messages = []
+        for engine in ("plain", "ray"):
+            where = tmp_path / f"{name}.jsonl", tmp_path / "out" / engine
+            with pytest.raises(UserError) as error:
+                mmldlm.prepare(*where, engine=engine, **({"encoder": Letters()} | options))
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]
+        assert reported in messages[0]
+        assert "\n" not in messages[0]
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 def test_what_ray_cannot_do_is_one_clear_line(tmp_path):
@@ -69,10 +189,81 @@ def test_a_ray_that_was_there_before_stays_and_one_of_our_own_ends_after_an_erro
         shutdown=lambda: calls.append("shutdown"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "ray", fake)
-    encoders = RayEncoders(RayOptions(workers=5), Letters(), {}, print)
-    with pytest.raises(UserError, match="workers=5: the cluster has 2 CPUs"), encoders:
+    engine = RayEngine(RayOptions(workers=5), print)
+    with pytest.raises(UserError, match="workers=5: the cluster has 2 CPUs"), engine:
         pass
     assert calls == ([] if joined else ["init", "shutdown"])
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt), RayEngine(RayOptions(workers=1), print):
+        raise KeyboardInterrupt
+    assert calls == ([] if joined else ["init", "shutdown"])
+
+
+def processes_of(mark: str) -> list[int]:
+    """Processes that have the mark in their environment."""
+    pids = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                pids.append(int(entry.name))
+        except OSError:
+            continue
+    return pids
+
+
+def wait_until(condition, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+SLOW = """import time
+from tests.preparation.test_ray import Letters
+
+class Slow(Letters):
+    def encode(self, texts):
+        time.sleep(0.01 * len(texts) if len(texts) > 1 else 0)
+        return super().encode(texts)
+
+slow = Slow()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak)],
+)
+def test_a_command_that_was_stopped_leaves_no_process_and_is_continued(
+    tmp_path, cluster, monkeypatch, number, code
+):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    Path("slowly.py").write_text(SLOW)
+    mark, root = uuid.uuid4().hex, str(Path(__file__).parents[2])
+    environment = os.environ | {"MARK": mark, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    words = "prepare texts.jsonl --out ray --engine ray --workers 1 --encoder slowly:slow --shard-documents"
+
+    def written() -> dict[Path, int]:
+        """What should not be made twice."""
+        files = (*Path("ray/cut").rglob("*.arrow"), *Path("ray/train").glob("*.arrow"))
+        return {path: path.stat().st_mtime_ns for path in files if path.with_suffix(".json").exists()}
+
+    command = [sys.executable, "-m", "mmldlm", *words.split(), str(SHARD)]
+    process = subprocess.Popen(command, env=environment)
+    wait_until(lambda: list(Path("ray/train").glob("*.json")) or process.poll() is not None)
+    process.send_signal(number)
+    assert process.wait(240) == code
+    wait_until(
+        lambda: not processes_of(mark) or number == signal.SIGKILL
+    )  # then Ray's own need up to a minute
+    before, shown = written(), []
+    assert 1 < len(before) < 9
+    seen = lambda *_: shown.append(before.items() <= written().items())  # noqa: E731
+    options = {"encoder": "slowly:slow", "shard_documents": SHARD}
+    store = mmldlm.prepare("texts.jsonl", "ray", engine="ray", progress=seen, **options)
+    assert all(shown), "something finished was written again"
+    assert contents(store.path) == contents(mmldlm.prepare("texts.jsonl", "plain", **options).path)
 
 
 def test_files_at_an_address_are_read_as_local_ones(tmp_path):

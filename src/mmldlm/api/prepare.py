@@ -20,12 +20,12 @@ from typing import Any
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.preparation.encoders import AnyEncoder, encoder_name
-from mmldlm.preparation.engines import RayOptions
 from mmldlm.preparation.locations import is_address
 from mmldlm.preparation.pipeline import Note, Progress, run
+from mmldlm.preparation.ray_engine import RayOptions
 from mmldlm.preparation.readers import EXTENSIONS, LATENT_FIELD, extension_of
 from mmldlm.preparation.settings import PrepareSettings
-from mmldlm.preparation.sources import Vectors
+from mmldlm.preparation.vectors import Vectors
 
 Source = str | Path | Iterable[Any]
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")

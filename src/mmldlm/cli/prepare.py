@@ -78,11 +78,11 @@ TABLE = {
     "latent_dtype": option(str, "float16", "float16 or float32."),
     "batch_size": option(int | None, None, "Most texts that the encoder gets at once.", min=1),
     "device": option(str, "auto", "Where the encoder runs: auto, cpu, cuda."),
-    "engine": option(str, "plain", "plain: encode in this process; ray: on the workers of a Ray cluster."),
+    "engine": option(str, "plain", "plain: all in this process; ray: on the workers of a Ray cluster."),
     "workers": option(
         int | None, None, "With --engine ray: processes that encode; default: one per GPU.", min=1
     ),
-    "ray_address": option(_NAME, None, "With --engine ray: a running cluster, such as auto or ray://HOST:10001."),
+    "ray_address": option(_NAME, None, "With --engine ray: a running cluster: auto, or HOST:PORT."),
     "shard_documents": option(int, 8192, "Documents per file; a killed run loses at most two files."),
     "seed": option(int, 0, "For the split, --limit and --derive."),
 }  # fmt: skip

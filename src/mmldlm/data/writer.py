@@ -11,7 +11,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +53,80 @@ class Place:
     path: Path
     entry: dict[str, Any]
     """Empty until then."""
+
+
+@dataclass(frozen=True)
+class ShardFormat:
+    """What all shards of a store have in common; any process can write one of them."""
+
+    vocab_size: int
+    num_slots: int
+    num_channels: int
+    latent_dtype: str
+
+    def write(
+        self,
+        path: Path,
+        token_lists: Sequence[Sequence[int] | np.ndarray],
+        latents: np.ndarray,
+        texts: Sequence[str | None],
+        ids: np.ndarray,
+        counts: dict[str, int],
+        made_of: Sequence[str | None] | None = None,
+    ) -> dict[str, Any]:
+        """Write a shard and return its sidecar, which is written too: latents (N, S, C).
+
+        `counts` are added to those of the manifest. `made_of` says of each derived document what it is made of;
+        without it there is no such column.
+        """
+        import pyarrow as pa
+
+        lengths = np.array([len(tokens) for tokens in token_lists], np.int64)
+        flat = flatten(token_lists, lengths, self.vocab_size)
+        stored = self._stored_latents(latents, texts, path)
+        batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size, made_of)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, batch.schema) as out:
+            out.write_batch(batch)
+        content = memoryview(sink.getvalue())
+        moments = Moments.of(stored.reshape(-1, self.num_channels))
+        sidecar = {
+            "file": f"{path.parent.name}/{path.name}",
+            "num_documents": len(lengths),
+            "num_tokens": int(lengths.sum()),
+            "max_length": int(lengths.max()),
+            **write_durably(path, content),
+            "blocks": write_durably(path.with_suffix(SUFFIX), block_sums(content)),
+            "content": _content(ids),
+            "counts": counts,
+            "moments": moments.to_json(),
+        }
+        write_json(path.with_suffix(".json"), sidecar)
+        return sidecar
+
+    def _stored_latents(self, latents: np.ndarray, texts: Sequence[str | None], path: Path) -> np.ndarray:
+        """Check shape and values, then the number format of the store."""
+        expected = (len(texts), self.num_slots, self.num_channels)
+        if latents.shape != expected:
+            raise UserError(f"{path}: latents of shape {latents.shape}, this store holds {expected}")
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(latents, dtype=self.latent_dtype)
+        bad = ~np.isfinite(stored).all(axis=(1, 2))
+        if bad.any():
+            worst = int(np.argmax(bad))
+            finite = bool(np.isfinite(latents[worst]).all())
+            what = (
+                f"a latent too large for {self.latent_dtype}; use float32"
+                if finite
+                else "a NaN or infinite latent"
+            )
+            raise UserError(
+                f"{int(bad.sum())} of {len(texts)} documents have {what}; "
+                f"the first is {str(texts[worst])[:60]!r}"
+            )
+        return stored
 
 
 def store_state(path: Path, settings: dict[str, Any]) -> str:
@@ -102,8 +176,8 @@ class StoreWriter:
         if latent_dtype not in LATENT_DTYPES:
             raise UserError(f"latent_dtype={latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}")
         self.path, self.settings = Path(path), settings or {}
-        self.vocab_size, self.num_slots, self.num_channels = vocab_size, num_slots, num_channels
-        self.tokenizer, self.encoder, self.latent_dtype = tokenizer, encoder, latent_dtype
+        self.format = ShardFormat(vocab_size, num_slots, num_channels, latent_dtype)
+        self.tokenizer, self.encoder = tokenizer, encoder
         self.shard_documents = shard_documents
         self._pending: dict[str, list[tuple[Any, np.ndarray, str | None, int]]] = {}
         self._done: dict[str, list[dict[str, Any]]] = {}
@@ -148,13 +222,7 @@ class StoreWriter:
         return {
             "tokenizer": self.tokenizer.spec() if self.tokenizer else None,
             "encoder": encoder,
-            "shape": [
-                self.vocab_size,
-                self.num_slots,
-                self.num_channels,
-                self.latent_dtype,
-                self.shard_documents,
-            ],
+            "shape": [*astuple(self.format), self.shard_documents],
         }
 
     def add(
@@ -222,64 +290,14 @@ class StoreWriter:
         made_of: Sequence[str | None] | None = None,
         place: Place | None = None,
     ) -> None:
-        """Write the next shard of a split, or that of a reserved place: latents (N, S, C).
-
-        `counts` are added to those of the manifest. `made_of` says of each derived document what it is made of;
-        without it there is no such column.
-        """
-        import pyarrow as pa
-
-        lengths = np.array([len(tokens) for tokens in token_lists], np.int64)
-        flat = flatten(token_lists, lengths, self.vocab_size)
-        stored = self._stored_latents(latents, texts)
-        batch = record_batch(flat, lengths, stored, texts, ids, self.vocab_size, made_of)
+        """Write the next shard of a split, or that of a reserved place, as `ShardFormat.write` does."""
         shards = self._done.setdefault(split, [])
         path = place.path if place else self._shard_path(split, len(shards))
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema) as out:
-            out.write_batch(batch)
-        content = memoryview(sink.getvalue())
-        moments = Moments.of(stored.reshape(-1, self.num_channels))
-        sidecar = {
-            "file": f"{split}/{path.name}",
-            "num_documents": len(lengths),
-            "num_tokens": int(lengths.sum()),
-            "max_length": int(lengths.max()),
-            **write_durably(path, content),
-            "blocks": write_durably(path.with_suffix(SUFFIX), block_sums(content)),
-            "content": _content(ids),
-            "counts": counts or {},
-            "moments": moments.to_json(),
-        }
-        write_json(path.with_suffix(".json"), sidecar)
+        sidecar = self.format.write(path, token_lists, latents, texts, ids, counts or {}, made_of)
         if place:
             place.entry.update(sidecar)
         else:
             shards.append(sidecar)
-
-    def _stored_latents(self, latents: np.ndarray, texts: Sequence[str | None]) -> np.ndarray:
-        """Check shape and values, then the number format of the store."""
-        expected = (len(texts), self.num_slots, self.num_channels)
-        if latents.shape != expected:
-            raise UserError(f"{self.path}: latents of shape {latents.shape}, this store holds {expected}")
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(latents, dtype=self.latent_dtype)
-        bad = ~np.isfinite(stored).all(axis=(1, 2))
-        if bad.any():
-            worst = int(np.argmax(bad))
-            finite = bool(np.isfinite(latents[worst]).all())
-            what = (
-                f"a latent too large for {self.latent_dtype}; use float32"
-                if finite
-                else "a NaN or infinite latent"
-            )
-            raise UserError(
-                f"{int(bad.sum())} of {len(texts)} documents have {what}; "
-                f"the first is {str(texts[worst])[:60]!r}"
-            )
-        return stored
 
     def finish(self, counts: dict[str, int] | None = None) -> PairStore:
         """Write what is pending, the sidecars of each split, the tokenizer, and last the manifest."""
@@ -299,10 +317,7 @@ class StoreWriter:
         moments = [Moments.from_json(shard["moments"]) for shard in self._done["train"]]
         self._remove_strays()
         manifest = Manifest(
-            num_slots=self.num_slots,
-            num_channels=self.num_channels,
-            latent_dtype=self.latent_dtype,
-            vocab_size=self.vocab_size,
+            **asdict(self.format),
             tokenizer=self.tokenizer.spec() if self.tokenizer else None,
             encoder=self.encoder,
             splits={split: _split_entry(shards) for split, shards in sorted(self._done.items())},
@@ -330,7 +345,7 @@ class StoreWriter:
             str(Path(shard["file"]).with_suffix(SUFFIX)): shard["blocks"] for shard in self._all_shards()
         }
         for split, shards in self._done.items():
-            lengths, token_counts = summarise(self.path, shards, self.vocab_size)
+            lengths, token_counts = summarise(self.path, shards, self.format.vocab_size)
             for name, array in (("lengths", lengths), ("token_counts", token_counts)):
                 path = self.path / split / f"{name}.npy"
                 files[f"{split}/{name}.npy"] = write_durably(path, _npy(array))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -204,15 +204,17 @@ class Segment(NamedTuple):
 class Segmenter:
     """Streams segments and counts what it leaves out. Make a new one for each pass."""
 
-    def __init__(self, tokenizer: Tokenizer, options: PrepareSettings) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, options: PrepareSettings, forced: Sequence[str] | None = None
+    ) -> None:
+        """`forced`: the splits of the first documents with text; None: as for a whole corpus."""
         self.tokenizer, self.options = tokenizer, options
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("source_documents", "empty", "too_short", "too_long_cut", "duplicates"), 0)
         )
         self.read_bytes = 0
         self.seen = SeenIds()
-        # so that the smallest corpus has something to train on and something held out
-        self._forced = ["train", "validation"] if options.validation_share > 0 else ["train"]
+        self._forced = list(forced_splits(options) if forced is None else forced)
         self._cut = cutter(options.cut)
 
     def segments(
@@ -228,6 +230,13 @@ class Segmenter:
         return iter([self._sample(chain.from_iterable(stream), limit)])
 
     def _stream(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[list[Segment]]:
+        for segments in self.cut(documents, split):
+            fresh = self.seen.add(np.array([segment.id for segment in segments], np.int64))
+            self.counts["duplicates"] += int((~fresh).sum())
+            yield list(compress(segments, fresh.tolist()))
+
+    def cut(self, documents: Iterable[SourceDocument], split: str | None) -> Iterator[list[Segment]]:
+        """All segments in order, some at a time, duplicates too."""
         batch: list[Piece] = []
         before = self.read_bytes
         for document in documents:
@@ -257,19 +266,16 @@ class Segmenter:
         return [Piece(split, piece, document.latent, document.has_lines) for piece in pieces]
 
     def _finish(self, batch: list[Piece]) -> list[Segment]:
-        """Tokenize, cut what is too long, leave out what is too short or known."""
+        """Tokenize, cut what is too long, leave out what is too short."""
         arrays = self.tokenizer.encode_arrays([piece.text for piece in batch])
         fitting = [
             part for piece, tokens in zip(batch, arrays, strict=True) for part in self._fit(piece, tokens)
         ]
         kept = [(piece, tokens) for piece, tokens in fitting if self._long_enough(tokens)]
         ids = text_ids([piece.text for piece, _ in kept])
-        fresh = self.seen.add(ids)
-        self.counts["duplicates"] += int((~fresh).sum())
         return [
             Segment(piece.text, tokens, id, piece.split, latent=piece.latent)
-            for (piece, tokens), id, is_fresh in zip(kept, ids.tolist(), fresh.tolist(), strict=True)
-            if is_fresh
+            for (piece, tokens), id in zip(kept, ids.tolist(), strict=True)
         ]
 
     def _fit(self, piece: Piece, tokens: np.ndarray) -> list[tuple[Piece, np.ndarray]]:
@@ -307,6 +313,11 @@ class Segmenter:
                 heapq.heappushpop(heap, entry)
                 self.counts["left_by_limit"] += 1
         return [segment for _, _, segment in sorted(heap, key=lambda entry: entry[1])]
+
+
+def forced_splits(options: PrepareSettings) -> tuple[str, ...]:
+    """Of the first documents with text: the smallest corpus needs something to train on and something held out."""
+    return ("train", "validation") if options.validation_share > 0 else ("train",)
 
 
 def num_lines(text: str) -> int:

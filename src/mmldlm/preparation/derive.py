@@ -27,6 +27,9 @@ PARTNER_TOKENS = 2**23
 SHORTEST_SPAN = 2
 """Words."""
 
+KEPT = ("derived_spans", "derived_splices")
+OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
+
 _WORD = re.compile(r"\S+")
 _BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
 _LETTER = re.compile(r"\w")
@@ -60,11 +63,20 @@ class Survey:
             for segment in segments:
                 num_documents += 1
                 if segment.split == "train" and boundaries(segment.text):
-                    yield hash63(f"partner {options.seed} {segment.id}"), segment.id, segment.text
+                    yield partner_key(options, segment.id), segment.id, segment.text
 
-        room = max(1, min(MOST_PARTNERS, PARTNER_TOKENS // options.max_tokens))
-        chosen = heapq.nsmallest(room, ranked())
+        chosen = heapq.nsmallest(num_partners(options), ranked())
         return cls([(id, text) for _, id, text in chosen], num_documents)
+
+
+def num_partners(options: PrepareSettings) -> int:
+    """How many documents the sample of second halves may hold."""
+    return max(1, min(MOST_PARTNERS, PARTNER_TOKENS // options.max_tokens))
+
+
+def partner_key(options: PrepareSettings, id: int) -> int:
+    """The documents with the smallest of these are in it."""
+    return hash63(f"partner {options.seed} {id}")
 
 
 class Deriver:
@@ -74,18 +86,7 @@ class Deriver:
         self, tokenizer: Tokenizer, options: PrepareSettings, survey: Survey, known: SeenIds
     ) -> None:
         self.tokenizer, self.options, self.survey = tokenizer, options, survey
-        self.counts: Counter[str] = Counter(
-            dict.fromkeys(
-                (
-                    "derived_spans",
-                    "derived_splices",
-                    "derived_duplicates",
-                    "derived_too_short",
-                    "derived_too_long",
-                ),
-                0,
-            )
-        )
+        self.counts: Counter[str] = Counter(dict.fromkeys((*OUTCOMES, "derived_duplicates"), 0))
         self.share_done = 0.0
         self._known = known
         self._starts_of = lru_cache(len(survey.partners) + 1)(boundaries)
@@ -101,35 +102,41 @@ class Deriver:
 
     def _derive(self, parents: list[Segment]) -> list[Segment]:
         """The candidates whose text is not in the store, in no split, and whose length is allowed."""
-        candidates = [candidate for parent in parents for candidate in self._candidates(parent)]
+        candidates = self.candidates(parents)
         ids = text_ids([candidate.text for candidate in candidates])
         fresh = self._known.add(ids)
         self.counts["derived_duplicates"] += int((~fresh).sum())
         chosen = list(compress(candidates, fresh))
         arrays = self.tokenizer.encode_arrays([candidate.text for candidate in chosen])
-        fitting = [
-            (candidate, Segment(candidate.text, tokens, id, "train", candidate.made_of))
-            for candidate, tokens, id in zip(chosen, arrays, ids[fresh].tolist(), strict=True)
-            if self._fits(len(tokens))
+        outcomes = [
+            self.outcome(candidate, len(tokens)) for candidate, tokens in zip(chosen, arrays, strict=True)
         ]
-        self.counts.update(f"derived_{candidate.kind}s" for candidate, _ in fitting)
-        return [segment for _, segment in fitting]
-
-    def _candidates(self, parent: Segment) -> list[Candidate]:
-        seed, count = self.options.seed, self.options.derive
+        self.counts.update(outcomes)
         return [
-            *draw_spans(parent.id, parent.text, seed, count),
-            *draw_splices(parent.id, parent.text, seed, count, self.survey.partners, self._starts_of),
+            Segment(candidate.text, tokens, id, "train", candidate.made_of)
+            for candidate, tokens, id, outcome in zip(
+                chosen, arrays, ids[fresh].tolist(), outcomes, strict=True
+            )
+            if outcome in KEPT
         ]
 
-    def _fits(self, num_tokens: int) -> bool:
+    def candidates(self, parents: Iterable[Segment]) -> list[Candidate]:
+        """What is drawn from some documents."""
+        seed, count, partners = self.options.seed, self.options.derive, self.survey.partners
+        return [
+            candidate
+            for id, text in ((parent.id, parent.text) for parent in parents)
+            for candidate in (
+                *draw_spans(id, text, seed, count),
+                *draw_splices(id, text, seed, count, partners, self._starts_of),
+            )
+        ]
+
+    def outcome(self, candidate: Candidate, num_tokens: int) -> str:
+        """What becomes of a candidate whose text is new: one of `OUTCOMES`."""
         if num_tokens < self.options.min_tokens:
-            self.counts["derived_too_short"] += 1
-        elif num_tokens > self.options.max_tokens:
-            self.counts["derived_too_long"] += 1
-        else:
-            return True
-        return False
+            return "derived_too_short"
+        return "derived_too_long" if num_tokens > self.options.max_tokens else f"derived_{candidate.kind}s"
 
 
 def boundaries(text: str) -> list[int]:

@@ -8,10 +8,11 @@ trains.
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -28,17 +29,13 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
-from mmldlm.preparation.engines import (
-    Ahead,
-    Behind,
-    RayEncoders,
-    RayOptions,
-    many_documents,
-    until,
-)
+from mmldlm.preparation.engines import Ahead, Behind, many_documents, until
+from mmldlm.preparation.ray_engine import CUT_FOLDER, RayEngine, RayOptions, cut_folder, fill
+from mmldlm.preparation.ray_jobs import EncoderFacts, Jobs
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
 from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
-from mmldlm.preparation.sources import Sources, Vectors, describe, find_sources
+from mmldlm.preparation.sources import Sources, describe, find_sources
+from mmldlm.preparation.vectors import Vectors
 
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
@@ -108,8 +105,6 @@ class _Work:
     derives: bool
     accepts_tokens: bool
     """The encoder can use the tokens of the store."""
-    workers: RayEncoders | None = None
-    """Who encodes in place of this process."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when what is read ahead is no longer wanted."""
     done: int = 0
@@ -134,38 +129,24 @@ class _Work:
         if self.writer.keeps_shard(split, ids):
             return _Shard(split, segments, ids, total, None, None)
         tokenized = None
-        if not isinstance(self.encoder, GivenLatents) and self.workers is None:
+        if not isinstance(self.encoder, GivenLatents):
             tokenized = self.encoder.tokenize(*self._words(segments))
         return _Shard(split, segments, ids, total, self.writer.reserve(split), tokenized)
 
     def fill(self, shards: Iterable[_Shard], behind: Behind) -> None:
         """Encode one shard after the other; each is written while the next is encoded."""
-        sent: deque[tuple[_Shard, Any]] = deque()
         for shard in shards:
             self.total = shard.total
             if shard.place is None:
                 self.progress(len(shard.segments))
-            elif self.workers is None:
+            else:
                 truncated = shard.tokenized.num_truncated if shard.tokenized else None
                 behind.do(partial(self._write, shard, self._latents(shard), truncated))
-            else:
-                texts, tokens = self._words(shard.segments)
-                sent.append((shard, self.workers.send(texts, tokens)))
-                if len(sent) >= self.workers.most_waiting:
-                    self._receive(*sent.popleft(), behind)
-        while sent:
-            self._receive(*sent.popleft(), behind)
 
     def _words(self, segments: list[Segment]) -> tuple[list[str], list[np.ndarray] | None]:
         """Texts for the encoder, and their tokens where it can use those of the store."""
         tokens = [segment.tokens for segment in segments] if self.accepts_tokens else None
         return [segment.text for segment in segments], tokens
-
-    def _receive(self, shard: _Shard, sent: Any, behind: Behind) -> None:
-        assert self.workers is not None
-        latents, truncated = self.workers.receive(sent)
-        self.progress(len(shard.segments))
-        behind.do(partial(self._write, shard, latents, truncated))
 
     def _latents(self, shard: _Shard) -> np.ndarray:
         if isinstance(self.encoder, GivenLatents):
@@ -234,17 +215,33 @@ def run(
         note(f"loading the encoder {settings.encoder}")
     elif ray is not None:
         raise UserError("engine=ray: the latents are given, so nothing is encoded; use engine=plain")
-    source = given_latents or load_encoder(name, lambda: _first_text(tokenizer, settings, sources), **how)
-    workers = None if ray is None else RayEncoders(ray, name, how, note)
+    first_text, show = (
+        partial(_first_text, tokenizer, settings, sources),
+        progress or (lambda done, total: None),
+    )
     try:
-        with _open_writer(out, settings, written, tokenizer, source) as writer, workers or nullcontext():
+        if ray is not None:
+            folder = cut_folder(out, written, sources)
+            jobs = Jobs(os.getcwd(), out.absolute(), folder, settings, sources, name, how)
+            with RayEngine(ray, note) as engine:
+                facts = engine.describe(jobs, first_text())
+                with _open_writer(out, settings, written, tokenizer, facts) as writer:
+                    note("reading and cutting the text")
+                    return _finish(writer, fill(engine, writer, jobs, show))
+        source = given_latents or load_encoder(name, first_text, **how)
+        with _open_writer(out, settings, written, tokenizer, source) as writer:
             note("reading and cutting the text")
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
-            show = progress or (lambda done, total: None)
-            work = _Work(writer, source, show, settings.derive > 0, accepts_tokens, workers)
+            work = _Work(writer, source, show, settings.derive > 0, accepts_tokens)
             return _fill(work, tokenizer, settings, sources)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
+
+
+def _finish(writer: StoreWriter, counts: dict[str, int]) -> PairStore:
+    """Publish the store, without what a Ray cluster may have left in it."""
+    shutil.rmtree(writer.path / CUT_FOLDER, ignore_errors=True)
+    return writer.finish(counts)
 
 
 def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:
@@ -286,7 +283,11 @@ def _first_text(tokenizer: Tokenizer, options: PrepareSettings, sources: tuple[S
 
 
 def _open_writer(
-    out: Path, settings: PrepareSettings, written: dict[str, Any], tokenizer: Tokenizer, source: LatentSource
+    out: Path,
+    settings: PrepareSettings,
+    written: dict[str, Any],
+    tokenizer: Tokenizer,
+    source: LatentSource | EncoderFacts,
 ) -> StoreWriter:
     return StoreWriter(
         out,
@@ -308,7 +309,7 @@ def _fill(
     shards = work.shards(_lots(Segmenter(tokenizer, options), sources, work.stop, counts))
     with many_documents(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
         work.fill(ahead, behind)
-    return work.writer.finish(counts)
+    return _finish(work.writer, counts)
 
 
 def _lots(
@@ -342,9 +343,7 @@ def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event
             is_empty = is_empty and not batch
             yield batch
         if is_empty:
-            counts = segmenter.counts - before
-            words = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
-            raise UserError(f"{part.label()}: no text came out ({words or 'the source is empty'})")
+            part.raise_empty(segmenter.counts - before)
 
 
 def _deriver(

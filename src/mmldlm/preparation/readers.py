@@ -14,12 +14,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from mmldlm.errors import UserError, first_line
+from mmldlm.preparation.parts import LinesFrom
 
 USUAL_FIELDS = ("text", "sentence", "content", "document")
 LATENT_FIELD = "latent"
@@ -54,12 +56,16 @@ class Fields:
     """None: latents in the files are ignored."""
 
 
-def read_file(path: Path, fields: Fields) -> Iterator[tuple[Row, int]]:
-    """The rows of one file, each with the bytes of the file that were read by then."""
-    read = EXTENSIONS[extension_of(path)]
+def read_file(path: Path, fields: Fields, span: tuple[int, int] | None = None) -> Iterator[tuple[Row, int]]:
+    """The rows of one file, or of one of its spans, each with the bytes of the file that were read by then."""
+    read: Callable[..., Iterator[Row]] = EXTENSIONS[extension_of(path)]
     try:
         with path.open("rb") as raw:
             stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            if span is not None and read is _read_parquet:
+                read = partial(_read_parquet, groups=range(*span))
+            elif span is not None:
+                stream = LinesFrom(raw, *span)
             for row in read(stream, path, fields):
                 yield row, raw.tell()
     except UnicodeDecodeError as error:
@@ -157,7 +163,7 @@ def bounded(text: str | None, where: str) -> str | None:
 
 def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
     """Lines of UTF-8, each with its end."""
-    number = 0
+    number, at_start = 0, stream.tell() == 0
     while line := stream.readline(MOST_LINE + 1):
         number += 1
         if len(line) > MOST_LINE:
@@ -165,7 +171,7 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
                 f"{path}:{number}: a line of more than {MOST_LINE:,} bytes; divide it into several, "
                 "or leave the file out"
             )
-        yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        yield line.decode("utf-8-sig" if number == 1 and at_start else "utf-8")
 
 
 def _whole(stream: BinaryIO, path: Path, most: int | None = None) -> bytes:
@@ -184,7 +190,8 @@ def _whole(stream: BinaryIO, path: Path, most: int | None = None) -> bytes:
 
 
 def _read_txt(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
-    text = _whole(stream, path).decode("utf-8-sig")
+    encoding = "utf-8-sig" if stream.tell() == 0 else "utf-8"
+    text = _whole(stream, path).decode(encoding)
     if "\0" in text:
         raise UserError(f"{path}: holds zero bytes, so it is not plain text; leave the file out")
     yield Row(text, None, str(path))
@@ -247,7 +254,7 @@ def _read_tsv(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
     return _read_csv(stream, path, fields, delimiter="\t")
 
 
-def _read_parquet(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
+def _read_parquet(stream: Any, path: Path, fields: Fields, groups: range | None = None) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -257,13 +264,15 @@ def _read_parquet(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a parquet file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(table.schema_arrow, fields, path)
-    for group in range(table.num_row_groups):
+    groups = groups or range(table.num_row_groups)
+    for group in groups:
         for idx in range(table.metadata.num_columns):
             part = table.metadata.row_group(group).column(idx)
             if part.path_in_schema.split(".")[0] in columns:
                 _check_unpacked(part.total_uncompressed_size, part.total_compressed_size, path)
-    batches = table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns, use_threads=False)
-    return _rows_of_batches(batches, columns, path)
+    before = sum(table.metadata.row_group(group).num_rows for group in range(groups.start))
+    batches = table.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
+    return _rows_of_batches(batches, columns, path, before)
 
 
 def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
@@ -329,8 +338,7 @@ def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[str]:
     return [chosen, fields.latent] if fields.latent in names and fields.latent is not None else [chosen]
 
 
-def _rows_of_batches(batches: Any, columns: list[str], path: Path) -> Iterator[Row]:
-    number = 0
+def _rows_of_batches(batches: Any, columns: list[str], path: Path, number: int = 0) -> Iterator[Row]:
     for batch in _whole_batches(batches, path):
         texts = batch.column(columns[0]).to_pylist()
         latents = batch.column(columns[1]).to_pylist() if len(columns) > 1 else [None] * len(texts)

@@ -8,12 +8,12 @@ row, or as an array with one row per document.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,14 @@ from mmldlm.data.format import checksum
 from mmldlm.data.tokenizer import quiet_hub
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.locations import find_files
+from mmldlm.preparation.parts import (
+    LOOKED_AT_CHARACTERS,
+    divide,
+    every_line_of,
+    looks_like_lines,
+    part_size,
+    spans,
+)
 from mmldlm.preparation.readers import (
     LATENT_FIELD,
     Fields,
@@ -31,71 +39,14 @@ from mmldlm.preparation.readers import (
     read_file,
 )
 from mmldlm.preparation.settings import HELD_OUT, PrepareSettings
-from mmldlm.untrusted import map_array
+from mmldlm.preparation.vectors import Vectors
 
 FEW_FILES = 20
 """With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
-SMALLEST_PART, LARGEST_PART = 256, 8192
-"""Characters of a part: a hundredth of all files, within these limits."""
 _NEW = {"latents": None, "latent_field": LATENT_FIELD}
 """Settings that older stores do not have, with the value that changes nothing."""
-SAMPLED_ROWS = 64
-"""Rows of an array that identify it."""
-LOOKED_AT_CHARACTERS, FEWEST_LINES = 2**16, 20
-"""How much of a text file decides whether it holds one text per line."""
-SMALLEST_MARGIN = 50
-"""Characters of a line below which nobody wraps prose."""
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Latents that were given, one row per document: (N, C) or (N, S, C)."""
-
-    array: np.ndarray
-    name: str
-
-    @classmethod
-    def of(cls, latents: Any) -> Vectors:
-        """From a .npy file, which is memory-mapped, or from an array."""
-        if isinstance(latents, str | Path):
-            name, array = str(latents), _map_vectors(Path(latents).expanduser())
-        else:
-            name, array = (
-                "an array",
-                np.asarray(latents.detach().cpu() if hasattr(latents, "detach") else latents),
-            )
-        if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
-            raise UserError(
-                f"latents={name}: {array.dtype} values of shape {array.shape}; numbers of shape (documents, channels) "
-                "or (documents, slots, channels) are needed"
-            )
-        return cls(array, name)
-
-    def row(self, idx: int) -> np.ndarray:
-        """The latent (S, C) of a document."""
-        latent: np.ndarray = np.atleast_2d(self.array[idx])
-        if not np.isfinite(latent).all():
-            raise UserError(
-                f"latents={self.name}: row {idx} holds NaN or infinite values; correct or remove it"
-            )
-        return latent
-
-    def digest(self) -> str:
-        """Changes when the array does, as far as some of its rows show."""
-        rows = np.linspace(0, len(self.array) - 1, min(SAMPLED_ROWS, len(self.array))).astype(np.int64)
-        values = hashlib.sha256(np.ascontiguousarray(self.array[rows]).tobytes()).hexdigest()
-        return f"{self.array.dtype} {list(self.array.shape)}, {values[:16]}"
-
-
-def _map_vectors(path: Path) -> np.ndarray:
-    try:
-        return map_array(path)
-    except FileNotFoundError as error:
-        raise UserError(f"latents={path}: no such file; check the spelling") from error
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"latents={path}: not a .npy file of numbers ({first_line(error)}); save it with numpy.save"
-        ) from error
+SMALLEST_PORTION, LARGEST_PORTION, MOST_PORTIONS, PORTION_ROWS = 2**23, 2**28, 4096, 65_536
+"""Bytes of a file that one process reads in one go, how many such portions are too many, and rows in memory."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +62,17 @@ class SourceDocument:
     """File and line, for messages."""
     has_lines: bool = False
     """It comes from a plain text file, so its lines may have been meant as texts."""
+
+
+class Portion(NamedTuple):
+    """What is read in one go: a file or a part of one, a dataset, or some rows in memory."""
+
+    path: Path | None = None
+    span: tuple[int, int] | None = None
+    """The part of the file; None: all of it."""
+    dataset: str | None = None
+    rows: Iterable[Any] = ()
+    first_row: int = 1
 
 
 @dataclass(frozen=True)
@@ -172,6 +134,11 @@ class Sources:
         shown = [*map(str, self.files[:3]), *self.datasets[:3]]
         return f"{self.name}={' '.join([*shown, '...'] if len(self.files) > 3 else shown)}"
 
+    def raise_empty(self, counts: Mapping[str, int]) -> NoReturn:
+        """`UserError`: nothing came out; `counts` is what was left out."""
+        words = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items())
+        raise UserError(f"{self.label()}: no text came out ({words or 'the source is empty'})")
+
     def digest(self) -> str:
         """Changes when a file is added, removed or changes its size, or a text in memory changes."""
         if self.rows is not None:
@@ -188,12 +155,7 @@ class Sources:
         return [path for path in self.files[:FEW_FILES] if _is_plain(path) and looks_like_lines(_head(path))]
 
     def __iter__(self) -> Iterator[SourceDocument]:
-        shape = self.latent_shape
-        for document in self._documents():
-            empty = not (document.text and document.text.strip())
-            if not empty and (None if document.latent is None else document.latent.shape) != shape:
-                raise UserError(f"{document.where}: {_mismatch(document.latent, shape)}")
-            yield document
+        return _checked(self._documents(), self.latent_shape)
 
     def check_count(self) -> None:
         """`UserError` unless there are as many vectors as documents."""
@@ -220,24 +182,62 @@ class Sources:
 
     def _plain_documents(self) -> Iterator[SourceDocument]:
         done = 0
-        unit, part_characters = self.text_unit, min(max(self.num_bytes // 100, SMALLEST_PART), LARGEST_PART)
-        for path in self.files:
-            plain = _is_plain(path)
-            for row, position in read_file(path, self.fields):
-                if plain:
-                    every_line = self.vectors is not None and unit == "line"
-                    parts = _lines(row.text) if every_line else _divide(row.text, unit, part_characters)
-                    for part in parts:
-                        text = bounded(part, row.where)
-                        yield SourceDocument(text, done + position, where=row.where, has_lines=True)
-                else:
-                    yield _document(row, done + position)
-            done += path.stat().st_size
-        for name in self.datasets:
-            for row in self._dataset_rows(name):
-                yield _document(row, 0)
-        for number, value in enumerate(self.rows if self.rows is not None else (), start=1):
+        for portion in self._portions():
+            yield from self._read(portion, done)
+            done += portion.path.stat().st_size if portion.path else 0
+
+    def _portions(self) -> Iterator[Portion]:
+        yield from map(Portion, self.files)
+        yield from (Portion(dataset=name) for name in self.datasets)
+        if self.rows is not None:
+            yield Portion(rows=self.rows)
+
+    def divided(self) -> Iterator[Portion]:
+        """The same in portions that several processes can read; in this order they give the same documents."""
+        size = min(max(SMALLEST_PORTION, self.num_bytes // MOST_PORTIONS), LARGEST_PORTION)
+        for portion in self._portions():
+            if portion.path is not None and (self.text_unit == "line" or not _is_plain(portion.path)):
+                yield from (portion._replace(span=span) for span in spans(portion.path, size))
+            elif self.rows is not None:
+                rows, first = iter(self.rows), 1
+                while some := list(islice(rows, PORTION_ROWS)):
+                    yield Portion(rows=some, first_row=first)
+                    first += len(some)
+            else:
+                yield portion
+
+    def documents(self, portion: Portion) -> Iterator[SourceDocument]:
+        """Those of one portion, for which an encoder makes the latents; an error names its place in the whole file."""
+        try:
+            yield from _checked(self._read(portion), None)
+        except UserError:
+            if portion.span is not None:
+                for _ in _checked(self._read(portion._replace(span=None)), None):
+                    pass
+            raise
+
+    def _read(self, portion: Portion, done: int = 0) -> Iterator[SourceDocument]:
+        if portion.path is not None:
+            yield from self._file_documents(portion.path, portion.span, done)
+        elif portion.dataset is not None:
+            yield from (_document(row, 0) for row in self._dataset_rows(portion.dataset))
+        for number, value in enumerate(portion.rows, start=portion.first_row):
             yield _document(parse_row(value, self.fields, f"{self.name}, row {number}"), 0)
+
+    def _file_documents(
+        self, path: Path, span: tuple[int, int] | None, done: int
+    ) -> Iterator[SourceDocument]:
+        unit, part_characters = self.text_unit, part_size(self.num_bytes)
+        plain, every_line = _is_plain(path), self.vectors is not None and unit == "line"
+        for row, position in read_file(path, self.fields, span):
+            if not plain:
+                yield _document(row, done + position)
+                continue
+            parts = every_line_of(row.text) if every_line else divide(row.text, unit, part_characters)
+            for part in parts:
+                if part is not None or span is None:
+                    text = bounded(part, row.where)
+                    yield SourceDocument(text, done + position, where=row.where, has_lines=True)
 
     def _dataset_rows(self, name: str) -> Iterator[Row]:
         """Rows of a Hugging Face dataset; with a limit a shuffled part, so that the whole need not be fetched."""
@@ -270,6 +270,15 @@ class Sources:
 def _document(row: Row, read_bytes: int) -> SourceDocument:
     latent = None if row.latent is None else np.atleast_2d(row.latent)
     return SourceDocument(bounded(row.text, row.where), read_bytes, latent, row.where)
+
+
+def _checked(documents: Iterable[SourceDocument], shape: tuple[int, ...] | None) -> Iterator[SourceDocument]:
+    """The documents; `UserError` for a latent of another shape."""
+    for document in documents:
+        empty = not (document.text and document.text.strip())
+        if not empty and (None if document.latent is None else document.latent.shape) != shape:
+            raise UserError(f"{document.where}: {_mismatch(document.latent, shape)}")
+        yield document
 
 
 def _mismatch(latent: np.ndarray | None, shape: tuple[int, ...] | None) -> str:
@@ -353,42 +362,8 @@ def _is_plain(path: Path) -> bool:
     return extension_of(path) == ".txt"
 
 
-def _divide(text: str | None, unit: str, part_characters: int) -> list[str | None]:
-    if text is None or unit == "file":
-        return [text]
-    if unit == "line":
-        return [line for line in text.splitlines() if line.strip()] or [None]
-    pieces = re.split(r"(?<=\n)(?=[ \t]*\n)", text) if "\n\n" in text else text.splitlines(keepends=True)
-    parts: list[str | None] = []
-    current: list[str] = []
-    size = 0
-    for piece in pieces:
-        current.append(piece)
-        size += len(piece)
-        if size >= part_characters:
-            parts.append("".join(current))
-            current, size = [], 0
-    return [*parts, "".join(current)] if current or not parts else parts
-
-
-def _lines(text: str | None) -> list[str | None]:
-    """Every line, blank ones too, as a file object counts them: each has its row in an array of latents."""
-    lines = re.split(r"\r\n|\r|\n", text or "")
-    return list(lines[:-1] if lines[-1] == "" else lines)
-
-
 def _head(path: Path) -> str:
     """The beginning of a text file; what cannot be read is reported when the file is read for good."""
     for row, _ in read_file(path, Fields()):
         return (row.text or "")[:LOOKED_AT_CHARACTERS]
     return ""
-
-
-def looks_like_lines(text: str) -> bool:
-    """Whether each line seems to be a text of its own: no blank lines between, and not prose wrapped at a margin."""
-    lines = text.splitlines()
-    sizes = np.array([len(line) for line in lines if line.strip()])
-    if len(sizes) < FEWEST_LINES or len(sizes) < 0.95 * len(lines):
-        return False
-    margin = float(np.quantile(sizes, 0.95))
-    return margin < SMALLEST_MARGIN or float((sizes >= 0.8 * margin).mean()) < 0.5
