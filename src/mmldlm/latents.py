@@ -152,7 +152,6 @@ class Moments:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
         return cls(value["count"], np.array(value["mean"]), np.array(value["square"]))
 
 

@@ -6,17 +6,16 @@ colours, and as PNG for anywhere else. Templates of pages are in `templates/`; e
 
 from __future__ import annotations
 
+import contextlib
 import io
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmldlm.durable import flush_folder, naming, volatile, write_file
+from mmldlm.durable import flush_folder, naming, staged_file, staged_folder, write_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-PIPE_WIDTH = 120
+PIPE_WIDTH = 160
 """Columns where the output is no terminal."""
 
 
@@ -46,7 +45,6 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def to_rich(self) -> RichTable:
-        """For a terminal."""
         from rich.text import Text
 
         table = folding_table(*self.head, title=self.title, numbers=True)
@@ -101,12 +99,10 @@ def number(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share."""
     return f"{100 * value:.{digits}f} %"
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """A difference."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
@@ -139,8 +135,6 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One plot."""
-
     name: str
     title: str
     caption: str
@@ -211,8 +205,6 @@ def _to_png(figure: Figure) -> bytes:
 
 @dataclass(frozen=True)
 class Card:
-    """A headline number."""
-
     value: str
     what: str
     detail: str
@@ -270,24 +262,17 @@ def publish(folder: Path, files: dict[str, bytes], stale: list[str] | None = Non
     A new folder appears whole. In one that exists already each file is renamed into its place, in the given order, and
     those of `stale` that are not among them go; other files are left alone.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    exists = folder.is_dir()
-    staged = volatile(folder if exists else folder.parent, "staging", folder.name)
-    try:
-        with naming(folder):
-            staged.mkdir()
+    if not folder.is_dir():
+        with staged_folder(folder) as staged:
             for name, content in files.items():
                 write_file(staged / name, [content])
-            flush_folder(staged)
-        if not exists:
-            os.rename(staged, folder)
-        else:
-            for name in files:
-                os.replace(staged / name, folder / name)
-            staged.rmdir()
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+        return
+    with (
+        contextlib.ExitStack() as stack,
+        naming(folder),
+    ):  # the last one entered is the first that gets its name
+        for name, content in reversed(files.items()):
+            write_file(stack.enter_context(staged_file(folder / name, flushed=False)), [content])
     for name in set(stale or []) - files.keys():
         (folder / name).unlink(missing_ok=True)
-    flush_folder(folder if exists else folder.parent)
+    flush_folder(folder)

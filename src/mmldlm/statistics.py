@@ -206,7 +206,6 @@ class Quantity:
             return bleu_of_sums(sums) if self.kind == "bleu" else np.abs(sums[:, :-1]).sum(1) / sums[:, -1]
 
     def value(self) -> float:
-        """The number over all documents."""
         return float(self.statistic(np.arange(len(self))[None])[0])
 
     def estimate(self, seed: int) -> Estimate:
@@ -214,12 +213,10 @@ class Quantity:
         return estimate(self.statistic, len(self), seed)
 
     def take(self, rows: np.ndarray) -> Quantity:
-        """The same of some documents."""
         weights = None if self.weights is None else self.weights[rows]
         return replace(self, values=self.values[rows], weights=weights)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         weights = None if self.weights is None else _plain(self.weights)
         head = {"title": self.title, "better": self.better, "kind": self.kind}
         return head | {"values": _plain(self.values), "weights": weights}

@@ -51,7 +51,7 @@ def write(folder, **changes):
     ({"arms": {"base": [], "b": {"of": "base", "sampling": {"guidence": 2}}}}, "unknown setting sampling.guidence"),
     ({"arms": {"base": ["optim.ema_decay=0"], "b": {"of": "base", "weights": "last"}}}, "keeps no average"),
     ({"arms": {"base": BLIND, "b": {"of": "base", "sampling": {"guidance": 2}}}}, "which this run never trains"),
-    ({"arms": {"base": [], "b": BLIND}, "eval": {"guidances": [1, 2]}}, "arm 'b': guidance compares"),
+    ({"arms": {"base": [], "b": BLIND}, "base": ["evaluation.guidances=[1,2]"]}, "arm 'b': guidance compares"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.guidances=[2]"]}, "evaluation.guidances: this arm"),
     ({"arms": {"base": [], "b": TEXT_ALONE}, "base": ["evaluation.candidates=[4]"]}, "evaluation.candidates: this arm"),
     ({"arms": {"base": [], "b": L2T_ALONE}, "base": ["evaluation.candidates=[4]"]}, "cannot read a text back"),
@@ -62,7 +62,7 @@ def write(folder, **changes):
     ({"eval": {"num_documents": "many"}}, "evaluation.num_documents=many: a whole number"),
     ({"eval": {"steps": 16}}, "eval: steps: 16: a list of whole numbers"),
     ({"eval": {"steps": [0]}}, "evaluation.step_counts=[0]"),
-    ({"eval": {"text_samplers": ["fast"]}}, "'fast' is no text sampler"),
+    ({"base": ["evaluation.text_samplers=[fast]"]}, "'fast' is no text sampler"),
     ({"eval": {"seed": -1}}, "eval: seed: -1"),
     ({"eval": {"encoder": "yes"}}, "eval: encoder: yes: true or false"),
     ({"quantities": ["t2l/cosin"]}, "t2l/cosin: nothing of this name is measured; did you mean t2l/cosine?"),
@@ -107,12 +107,9 @@ def test_settings_of_base_command_line_and_arm_win_in_this_order(tmp_path):
     assert first.evaluation.step_counts == [4]
 
 
-def test_a_recipe_beside_the_plan_is_found_and_ways_to_decode_need_text(tmp_path):
+def test_a_recipe_beside_the_plan_is_found(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: {store: x}\n")
-    arms = {"base": [], "t2l": ["corruption.mode_weights={t2l: 1}"], "text alone": TEXT_ALONE}
-    plan = load_plan(write(tmp_path, recipe="mine.yaml", arms=arms, eval={"guidances": [1, 2]}))
-    assert plan.recipe == str(tmp_path / "mine.yaml")
-    assert [plan.config(arm, 0).evaluation.guidances for arm in plan.arms] == [[1, 2], [], []]
+    assert load_plan(write(tmp_path, recipe="mine.yaml")).recipe == str(tmp_path / "mine.yaml")
 
 
 def test_the_report_says_which_arm_never_saw_a_latent(tmp_path):

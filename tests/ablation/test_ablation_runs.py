@@ -263,7 +263,7 @@ def test_ctrl_c_saves_what_runs_and_still_writes_the_table(store, tmp_path, caps
 
 
 def test_a_run_whose_ablation_was_killed_leaves_too(done):
-    pid = fork(lambda: ablate_run(done.out / "logs" / "base-0.json", parent=1))
+    pid = fork(lambda: ablate_run(job=done.out / "logs" / "base-0.json", parent=1))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (-signal.SIGTERM, 1)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from mmldlm.config import PARTS, Config, find_problems, leaves_condition_out
 from mmldlm.config.recipe import (
-    REMOVED,
     config_from_dict,
     config_to_dict,
     list_recipes,
@@ -89,8 +88,6 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
     (["speed.layout=padded", "speed.attention=varlen"], "needs speed.layout=packed"),
     (["objective.latent_loss=cosine", "corruption.prediction_type=noise"], "needs corruption.prediction_type=clean"),
     (["objective.latent_loss=normalized_mse", "corruption.prediction_type=velocity"], "no sampler's formula"),
-    (["corruption.text_noise=hybrid"], "corruption.text_noise=hybrid: this setting was removed"),
-    (["model.whiten_init=true"], "model.whiten_init=True: this setting was removed"),
     (["objective.balance=uncertainty"], "objective.balance=uncertainty: allowed are gradient_norm, fixed"),
     (["sampling.guidance=2", "corruption.condition_dropout=0", "corruption.mode_weights={l2t: 1, t2l: 1}"],
      "sampling.guidance=2.0: compares with the prediction without the condition, which this run never trains"),
@@ -118,29 +115,6 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(words, told):
         load_recipe("demo", words)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_saved_settings_with_removed_ones_load_where_these_had_no_effect():
-    config = load_recipe("demo")
-    old = config_to_dict(config)
-    for key, (neutral, *_) in REMOVED.items():
-        section, name = key.split(".")
-        old[section][name] = neutral
-    assert config_from_dict(old) == config
-    old["model"]["whiten_init"] = True  # the weights of a saved run hold what it did
-    assert config_from_dict(old) == config
-    old["model"]["self_conditioning"] = True
-    with pytest.raises(
-        UserError, match=r"^the saved settings: model.self_conditioning=True: this setting was removed"
-    ):
-        config_from_dict(old)
-
-
-def test_saved_settings_older_than_a_changed_default_mean_what_they_meant():
-    old = config_to_dict(load_recipe("demo"))
-    del old["objective"]["balance"], old["objective"]["text_weighting"]
-    objective = config_from_dict(old).objective
-    assert (objective.balance, objective.text_weighting) == ("fixed", "bound")
 
 
 @pytest.mark.parametrize("name", list_recipes())

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from mmldlm.checkpoint.export import read_export
 from mmldlm.cli.main import app, main
 from mmldlm.cli.runs import export
-from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
 from tests import warm
 from tests.runs import write_recipe
@@ -168,20 +166,15 @@ def test_a_whole_run_leaves_what_the_docs_say(place, monkeypatch):
     assert [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()] == lines
 
 
-def test_a_run_outlives_the_reader_of_its_output_and_is_exported_from_a_store_that_moved(tmp_path):
+def test_a_run_outlives_the_reader_of_its_output_and_is_exported_without_its_store(tmp_path):
     write_store(tmp_path / "store", num_train=60)
     write_recipe(tmp_path, tmp_path / "store")
     process = start(tmp_path, "--run", "unheard", "train.steps=3", "train.valid_samples=0")
     process.stderr.close()  # as `2>&1 | head -1` does
     assert process.wait(200) == 0
     (tmp_path / "store").rename(tmp_path / "elsewhere")
-    export(tmp_path / "unheard", tmp_path / "export")  # the run folder is whole in itself
-    (tmp_path / "unheard" / "data.json").unlink()  # a run from before that
-    shutil.rmtree(tmp_path / "unheard" / "export")
-    with pytest.raises(UserError, match="name it with data=STORE"):
-        export(tmp_path / "unheard", tmp_path / "export")
-    export(tmp_path / "unheard", tmp_path / "export", tmp_path / "elsewhere")
-    assert read_export(tmp_path / "export").config["data"]["store"] == str(tmp_path / "elsewhere")
+    export(run=tmp_path / "unheard", out=tmp_path / "export")  # the run folder is whole in itself
+    assert read_export(tmp_path / "export").data["step"] == 3
 
 
 def test_a_second_run_on_the_same_folder_is_refused(place):

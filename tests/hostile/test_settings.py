@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -87,12 +86,6 @@ def test_saved_settings_read_no_environment(values: dict, monkeypatch: pytest.Mo
 def test_saved_settings_of_a_wrong_type(values: dict) -> None:
     with pytest.raises(UserError, match="the saved settings"):
         config_from_dict({"data": {"store": "x"}} | values)
-
-
-def test_a_removed_setting_in_saved_settings_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        config_from_dict({"data": {"store": "x"}, "evaluation": {"refine_by": ["remask"]}})
-    assert "evaluation.refine_by=['remask']: this setting was removed and is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -89,16 +89,10 @@ def test_texts_become_latents_in_the_encoders_space(run: Path, encoder: None, tm
     assert latents.shape == (2, 1, NUM_CHANNELS)
     assert np.array_equal(np.array([record["latent"] for record in records], np.float32), latents)
     assert np.abs(latents - 3.0).max() < 2.0  # the untrained latent head predicts 0: the mean of the data
-    expected = cosine(latents, FakeEncoder().encode(["w1 w2", "w9"]))
-    assert [record["cosine"] for record in records] == pytest.approx(expected.tolist())
-    shown = call("encode", run, "w1 w2").stdout
-    assert "cosine" in shown
-    assert f"{expected[0]:.4f}" in shown
-    assert "cosine" not in call("encode", run, "w1 w2", "--no-compare").stdout
+    assert "w1 w2" in call("encode", run, "w1 w2").stdout
     call("encode", run, "w1 w2", "--encode-with", "encoder", "--out", out)
     assert np.array_equal(np.load(out), FakeEncoder().encode(["w1 w2"]))
-    stored = samples("encode", run, "--from-split", "validation", "-n", 3)
-    assert all(0.5 < record["cosine"] <= 1.0 for record in stored)
+    assert len(samples("encode", run, "--from-split", "validation", "-n", 3)) == 3
 
 
 def test_encoding_works_without_the_encoder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +102,6 @@ def test_encoding_works_without_the_encoder(run: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(SentenceEncoder, "reopen", classmethod(fail))
     result = call("encode", run, "w1 w2")
     assert result.exit_code == 0, result.exception
-    assert "cannot be loaded" in result.stderr
-    assert "cosine" not in result.stdout
     assert "cannot be loaded" in mistake("decode", run, "--text", "w1 w2")
     assert samples("decode", run, "--text", "w1 w2", "--encode-with", "model")[0]["original"] == "w1 w2"
 
@@ -245,7 +237,7 @@ def test_longer_texts_than_in_training_are_not_taken_in_silence(
 
 def test_control_sequences_do_not_reach_the_terminal(run: Path, encoder: None) -> None:
     assert printable("a\x1b[31mred\x1b[0m\x07b\x9b2Jc\u202ed\tx\ny\x1b]0;title\x07z") == "aredbcd\tx\nyz"
-    shown = call("encode", run, "w1 \x1b[2J\x1b]0;owned\x07w2", "--no-compare").stdout
+    shown = call("encode", run, "w1 \x1b[2J\x1b]0;owned\x07w2").stdout
     assert "\x1b[2J" not in shown
     assert "owned" not in shown
     assert "w1" in shown

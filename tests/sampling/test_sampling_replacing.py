@@ -22,13 +22,11 @@ from mmldlm.latents import Normalizer, cosine
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape
 from mmldlm.sampling import judge as judge_module
-from mmldlm.sampling import replacing
 from mmldlm.sampling.decode import decode_latents, encode_tokens
-from mmldlm.sampling.judge import Checked, Judge, Ragged, slices
+from mmldlm.sampling.judge import NUM_REPLACEMENTS, Checked, Judge, Proposals, Ragged, Swaps, slices
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, document_keys
 from mmldlm.sampling.predictor import ModelPredictor, guided_logits
-from mmldlm.sampling.replacing import NUM_REPLACEMENTS, Proposals, Swaps
 from mmldlm.sampling.self_check import checked_stages, decode_checked
 from mmldlm.types import DenoiserOutput
 from tests.sampling.sampling_oracles import random_model, spy
@@ -196,8 +194,7 @@ def test_a_text_depends_neither_on_others_nor_on_packs() -> None:
 def test_chunks_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model()
     together = check(model, num_rounds=1)
-    for module in (judge_module, replacing):
-        monkeypatch.setattr(module, "CHUNK_TOKENS", 64)
+    monkeypatch.setattr(judge_module, "CHUNK_TOKENS", 64)
     found = check(model, num_rounds=1)
     assert all(map(np.array_equal, together.tokens, found.tokens))
     assert together.num_encoded.tolist() == found.num_encoded.tolist()
@@ -243,8 +240,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
 
 def test_long_texts_are_tried_in_other_places_until_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 12 places 2 are drawn in a round: what found nothing there goes on, and ends at the text."""
-    for module in (judge_module, replacing):
-        monkeypatch.setattr(module, "MAX_PROBED", 2)
+    monkeypatch.setattr(judge_module, "MAX_PROBED", 2)
     truth = truth_texts()
     found = check(knowing_model(3), latents=bag(truth), encode=bag, options=GREEDY, num_rounds=60)
     assert all(map(np.array_equal, found.tokens, truth))

@@ -12,10 +12,9 @@ from mmldlm.config import ModeWeights, SamplingConfig
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
 from mmldlm.sampling.decode import decode_latents, encode_tokens, likely_lengths
-from mmldlm.sampling.judge import Checked, probed_places
+from mmldlm.sampling.judge import NUM_REPLACEMENTS, Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions, for_joint, lengths_tried
 from mmldlm.sampling.pack import document_keys
-from mmldlm.sampling.replacing import NUM_REPLACEMENTS
 from mmldlm.sampling.self_check import LENGTH_PRIOR, checked_stages, decode_checked, decode_unknown_length
 from tests.sampling.sampling_oracles import random_model, spy
 

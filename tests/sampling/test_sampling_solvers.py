@@ -16,7 +16,7 @@ from mmldlm.sampling.decode import encode_tokens, generate
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Step, document_keys, latent_noise, make_steps
 from mmldlm.sampling.predictor import Prediction
-from mmldlm.sampling.solvers import LATENT_STEPS
+from mmldlm.sampling.solvers import LATENT_STEPS, Solver
 from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
 
 TYPES = ("clean", "noise", "velocity")
@@ -74,7 +74,7 @@ def solve(
         torch.zeros(num, dtype=torch.int64), latent_noise(keys, (1, 2)).double(), ones, ones, lengths, keys
     )
     for step in steps or make_steps("latent", num_steps):
-        pack = LATENT_STEPS[sampler](predictor, pack, process, 1, step, SamplingOptions())
+        pack = LATENT_STEPS[sampler](Solver(predictor, process, 1.0, 1), pack, step)
     assert pack.latent_time.tolist() == [steps[-1].next_time if steps else 0.0] * num
     return pack.noisy_latents[:, 0], predictor.num_calls
 

@@ -14,7 +14,6 @@ import torch
 import mmldlm
 from mmldlm.api.runs import export_run, read_run
 from mmldlm.api.train import plan_run
-from mmldlm.checkpoint.export import read_export
 from mmldlm.checkpoint.files import published
 from mmldlm.checkpoint.load import load_model, read_weights
 from mmldlm.config.recipe import make_config
@@ -189,14 +188,14 @@ def test_the_newest_of_checkpoint_and_export_is_loaded_and_damage_is_passed_over
     assert not same(raw.weights, read_weights(folder).weights)
 
 
-def test_a_run_of_before_the_description_uses_its_store_or_its_export(recipe, trained, tmp_path):
+def test_a_run_without_its_description_uses_its_export_or_names_the_file(recipe, trained, tmp_path):
     folder = copy_of(trained, tmp_path)
     (folder / "data.json").unlink()
     published(folder / "checkpoints")  # newest is as old as the export: the export serves
     assert load_model(folder, CPU).step == 4
-    export = read_export(folder / "export")
     shutil.rmtree(folder / "export")
-    assert read_weights(folder).data["fingerprint"] == export.data["fingerprint"]
+    with pytest.raises(mmldlm.UserError, match=r"data.json: is missing; restore it from a backup"):
+        read_weights(folder)
 
 
 def test_what_is_no_model_is_one_clear_line(tmp_path, monkeypatch, trained):

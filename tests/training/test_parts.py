@@ -2,10 +2,7 @@
 
 import torch
 
-from mmldlm.checkpoint.load import load_checkpoint
-from mmldlm.checkpoint.save import Saver
-from mmldlm.checkpoint.state import Snapshot, restore_snapshot, take_snapshot
-from mmldlm.config.recipe import config_to_dict
+from mmldlm.checkpoint.state import restore_snapshot, take_snapshot
 from tests.runs import make_trainer, same, weights
 
 
@@ -42,30 +39,3 @@ def test_every_part_of_a_run_comes_back(whole, store, tmp_path):
         held = {key: value for key, value in part.state_dict().items() if not isinstance(value, torch.Tensor)}
         restored = other.parts[name].state_dict()
         assert held == {key: restored[key] for key in held}, name
-
-
-def test_a_checkpoint_of_before_the_parts_had_names_is_read(whole, tmp_path):
-    """The form that earlier versions wrote: progress, modes and balance were keys of the meta of their own."""
-    today = whole.snapshot()
-    meta = {
-        key: today.meta[key]
-        for key in ("settings", "content", "fingerprint", "scaler", "rollbacks", "plateau")
-    }
-    resizing = {"halvings": 2, "good_steps": 5, "patience": 4, "grew": False}
-    meta |= {
-        "position": 77,
-        "tokens": 88,
-        "documents": 99,
-        "mode_stage": 3,
-        "resizing": resizing,
-        "valid_loss": 0.5,
-    }
-    saver = Saver(tmp_path, on_error=lambda error: None)
-    saver.save(Snapshot(12, today.tensors, meta | {"norms_measured_at": 10}), wait=True)
-    read = load_checkpoint(tmp_path / "step_00000012")
-    assert read.meta["progress"] == {
-        "step": 12, "position": 77, "tokens": 88, "documents": 99, "validated": [12, 0.5],
-    }  # fmt: skip
-    assert read.meta["modes"] == {"stage": 3}
-    assert read.meta["resizing"] == resizing | {"config": config_to_dict(whole.config)["batch"]}
-    assert read.meta["balance"] == {"last": 10}

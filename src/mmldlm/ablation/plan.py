@@ -31,12 +31,10 @@ _OURS = {
 }
 """Settings that the ablation itself chooses."""
 _SETTINGS = {"steps": "step_counts"}
-_WAYS = ("text_samplers", "guidances")
-"""Ways to decode; arms that have no loss on text, or never see a latent, go without."""
-_DECODING = ("candidates", "refine", *_WAYS)
+_DECODING = ("candidates", "refine", "text_samplers", "guidances")
 """Settings of evaluation that ask for a decode."""
 _QUICK = {"num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16]}
-_SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps", *_WAYS)
+_SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class EvaluationPlan:
     """How every arm is evaluated: the same documents, the same noise."""
 
     words: tuple[str, ...]
-    ways: tuple[str, ...]
     steps: tuple[int, ...]
     seed: int = 0
     encoder: bool = False
@@ -64,7 +61,6 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """Name of its folder."""
         return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in self.name)
 
     @property
@@ -102,12 +98,10 @@ class Plan:
         return [one for one in self.arms if one == arm or one.of == arm.name]
 
     def config(self, arm: Arm, seed: int) -> Config:
-        """All settings of a run."""
         config = self.configs[arm.name]
         return replace(config, train=replace(config.train, seed=seed))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the result."""
         return {
             "file": str(self.path),
             "recipe": self.recipe,
@@ -201,12 +195,10 @@ def _evaluation(values: Any) -> EvaluationPlan:
     if split is not None and not isinstance(split, str):
         raise UserError(f"eval: split: {split}: the name of a split is needed")
 
-    def word(key: str) -> str:
-        return f"evaluation.{_SETTINGS.get(key, key)}={json.dumps(values[key])}"
-
-    words = tuple(word(key) for key in _SIZES if key in values and key not in _WAYS)
-    ways = tuple(word(key) for key in _WAYS if key in values)
-    return EvaluationPlan(words, ways, tuple(steps), seed, encoder, split)
+    words = tuple(
+        f"evaluation.{_SETTINGS.get(key, key)}={json.dumps(values[key])}" for key in _SIZES if key in values
+    )
+    return EvaluationPlan(words, tuple(steps), seed, encoder, split)
 
 
 def _arms(values: Any) -> tuple[Arm, ...]:
@@ -262,14 +254,12 @@ def _config(plan: Plan, arm: Arm) -> Config:
     if arm.of is not None:
         words += next(one for one in plan.arms if one.name == arm.of).words
     words += [*arm.words, *own]
-    config, ways = load_recipe(plan.recipe, words, said_in="its settings"), plan.evaluation.ways
-    if ways and _decodes(config):
-        config = load_recipe(plan.recipe, [*words, *ways], said_in="eval")
+    config = load_recipe(plan.recipe, words, said_in="its settings")
     asked = [name for name in _DECODING if getattr(config.evaluation, name)]
     if asked and not _decodes(config):
         raise UserError(
             f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
-            f"for the other arms only, or in eval ({', '.join(_WAYS)}), where such arms go without"
+            "for the other arms only"
         )
     _check_judge(config, encoder=plan.evaluation.encoder)
     if arm.weights == LAST and not config.optim.ema_decay:

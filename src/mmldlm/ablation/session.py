@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mmldlm.ablation.plan import LAST, Plan, load_plan
 from mmldlm.ablation.report import Report
@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that is over."""
-
     job: Job
     seconds: float
     failure: str | None = None
@@ -77,7 +75,6 @@ class Rounds:
     work: Work
     num_jobs: int
     changed: Callable[[Rounds], None]
-    """Called whenever a job has begun or ended, and every now and then."""
     ended_one: Callable[[Ended], None]
     waiting: deque[Job] = field(default_factory=deque)
     running: list[_Running] = field(default_factory=list)
@@ -87,7 +84,6 @@ class Rounds:
 
     @property
     def failed(self) -> list[Ended]:
-        """Jobs without a result."""
         return [one for one in self.ended if one.failure is not None]
 
     def run(self) -> None:
@@ -158,16 +154,6 @@ class Rounds:
             time.sleep(_POLL)
 
 
-class Watcher(Protocol):
-    """Follows the rounds."""
-
-    def update(self, rounds: Rounds) -> None:
-        """Called whenever a job has begun or ended, and every now and then."""
-
-    def ended(self, one: Ended) -> None:
-        """Called for each job that is over."""
-
-
 @dataclass(frozen=True)
 class Finished:
     """What an ablation measured and wrote."""
@@ -180,7 +166,6 @@ class Finished:
 
     @property
     def folder(self) -> Path:
-        """Where all of it lies."""
         return self.report.work.folder
 
 
@@ -196,8 +181,13 @@ def plan_ablation(
     return open_work(loaded, out or Path("ablations") / loaded.path.stem, num_seeds)
 
 
-def run_ablation(work: Work, num_jobs: int, watcher: Watcher) -> Finished:
-    """Train and evaluate what is still missing, `num_jobs` runs at a time, and write the report."""
+def run_ablation(
+    work: Work, num_jobs: int, changed: Callable[[Rounds], None], ended_one: Callable[[Ended], None]
+) -> Finished:
+    """Train and evaluate what is still missing, `num_jobs` runs at a time, and write the report.
+
+    `changed` is called whenever a job has begun or ended, and every now and then; `ended_one` for each that is over.
+    """
     require_writable(work.folder)
     _check_machine(work.plan)
     with _folder_held(work):
@@ -207,10 +197,10 @@ def run_ablation(work: Work, num_jobs: int, watcher: Watcher) -> Finished:
         def ended(one: Ended) -> None:
             if one.failure is not None:
                 report.failures[one.job.title] = one.failure
-            watcher.ended(one)
+            ended_one(one)
             report.write(whole=False, picture=False)
 
-        rounds = Rounds(work, num_jobs, watcher.update, ended)
+        rounds = Rounds(work, num_jobs, changed, ended)
         rounds.run()
         summary, values = report.write(whole=not rounds.stopped and not rounds.failed)
         return Finished(report, rounds, summary, values)

@@ -15,8 +15,6 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity of the table."""
-
     name: str
     title: str
     better: str
@@ -41,8 +39,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm."""
-
     arm: Arm
     seeds: tuple[int, ...]
     num_parameters: int | None
@@ -51,7 +47,6 @@ class Row:
     """By name of the quantity; what the arm has no value of is missing."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "arm": self.arm.name,
             "change": self.arm.change,

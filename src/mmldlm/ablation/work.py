@@ -36,8 +36,6 @@ RECORD_FORMAT = "mmldlm-ablation-record-1"
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a run."""
-
     title: str
     better: str
     value: float
@@ -59,7 +57,6 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {"format": RECORD_FORMAT} | asdict(self)
 
 
@@ -132,7 +129,6 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For people."""
         return f"{self.arm}, seed {self.seed}"
 
 
@@ -159,7 +155,6 @@ class Work:
         return read_record(self.report_folder(arm, seed), self.identity(arm, seed))
 
     def records(self) -> list[Record]:
-        """All that is known."""
         records = (self.record(arm, seed) for arm in self.plan.arms for seed in self.seeds)
         return [record for record in records if record is not None]
 

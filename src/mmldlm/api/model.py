@@ -38,6 +38,7 @@ from mmldlm.api.values import (
     matched,
     one_each,
     one_latent,
+    parse_blanks,
     require_at_least,
     require_choice,
     source_ids,
@@ -50,7 +51,6 @@ from mmldlm.errors import UserError
 from mmldlm.latents import between
 from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.runtime import choose_device
-from mmldlm.sampling.blanks import parse_blanks
 from mmldlm.sampling.decode import (
     Progress,
     decode_latents,

@@ -62,7 +62,6 @@ class Run:
         return str(self.path)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "name": self.name,
             "path": str(self.path),
@@ -108,13 +107,11 @@ def export_run(
     out: str | Path | None = None,
     *,
     averaged: bool = True,
-    store: str | Path | None = None,
     precision: str = "fp32",
 ) -> tuple[Path, int | None]:
     """Write the weights of a run's newest valid checkpoint for use; returns the folder and the step.
 
     `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row of a matrix.
-    `store` says where the pair store is, which only runs from before run folders described their data need.
     """
     from mmldlm import durable
     from mmldlm.checkpoint.export import write_export
@@ -123,7 +120,7 @@ def export_run(
     folder = find_model(run)
     target = RunFolder(folder).export if out is None else Path(out)
     durable.require_writable(target)
-    export = read_weights(folder, averaged=averaged, store=None if store is None else Path(store))
+    export = read_weights(folder, averaged=averaged)
     write_export(target, export, precision)
     return target, export.data.get("step")
 

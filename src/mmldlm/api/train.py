@@ -179,12 +179,10 @@ class _Steps:
         self.progress, self.num_steps = progress, 0
 
     def start(self, step: int, num_steps: int) -> None:
-        """The run begins, or resumes, at a step."""
         self.num_steps = num_steps
         self.update(step, {})
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
-        """A line was logged."""
         if self.progress is not None:
             self.progress(step, self.num_steps)
 
@@ -197,11 +195,9 @@ class _Watched:
         self.health: Health | None = None
 
     def start(self, step: int, num_steps: int) -> None:
-        """The run begins, or resumes, at a step."""
         self._show(lambda: self.reporter.start(step, num_steps))
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
-        """A line was logged."""
         if self.health is not None:
             self.health.update(step, fields)
         self._show(lambda: self.reporter.update(step, fields))
@@ -254,7 +250,6 @@ class Health:
         self.panel = Panel(facts=self.facts, own=True)
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
-        """A line was logged."""
         self.facts.saved_step = self.saved()
         for change in self.panel.observe_fields(step, fields, time=time.time()):
             self._tell(change, step)

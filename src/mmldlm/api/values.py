@@ -31,6 +31,8 @@ Latents = np.ndarray | Tensor | Sequence[Any]
 Lengths = int | Sequence[int] | np.ndarray
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+MAX_BLANK = 10_000
+"""Tokens of one blank; more are a slip of the finger."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,38 @@ def matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarra
     return texts * num if len(texts) == 1 else texts, np.repeat(
         latents, num if len(latents) == 1 else 1, axis=0
     )
+
+
+def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
+    """Token ids of a text, with the mask's id in its blanks.
+
+    A run of four or more underscores, or the tokenizer's own mask word such as [MASK], stands for one token; with a
+    number in braces behind it, for so many. A space before a blank belongs to what is filled in, as tokenizers of the
+    GPT kind see it.
+    """
+    tokens: list[int] = []
+    end = 0
+    for blank in _pattern(tokenizer).finditer(text):
+        digits = blank["count"] or "1"
+        count = int(digits[:9])  # more digits than that are too many tokens, and slow to read
+        if not 1 <= count <= MAX_BLANK:
+            raise UserError(f"{text!r}: a blank of {digits} tokens; allowed are 1 to {MAX_BLANK}")
+        tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
+        end = blank.end()
+    if end == 0:
+        raise UserError(f"{text!r}: holds no blank; write ____ for a token, ____{{3}} for three")
+    return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
+
+
+def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    words = [re.escape(token.content) for token in added if token.special and "mask" in token.content.lower()]
+    marks = "|".join(["_{4,}", *words])
+    return re.compile(rf"(?:{marks})(?:\{{(?P<count>\d+)\}})?")
+
+
+def _ids(tokenizer: Tokenizer, piece: str) -> list[int]:
+    return tokenizer.encode_batch([piece])[0] if piece.strip() else []
 
 
 class Codec:

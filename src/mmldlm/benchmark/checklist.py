@@ -73,7 +73,6 @@ class Check:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def line(self) -> str:
-        """For people."""
         mark = {True: "✓", False: "✗", None: "-"}[self.passed]
         return f"{mark} {self.name}: {self.detail}"
 
@@ -299,11 +298,9 @@ class Validation:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
         return all(check.passed is not False for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "format": 1, "passed": self.passed, "partial": self.partial, "settings": self.settings,
             "checks": [asdict(check) for check in self.checks],

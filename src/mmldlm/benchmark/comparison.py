@@ -59,8 +59,6 @@ _MICRO_TOKENS = 8192
 
 @dataclass
 class Row:
-    """One arm, summed up."""
-
     name: str
     change: str
     settings: tuple[str, ...] = ()
@@ -117,7 +115,6 @@ class Comparison:
     partial: bool = False
 
     def row(self, name: str) -> Row:
-        """The row of an arm."""
         return next(row for row in self.rows if row.name == name)
 
 
@@ -295,7 +292,6 @@ class Outcome:
     failed: bool
 
     def line(self) -> str:
-        """For people."""
         if self.value is None:
             return f"{self.text}: fails, because there is no such measurement"
         return (

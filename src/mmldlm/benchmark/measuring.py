@@ -63,7 +63,6 @@ class Block:
 
     @property
     def tokens_per_second(self) -> float:
-        """Real tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -115,24 +114,16 @@ class Measurement:
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-@dataclass(frozen=True)
-class Options:
-    """How everything is measured."""
+@dataclass(frozen=True, kw_only=True)
+class Options(Job):
+    """How everything is measured; `settings` are for every arm, and an arm's own win."""
 
-    recipe: str
-    settings: tuple[str, ...]
-    """For every arm; an arm's own settings win."""
     store: Path
-    steps: int
-    warmup: int
-    block: int
     repeats: int
-    gate_steps: int
     tolerance: float
     """Largest loss difference that passes the gate."""
     timeout: float
     """Seconds after which a process is given up."""
-    memory_limit: int | None
     seed: int
 
     def words(self, arm: Arm) -> tuple[str, ...]:
@@ -147,15 +138,9 @@ class Options:
 
     def job(self, arm: Arm, *, timed: bool = True, gated: bool = False) -> Job:
         """The measurement of an arm."""
-        return Job(
-            recipe=self.recipe,
-            settings=self.words(arm),
-            steps=self.steps if timed else 0,
-            warmup=self.warmup if timed else 0,
-            block=self.block,
-            gate_steps=self.gate_steps if gated else 0,
-            memory_limit=self.memory_limit,
-        )
+        steps, warmup = (self.steps, self.warmup) if timed else (0, 0)
+        gate = self.gate_steps if gated else 0
+        return Job(self.recipe, self.words(arm), steps, warmup, self.block, gate, self.memory_limit)
 
     def config(self, arm: Arm) -> Config:
         """The settings of an arm, resolved; a mistake in them names the arm."""
@@ -165,7 +150,6 @@ class Options:
             raise UserError(f"arm {arm.name!r}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self) | {"store": str(self.store)}
 
 
@@ -195,7 +179,6 @@ class Trial:
     failure: Failure | None = None
 
     def line(self) -> str:
-        """What came of it, for people."""
         if self.measurement is None:
             return f"{self.arm}: {self.failure.reason if self.failure else 'no result'}"
         peak = f"{self.measurement.memory.peak / 2**30:.2f} GiB, {self.seconds:.0f} s"
@@ -205,7 +188,6 @@ class Trial:
         return f"{self.arm}: {rate:,.0f} tokens/s, {peak}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self) | {"settings": list(self.settings)}
 
 
@@ -224,7 +206,6 @@ class Bench:
     after_trial: Callable[[], None] = lambda: None
 
     def run(self, arm: Arm, repeat: int = 0, *, timed: bool = True, gated: bool = False) -> Trial:
-        """Measure an arm once."""
         job = self.options.job(arm, timed=timed, gated=gated)
         self.progress(len(self.trials), max(self.total, len(self.trials) + 1), arm.name)
         began = time.monotonic()

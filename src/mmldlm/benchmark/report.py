@@ -107,7 +107,6 @@ def _filled(names: list[str], rows: list[Row]) -> list[str]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A row for each arm."""
     rows = comparison.rows
     unused = ["host GiB", "set-up s", *([] if any(row.expected for row in rows) else ["memory"])]
     columns = _filled([name for name in COLUMNS if name not in unused], rows)

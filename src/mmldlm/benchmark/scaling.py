@@ -89,7 +89,6 @@ class Work:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
         return self.depth * self.block + self.rest
 
     @property

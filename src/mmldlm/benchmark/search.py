@@ -57,7 +57,6 @@ class Sweep:
         return [value / first if first and value is not None else None for value in values]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         points = [{"value": point.value, **point.row.to_json()} for point in self.points]
         return {"key": self.key, "points": points}
 
@@ -106,8 +105,6 @@ _MOST_TOKENS = 2**26
 
 @dataclass
 class Try:
-    """One batch size."""
-
     tokens: int
     row: Row
 
@@ -123,21 +120,17 @@ class Search:
 
     @property
     def fitting(self) -> list[Try]:
-        """The sizes that went through."""
         return [one for one in self.tries if one.row.failure is None]
 
     @property
     def largest(self) -> Try | None:
-        """The largest batch that fits."""
         return max(self.fitting, key=lambda one: one.tokens, default=None)
 
     @property
     def fastest(self) -> Try | None:
-        """The batch with most tokens per second."""
         return max(self.fitting, key=_speed, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "key": KEY,
             "largest": self.largest.tokens if self.largest else None,

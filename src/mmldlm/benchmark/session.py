@@ -221,7 +221,6 @@ class Session:
     progress: Callable[[int, int, str], None]
 
     def compare(self, wanted: Wanted, gpu: bool) -> Finished:
-        """Arms against a baseline."""
         arms, baseline, conditions = plan_comparison(self.options, wanted, gpu)
         report = self._report()
         result = compare(report.bench, arms, baseline)
@@ -229,14 +228,12 @@ class Session:
         return Finished(result, report, report.write(result, outcomes), outcomes)
 
     def sweep(self, text: str) -> Finished:
-        """Time and memory against one key."""
         key, arms = plan_sweep(self.options, text, self.synthetic)
         report = self._report()
         result = sweep(report.bench, key, arms)
         return Finished(result, report, report.write(result, []))
 
     def find_batch(self, texts: list[str], unit: int | None, gpu: bool) -> Finished:
-        """Largest and fastest batch under the memory limit."""
         arm = search_arm(self.options, texts, gpu)
         report = self._report()
         result = find_batch(report.bench, arm, unit or max(report.data["max_length"], 1024))

@@ -138,7 +138,6 @@ class _Work:
 
     @property
     def total(self) -> int:
-        """Steps of all runs."""
         return 2 * self.steps + 2 * (self.steps - self.due[-2])
 
     @property

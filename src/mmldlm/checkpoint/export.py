@@ -6,6 +6,9 @@
       tokenizer/          the tokenizer's own files
       manifest.json       sizes and checksums
 
+Weights of 8 bit are stored as `NAME` (int8, -127 to 127) and `NAME.scale` (fp16, one per row of the matrix): NAME times
+scale. Vectors and numbers keep their type: they are few, and their errors would not average out.
+
 `model.safetensors` decides; a `config.json` that differs from it is rejected, because an edit there has no effect.
 
 A run folder carries the same description from its first step (`data.json`, `tokenizer/`), so that its checkpoints can
@@ -21,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+import torch
 from torch import Tensor
 
 from mmldlm import durable
@@ -37,7 +41,6 @@ from mmldlm.checkpoint.files import (
     stream,
     write_manifest,
 )
-from mmldlm.checkpoint.quantize import pack, unpack
 from mmldlm.checkpoint.state import versions
 from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict
@@ -54,6 +57,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer"
 KIND = "export"
 _MARK, _DATA_FORMAT, _FILES, _CHECKSUM = "mmldlm", "data-1", "files", "checksum"
+_SCALE, _LEVELS = ".scale", 127
 _FORMATS = {"fp32": "export-1", "fp16": "export-1", "int8": "export-2"}
 """Stored precision -> format. Versions that do not know 8-bit weights reject export-2."""
 _SIZES = ("vocab_size", "num_slots", "num_channels", "max_length")
@@ -110,7 +114,7 @@ def write_export(folder: Path, export: Export, precision: str = "fp32") -> None:
     `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row.
     """
     _check_target(folder)
-    weights = pack(export.weights, precision)
+    weights = packed(export.weights, precision)
     with durable.staged_folder(folder) as staging:
         files = _write_files(staging, export, weights, _FORMATS[precision])
         write_manifest(staging, Manifest(KIND, 0, 0, tuple(files)))
@@ -170,7 +174,7 @@ def read_export(folder: Path) -> Export:
     try:
         stored, notes = read_tensors(path)
         config, data, made_with = (load_exact(notes.get(key, "null")) for key in _DESCRIBED)
-        weights = unpack(stored)
+        weights = unpacked(stored)
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise UserError(f"{path}: is damaged or not an export ({str(error)[:300]}); copy it again") from error
     known = sorted(set(_FORMATS.values()))
@@ -260,22 +264,19 @@ def _digest(described: dict[str, Any]) -> str:
     return hashlib.sha256(dump_exact(described)).hexdigest()
 
 
-def read_description(run: RunFolder) -> tuple[dict[str, Any], Path | None] | None:
-    """What `write_description` wrote, and the tokenizer's folder; None for a run from before it existed."""
+def read_description(run: RunFolder) -> tuple[dict[str, Any], Path | None]:
+    """What `write_description` wrote, and the tokenizer's folder."""
     try:
         described = load_exact(run.data.read_bytes())
         if not isinstance(described, dict) or described.pop(_MARK, None) != _DATA_FORMAT:
             raise ValueError("another format")
-        stated = described.pop(_CHECKSUM, None)  # descriptions from before they had one are taken as they are
-        if stated is not None and stated != _digest(described):
+        if described.pop(_CHECKSUM, None) != _digest(described):
             raise ValueError("its checksum differs")
         if problem := unfit_data(described):
             raise ValueError(problem)
         _check_tokenizer(run.tokenizer, described.pop(_FILES, {}))
     except FileNotFoundError as error:
-        if run.data.exists():
-            raise UserError(f"{error.filename}: is missing; restore it from a backup") from error
-        return None
+        raise UserError(f"{error.filename}: is missing; restore it from a backup") from error
     except (ValueError, OSError, TypeError) as error:
         raise UserError(f"{run.data}: cannot be used ({error}); restore it from a backup") from error
     return described, run.tokenizer if run.tokenizer.is_dir() else None
@@ -285,3 +286,46 @@ def _check_tokenizer(folder: Path, files: Any) -> None:
     for name, sha256 in files.items() if isinstance(files, dict) else ():
         if durable.read_digest(folder / Path(name).name).sha256 != sha256:
             raise ValueError(f"{folder / Path(name).name} differs from its checksum")
+
+
+def packed(weights: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """The weights as they are stored; `unpacked` is the way back."""
+    if precision not in _FORMATS:
+        raise UserError(f"precision={precision!r}: allowed are {', '.join(_FORMATS)}")
+    if precision == "fp32":
+        return dict(weights)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        stored |= _half(name, tensor) if precision == "fp16" else _rows(name, tensor)
+    return stored
+
+
+def _half(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    if not half.isfinite().all():
+        raise UserError(f"precision='fp16': {name} has values that half precision cannot hold; use fp32")
+    return {name: half}
+
+
+def _rows(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    if not tensor.is_floating_point() or tensor.ndim < 2:
+        return {name: tensor}
+    rows = tensor.float().flatten(1)
+    scale = rows.abs().amax(1).div(_LEVELS).clamp(min=torch.finfo(torch.float16).tiny).half()
+    if not scale.isfinite().all():
+        raise UserError(f"precision='int8': {name} has values that it cannot hold; use fp32")
+    whole = (rows / scale.float()[:, None]).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
+    return {name: whole.view(tensor.shape), name + _SCALE: scale}
+
+
+def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """fp32 weights of what `packed` returned; fp32 stays as it is. KeyError where a scale is missing."""
+    scales = {name + _SCALE for name, tensor in stored.items() if tensor.dtype == torch.int8}
+    return {name: _plain(name, tensor, stored) for name, tensor in stored.items() if name not in scales}
+
+
+def _plain(name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
+    if tensor.dtype == torch.int8:
+        scale = stored[name + _SCALE].float()
+        return tensor.float() * scale.view(-1, *(1,) * (tensor.ndim - 1))
+    return tensor.float() if tensor.dtype == torch.float16 else tensor

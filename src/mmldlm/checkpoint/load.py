@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from mmldlm.checkpoint.export import (
     WEIGHTS,
     Export,
     data_shape,
-    describe_data,
     exported_step,
     read_description,
     read_export,
@@ -42,12 +41,11 @@ from mmldlm.checkpoint.files import (
     read_rows,
     read_tensors,
 )
-from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, require_fit, upgraded
+from mmldlm.checkpoint.state import META, META_GROUP, Snapshot, load_weights, require_fit
 from mmldlm.config import Config, leaves_condition_out, resolve_model
 from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run, sees_latents
-from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import in_parallel
 from mmldlm.errors import UserError, first_line
@@ -59,7 +57,6 @@ from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on, plain_attention
 from mmldlm.types import Piece
-from mmldlm.untrusted import misfit
 
 RUNS = Path("saved")
 """Where runs are unless the user names another folder."""
@@ -131,7 +128,7 @@ def load_checkpoint(
         raise DamagedError(path, f"holds a {manifest.kind}, not a checkpoint")
     check_sizes(path, manifest)
     tensors = _read_groups(path, manifest, groups, held or {})
-    return upgraded(Snapshot(manifest.step, tensors, _read_meta(path, manifest)))
+    return Snapshot(manifest.step, tensors, _read_meta(path, manifest))
 
 
 def _read_groups(
@@ -219,7 +216,6 @@ class LoadedModel:
 
     @cached_property
     def trained(self) -> Trained:
-        """What the model was trained for."""
         return Trained.of(self.config, length_modelled=self.denoiser.length_head is not None)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -272,7 +268,7 @@ def _require_fit(config: Config, shape: DataShape, weights: Mapping[str, Tensor]
             skeleton = Denoiser(config.model, shape, seed=None)
     except (RuntimeError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{source}: its settings describe no network ({first_line(error)})") from error
-    require_fit(skeleton, weights, source=source)
+    require_fit(skeleton.state_dict(), weights, whose="Denoiser", source=source)
     odd = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
     if odd:
         raise UserError(f"{source}: {odd[0]} holds {weights[odd[0]].dtype} values, which are no weights")
@@ -334,23 +330,19 @@ def _nearest(folder: Path) -> str:
     return f"did you mean {meant}?" if meant else "name the folder of a run or of an export"
 
 
-def read_weights(folder: Path, *, averaged: bool = True, store: Path | None = None) -> Export:
+def read_weights(folder: Path, *, averaged: bool = True) -> Export:
     """Weights of an export folder or of a run, with settings, data description and tokenizer.
 
     Of a run: the newest valid checkpoint, or its export where that is as new. `averaged=False` takes the weights of
-    the last step instead of their average. `store` says where the pair store has moved to, which only matters for runs
-    that were started before run folders described their data.
+    the last step instead of their average.
     """
-    export = _read_weights(folder, averaged=averaged, store=store)
+    export = read_export(folder) if (folder / WEIGHTS).exists() else _of_run(RunFolder(folder), averaged)
     if problem := unfit_data(export.data):
         raise UserError(f"{folder}: cannot be used ({problem}); copy or export it again")
     return export
 
 
-def _read_weights(folder: Path, *, averaged: bool, store: Path | None) -> Export:
-    if (folder / WEIGHTS).exists():
-        return read_export(folder)
-    run = RunFolder(folder)
+def _of_run(run: RunFolder, averaged: bool) -> Export:
     whole = published(run.checkpoints)
     newest = read_manifest(whole[-1]).step if whole else None
     step = exported_step(run.export)
@@ -361,56 +353,22 @@ def _read_weights(folder: Path, *, averaged: bool, store: Path | None) -> Export
             if newest is None:
                 raise
             logger.warning("%s; the newest checkpoint is used instead", error)
-    return _from_checkpoint(run, averaged, store)
+    return _from_checkpoint(run, averaged)
 
 
-class _StoreName(TypedDict):
-    store: str
-
-
-class _Settings(TypedDict):
-    data: _StoreName
-
-
-class _Meta(TypedDict):
-    settings: _Settings
-
-
-def _from_checkpoint(run: RunFolder, averaged: bool, store: Path | None) -> Export:
+def _from_checkpoint(run: RunFolder, averaged: bool) -> Export:
     snapshot = load_latest(run.checkpoints, report=logger.warning, groups=("model", "ema"))
     if snapshot is None:
         raise UserError(
             f"{run.path}: holds no checkpoint yet; the first is saved after train.checkpoint_every steps"
         )
-    if problem := misfit(_Meta, snapshot.meta, "its meta") or (
-        "it holds no weights" if "model" not in snapshot.tensors else None
-    ):
-        raise UserError(f"{run.checkpoints}: the newest checkpoint is not one of a run ({problem})")
-    config = dict(snapshot.meta["settings"])
-    described, tokenizer = _description(run, config, store)
-    if snapshot.meta.get("content", "") != described.get("content", snapshot.meta.get("content", "")):
+    tensors, meta = snapshot.tensors, snapshot.meta
+    if "model" not in tensors or not isinstance(meta.get("settings"), dict):
+        raise UserError(f"{run.checkpoints}: the newest checkpoint holds no weights or settings of a run")
+    described, tokenizer = read_description(run)
+    if meta.get("content", "") != described.get("content", meta.get("content", "")):
         raise UserError(
-            f"{run.path}: its data description does not belong to its checkpoints; "
-            f"name the pair store that the run was trained on with data=STORE"
+            f"{run.path}: its data description does not belong to its checkpoints; restore both from a backup"
         )
-    weights = snapshot.tensors["ema" if averaged and "ema" in snapshot.tensors else "model"]
-    return Export(weights, config, described | {"step": snapshot.step}, tokenizer)
-
-
-def _description(
-    run: RunFolder, config: dict[str, Any], store: Path | None
-) -> tuple[dict[str, Any], Path | None]:
-    """Of the run's own folder; for older runs of the pair store, or of an earlier export."""
-    if store is None and (described := read_description(run)) is not None:
-        return described
-    if store is not None or Path(config["data"]["store"]).exists():
-        opened = PairStore.open_of_run(config["data"]["store"], store)
-        config["data"] = config["data"] | {"store": str(opened.path.absolute())}
-        return describe_data(opened), opened.tokenizer_path()
-    if exported_step(run.export) is not None:
-        earlier = read_export(run.export)
-        return earlier.data, earlier.tokenizer_path
-    raise UserError(
-        f"{run.path}: was started before run folders described their data, and its pair store "
-        f"{config['data']['store']} is not here; name it with data=STORE"
-    )
+    weights = tensors["ema" if averaged and "ema" in tensors else "model"]
+    return Export(weights, meta["settings"], described | {"step": snapshot.step}, tokenizer)

@@ -239,22 +239,26 @@ class HostCopy:
     def nbytes(self) -> int:
         return sum(slab.numel() for slab in self._slabs)
 
-    def take(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> list[Image]:
-        """Copy all groups; call `finish` before the bytes are read. Replaces what was taken before."""
+    def take(
+        self,
+        tensors: Mapping[str, Mapping[str, torch.Tensor]],
+        notes: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> list[Image]:
+        """Copy all groups, each with its notes; call `finish` before the bytes are read. Replaces what was taken."""
         layouts = {group: plan(named) for group, named in tensors.items()}
         devices = {tensor.device for layout in layouts.values() for tensor in layout.stored.values()}
         on_gpu = [device for device in devices if device.type == "cuda"]
         self._reserve(sum(layout.size for layout in layouts.values()), pinned=bool(on_gpu))
         images, position = [], 0
         for group, layout in layouts.items():
-            images.append(Image(group, layout.header({"group": group}), self._views(position, layout.size)))
+            header = layout.header({"group": group, **(notes or {}).get(group, {})})
+            images.append(Image(group, header, self._views(position, layout.size)))
             self._fill(position, layout)
             position += layout.size
         self._events = [_mark(device) for device in on_gpu]
         return images
 
     def finish(self) -> None:
-        """Wait until the queued copies have arrived."""
         for event in self._events:
             event.synchronize()
         self._events = []

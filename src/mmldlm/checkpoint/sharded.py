@@ -38,13 +38,11 @@ from mmldlm.checkpoint.files import (
     dispensable,
     entry,
     piece_of,
-    plan,
     publish,
     retire,
     stage,
-    stream,
 )
-from mmldlm.checkpoint.save import SLAB, Saver
+from mmldlm.checkpoint.save import Saver
 from mmldlm.checkpoint.state import META, META_GROUP, Snapshot
 from mmldlm.types import Piece
 
@@ -86,7 +84,6 @@ class ShardSaver(Saver):
 
     def __init__(self, folder: Path, place: Place, **options: Any) -> None:
         self._place = place
-        self._host = HostTensors()
         super().__init__(folder, **options)
 
     def _prepare(self) -> None:
@@ -94,24 +91,29 @@ class ShardSaver(Saver):
             super()._prepare()
 
     def _take(self, snapshot: Snapshot) -> Any:
-        """What this rank writes, copied to the host; an error is for all ranks, which wait for this one."""
+        """What this rank writes, and its copy on the host; an error is for all ranks, which wait for this one."""
+        part = own_part(snapshot, self._place)
+        tensors: dict[str, dict[str, Tensor]] = {}
+        pieces: dict[str, dict[str, list[int]]] = {}
+        for place, held in part.items():
+            group, name = place.split("/", 1)
+            tensors.setdefault(group, {})[name] = held.tensor if isinstance(held, Rows) else held
+            noted = pieces.setdefault(group, {})
+            noted |= {name: [held.piece.start, *held.piece.shape]} if isinstance(held, Rows) else {}
+        notes = {group: {PIECES: json.dumps(noted)} for group, noted in pieces.items()}
         try:
-            return self._host.take(own_part(snapshot, self._place))
+            return part, self._memory.take(tensors, notes)
         except (MemoryError, RuntimeError) as error:
             return error
-
-    def close(self) -> None:
-        super().close()
-        self._host = HostTensors()
 
     def _write(self, step: int, work: Any, meta: bytes) -> None:
         began = time.perf_counter()
         while True:
             writer = _Writer(self._folder, step, meta, self._place.group, work)
             try:
-                self._host.finish()
-                state = {} if isinstance(work, Exception) else work
-                planner = _Planner(flatten_state_dict=False)
+                self._memory.finish()
+                state = {} if isinstance(work, Exception) else work[0]
+                planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
                 dcp.save(state, storage_writer=writer, planner=planner, process_group=self._place.group)
                 break
             except (Exception, dcp.CheckpointException) as error:
@@ -157,52 +159,6 @@ def own_part(snapshot: Snapshot, place: Place) -> dict[str, Tensor | Rows]:
     return part
 
 
-class HostTensors:
-    """Host memory for the part of one snapshot at a time, used again for the next; page-locked where a GPU copies."""
-
-    def __init__(self) -> None:
-        self._slabs: list[Tensor] = []
-        self._events: list[torch.cuda.Event] = []
-
-    @torch.no_grad()
-    def take(self, part: Mapping[str, Tensor | Rows]) -> dict[str, Tensor | Rows]:
-        """Copies; call `finish` before they are read."""
-        sources = {name: each.tensor if isinstance(each, Rows) else each for name, each in part.items()}
-        pinned = any(source.is_cuda for source in sources.values())
-        copies: dict[str, Tensor | Rows] = {}
-        slab, used = 0, 0
-        for name, source in sources.items():
-            size = -(-source.nbytes // 16) * 16
-            while slab < len(self._slabs) and used + size > self._slabs[slab].numel():
-                slab, used = slab + 1, 0
-            if slab == len(self._slabs):
-                self._slabs.append(torch.empty(max(size, SLAB), dtype=torch.uint8, pin_memory=pinned))
-            place = self._slabs[slab][used : used + source.nbytes]
-            copy = place.view(source.dtype).view(source.shape) if source.numel() else source.detach().cpu()
-            copy.copy_(source, non_blocking=source.is_cuda)
-            used += size
-            whole = part[name]
-            copies[name] = replace(whole, tensor=copy) if isinstance(whole, Rows) else copy
-        self._events = [torch.cuda.Event()] if pinned else []
-        for event in self._events:
-            event.record()
-        return copies
-
-    def finish(self) -> None:
-        """Wait until the queued copies have arrived."""
-        for event in self._events:
-            event.synchronize()
-        self._events = []
-
-
-class _Planner(dcp.DefaultSavePlanner):
-    """Finds what is written without taking it for a tensor of PyTorch's own kinds."""
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        held = self.state_dict[index.fqn]
-        return held.tensor if isinstance(held, Rows) else held
-
-
 class _Writer(StorageWriter):
     """Where DCP's plan becomes files: staged by the main rank, written by all, published by the main rank."""
 
@@ -210,6 +166,7 @@ class _Writer(StorageWriter):
         self.folder, self.step, self.meta = folder, step, meta
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.failure = work if isinstance(work, Exception) else None
+        self.images = {} if self.failure else {image.group: image for image in work[1]}
         self.staging: Path | None = None
         self.path = folder
 
@@ -229,32 +186,17 @@ class _Writer(StorageWriter):
         return [replace(plan, storage_data=str(self.staging)) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        groups: dict[str, list[WriteItem]] = {}
-        for item in plan.items:
-            groups.setdefault(item.index.fqn.partition("/")[0], []).append(item)
+        first = {item.index.fqn.partition("/")[0]: item for item in reversed(plan.items)}
         staging = Path(plan.storage_data)
-        tasks = [partial(self._write, staging, group, items, planner) for group, items in groups.items()]
+        tasks = [partial(self._write, staging, group, item) for group, item in first.items()]
         results: Future[list[WriteResult]] = Future()
         results.set_result(durable.in_parallel(tasks))
         return results
 
-    def _write(self, staging: Path, group: str, items: list[WriteItem], planner: SavePlanner) -> WriteResult:
-        tensors, pieces = {}, {}
-        for item in items:
-            name = item.index.fqn.partition("/")[2]
-            data = planner.resolve_data(item)
-            assert isinstance(data, Tensor)
-            tensors[name] = data
-            if (
-                item.type == WriteItemType.SHARD
-                and item.tensor_data is not None
-                and item.index.offset is not None
-            ):
-                pieces[name] = [item.index.offset[0], *item.tensor_data.size]
+    def _write(self, staging: Path, group: str, item: WriteItem) -> WriteResult:
         name = f"{group}-{self.rank:05d}-of-{self.count:05d}{SUFFIX}"
-        notes = {"group": group, PIECES: json.dumps(pieces)}
-        written = durable.write_file(staging / name, stream(plan(tensors), notes))
-        return WriteResult(items[0].index, written.size, entry(name, group, written))
+        written = durable.write_file(staging / name, self.images[group].chunks())
+        return WriteResult(item.index, written.size, entry(name, group, written))
 
     def finish(self, metadata: Any, results: list[list[WriteResult]]) -> None:
         assert self.staging is not None

@@ -70,11 +70,9 @@ class ModuleWeights:
         self.module = module
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All parameters and buffers."""
         return dict(self.module.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All must fit."""
         load_weights(self.module, state, source="the checkpoint")
 
 
@@ -85,23 +83,11 @@ class HeldWeights:
         self.held = held
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All of them."""
         return {name: parameter.detach() for name, parameter in self.held.items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All must fit."""
-        shapes = {name: f"{name} {tuple(rows.shape)}" for name, rows in state.items()}
-        problems = {
-            "missing": sorted(self.held.keys() - state.keys()),
-            "unexpected": sorted(state.keys() - self.held.keys()),
-            "wrong shape": [
-                f"{shapes[name]} instead of {tuple(rows.shape)}"
-                for name, rows in self.held.items()
-                if name in state and state[name].shape != rows.shape
-            ],
-        }
-        _reject(problems, "the checkpoint does not fit the model", "use the settings that it was made with")
+        require_fit(self.held, state, whose="the model", source="the checkpoint")
         for name, parameter in self.held.items():
             parameter.copy_(state[name])
 
@@ -126,22 +112,6 @@ def restore_snapshot(parts: Mapping[str, Part], snapshot: Snapshot) -> None:
             part.load_state_dict(state)
 
 
-def upgraded(snapshot: Snapshot) -> Snapshot:
-    """A checkpoint from before parts had names, in the form of today; others are returned unchanged."""
-    meta, old = snapshot.meta, ("position", "tokens", "documents")
-    if not all(key in meta for key in (*old, "settings")):
-        return snapshot
-    progress = {key: meta[key] for key in old} | {"step": snapshot.step}
-    if "valid_loss" in meta:
-        progress["validated"] = [snapshot.step, meta["valid_loss"]]
-    resizing = meta.get("resizing", {}) | {"config": meta["settings"]["batch"]}
-    # a run from before this was kept had measured at the last multiple
-    balance = {"last": meta.get("norms_measured_at", max(0, snapshot.step - 1))}
-    parts = {"progress": progress, "resizing": resizing, "modes": {"stage": meta.get("mode_stage", 0)}}
-    parts |= {"balance": balance} if "balance" in snapshot.tensors else {}
-    return Snapshot(snapshot.step, snapshot.tensors, meta | parts)
-
-
 def plain_name(name: str) -> str:
     """The name without what wrappers put in, anywhere: `module.a._orig_mod.b` -> `a.b`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -162,23 +132,21 @@ def _plain_names(names: Iterable[str], source: str) -> dict[str, str]:
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
     """Copy the tensors into the module; every key must fit. `source` says in errors where they come from."""
-    wanted, offered = require_fit(module, tensors, source=source)
+    wanted, offered = require_fit(module.state_dict(), tensors, whose=type(module).__name__, source=source)
     module.load_state_dict({wanted[name]: tensors[offered[name]] for name in wanted}, strict=True)
 
 
 def require_fit(
-    module: nn.Module, tensors: Mapping[str, Tensor], *, source: str
+    state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, whose: str, source: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Plain name -> name in the module, and in the tensors; `UserError` unless names and shapes are the same."""
-    state = module.state_dict()
-    wanted, offered = _plain_names(state, type(module).__name__), _plain_names(tensors, source)
-    shared = wanted.keys() & offered.keys()
+    """Plain name -> name in the state, and in the tensors; `UserError` unless names and shapes are the same."""
+    wanted, offered = _plain_names(state, whose), _plain_names(tensors, source)
     problems = {
         "missing": sorted(wanted.keys() - offered.keys()),
         "unexpected": sorted(offered.keys() - wanted.keys()),
         "wrong shape": [
             f"{name} {tuple(tensors[offered[name]].shape)} instead of {tuple(state[wanted[name]].shape)}"
-            for name in sorted(shared)
+            for name in sorted(wanted.keys() & offered.keys())
             if tensors[offered[name]].shape != state[wanted[name]].shape
         ],
     }

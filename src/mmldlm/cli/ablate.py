@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mmldlm.cli.options import Texts, argument, option, takes
 from mmldlm.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
@@ -18,24 +19,24 @@ _LOOK_EVERY = 1.0
 """Seconds between two looks at how far a run is."""
 
 
-def ablate(
-    plan: Annotated[str, typer.Argument(help="Name of a plan that comes with the package, or a YAML file.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value for every arm, after the plan's base.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of runs and results; by default ablations/<plan>.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each arm.")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the device.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, xpu or cuda:1.")] = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Set every arm up, print what would run, and stop.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, the last line of stdout.")
-    ] = False,
-) -> None:
+ABLATE = {
+    "plan": argument(str, ..., "Name of a plan that comes with the package, or a YAML file."),
+    "settings": argument(Texts, None, "section.key=value for every arm, after the plan's base."),
+    "out": option(Path | None, None, "Folder of runs and results; by default ablations/<plan>."),
+    "seeds": option(int, 3, "Trainings of each arm.", min=1),
+    "jobs": option(int, 1, "Runs at the same time; they share the device.", min=1),
+    "device": option(str, "auto", "auto, cpu, cuda, mps, xpu or cuda:1."),
+    "dry_run": option(bool, False, "Set every arm up, print what would run, and stop.", "--dry-run"),
+    "as_json": option(bool, False, "Print the result as one JSON object, the last line of stdout.", "--json"),
+}
+RUN = {
+    "job": argument(Path, ..., "The job, as 'mmldlm ablate' writes it."),
+    "parent": argument(int, ..., "Process of the ablation; when it ends, so does this one."),
+}
+
+
+@takes(ABLATE)
+def ablate(words: Any) -> None:
     """Train the arms of a plan with several seeds, evaluate all, and write a table with error bars.
 
     The same command again continues where it stopped.
@@ -43,23 +44,21 @@ def ablate(
     from mmldlm.ablation.session import plan_ablation, run_ablation
     from mmldlm.cli.benchmark import terminated_as_interrupted
 
-    work = plan_ablation(plan, settings, out, seeds, device)
-    if dry_run:
+    work = plan_ablation(words.plan, words.settings, words.out, words.seeds, words.device)
+    if words.dry_run:
         _show_plan(work)
         return
     with _Progress() as progress, terminated_as_interrupted():
-        finished = run_ablation(work, jobs, progress)
-    _finish(finished, as_json)
+        finished = run_ablation(work, words.jobs, progress.update, progress.ended)
+    _finish(finished, words.as_json)
 
 
-def ablate_run(
-    job: Annotated[Path, typer.Argument(help="The job, as 'mmldlm ablate' writes it.")],
-    parent: Annotated[int, typer.Argument(help="Process of the ablation; when it ends, so does this one.")],
-) -> None:
+@takes(RUN)
+def ablate_run(words: Any) -> None:
     """Hidden: train one run of an ablation and evaluate it."""
     from mmldlm.ablation.session import run_job
 
-    run_job(job, parent)
+    run_job(words.job, words.parent)
 
 
 def _finish(finished: Finished, as_json: bool) -> None:
@@ -94,7 +93,6 @@ class _Progress(ProgressBar):
         self._seen: dict[str, tuple[float, str]] = {}
 
     def update(self, rounds: Rounds) -> None:
-        """Done, running, failed."""
         done, failed = len(rounds.ended) - len(rounds.failed), len(rounds.failed)
         total = len(rounds.ended) + len(rounds.running) + len(rounds.waiting)
         names = "; ".join(self._where(one.job) for one in rounds.running)
@@ -114,7 +112,6 @@ class _Progress(ProgressBar):
         return shown
 
     def ended(self, one: Ended) -> None:
-        """A run is over."""
         outcome = "done" if one.failure is None else f"failed: {one.failure}"
         self.note(f"ablate: {one.job.title}: {outcome} ({one.seconds:.0f} s)")
 

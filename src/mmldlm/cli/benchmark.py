@@ -8,16 +8,16 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.terminal import ProgressBar
+from mmldlm.reports import show_tables
 
 if TYPE_CHECKING:
     from mmldlm.benchmark.session import Finished
-    from mmldlm.reports import Table
 
 
 _DATA, _HOW, _ARMS, _SEARCH = "Documents", "How it is measured", "What is compared", "Instead of comparing"
@@ -85,7 +85,7 @@ def benchmark(words: Any) -> None:
     folder = words.out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     if words.scaling:
         if tables := scale(options, make_store, folder):  # the ranks that only help show nothing
-            _print(tables, [f"report: {folder}"])
+            show_tables(tables, after=[f"report: {folder}"])
         return
     with ProgressBar("benchmark", unit="processes") as bar, terminated_as_interrupted():
         session = Session(options, folder, synthetic, bar.note, bar)
@@ -98,24 +98,13 @@ def benchmark(words: Any) -> None:
     _show(finished, folder)
 
 
-def _print(tables: list[Table], lines: list[str]) -> None:
-    from rich.console import Console
-
-    screen = Console()
-    if not screen.is_terminal:
-        screen.width = 160  # a file or a pipe has no edge
-    for table in tables:
-        screen.print(table.to_rich(), highlight=False, markup=False)
-    for line in lines:
-        screen.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 def _show(finished: Finished, folder: Path) -> None:
     from mmldlm.benchmark.report import compact
     from mmldlm.errors import Interrupted
 
     report, outcomes = finished.report, [outcome.line() for outcome in finished.outcomes]
-    _print([compact(finished.table)], [*report.remarks(finished.result), *outcomes, f"report: {folder}"])
+    lines = [*report.remarks(finished.result), *outcomes, f"report: {folder}"]
+    show_tables([compact(finished.table)], after=lines)
     if finished.result.partial:
         raise Interrupted(f"stopped; what was measured is in {folder}")
     if not any(trial.measurement for trial in report.bench.trials):
@@ -139,20 +128,19 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def validate(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe that comes with the package, or a YAML file.")
-    ],
-    settings: Annotated[list[str] | None, typer.Argument(help="section.key=value, any number.")] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps of each path; 1,000 by default, at least 10.", show_default=False),
-    ] = None,
-    long: Annotated[bool, typer.Option("--long", help="10,000 steps.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="New folder for runs and result; validations/<date-time>.")
-    ] = None,
-) -> None:
+VALIDATE = {
+    "recipe": argument(str, ..., "Name of a recipe that comes with the package, or a YAML file."),
+    "settings": argument(Texts, None, "section.key=value, any number."),
+    "steps": option(
+        int | None, None, "Steps of each path; 1,000 by default, at least 10.", show_default=False
+    ),
+    "long": option(bool, False, "10,000 steps.", "--long"),
+    "out": option(Path | None, None, "New folder for runs and result; validations/<date-time>."),
+}
+
+
+@takes(VALIDATE)
+def validate(words: Any) -> None:
     """Train the plain and the optimised path of a recipe, resume it, run it on two ranks; ticks and crosses.
 
     Exit code 1: a check failed.
@@ -160,11 +148,13 @@ def validate(
     from mmldlm.benchmark.validation import LONG, RESULT, STEPS, validate
     from mmldlm.errors import Interrupted, UserError
 
-    if long and steps is not None:
-        raise UserError(f"--long: has no use together with --steps {steps}; leave one of them out")
-    wanted = LONG if long else STEPS if steps is None else steps
+    if words.long and words.steps is not None:
+        raise UserError(f"--long: has no use together with --steps {words.steps}; leave one of them out")
+    steps = LONG if words.long else STEPS if words.steps is None else words.steps
     with ProgressBar("validate", unit="steps") as bar, terminated_as_interrupted():
-        result = validate(recipe, overrides=list(settings or []), steps=wanted, out=out, progress=bar)
+        result = validate(
+            words.recipe, overrides=words.settings or [], steps=steps, out=words.out, progress=bar
+        )
     for check in result.checks:
         typer.echo(check.line())
     if result.partial:

@@ -4,36 +4,57 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+
+from mmldlm.cli.options import argument, chosen, option, takes
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
 
+STORE = argument(Path, ..., "Folder of the pair store.")
+INSPECT = {
+    "store": STORE,
+    "split": option(str, "train", "Split whose lengths and examples are shown."),
+    "examples": option(int, 5, "Example texts to show.", min=0),
+    "as_json": option(bool, False, "Print one JSON object instead.", "--json"),
+}
+IMPORT = {
+    "old": argument(Path, ..., "Folder with tokens/<split>/*.npz and latents/<split>/*.npy."),
+    "out": option(Path, ..., "Folder of the new pair store.", "--out", "-o"),
+    "tokenizer": option(str, ..., "The tokenizer that made the tokens: name, folder or builtin:minilm."),
+    "encoder": option(str | None, None, "The encoder that made the latents, for the record."),
+    "prompt": option(str, "", "The prompt that the encoder was given."),
+    "skip_bad": option(bool, False, "Leave bad files out and list them.", "--skip-bad"),
+    "keep_special": option(bool, False, "Keep special tokens such as [CLS].", "--keep-special"),
+    "latent_dtype": option(str, "float16", "float16 or float32."),
+    "validation": option(
+        float, 0.0, "Share of documents held out for validation, where there is no such split."
+    ),
+}
+
+
 @app.command(short_help="Show what a store holds.")
-def inspect(
-    store: Annotated[Path, typer.Argument(help="Folder of the pair store.")],
-    split: Annotated[str, typer.Option(help="Split whose lengths and examples are shown.")] = "train",
-    examples: Annotated[int, typer.Option(min=0, help="Example texts to show.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
+@takes(INSPECT)
+def inspect(words: Any) -> None:
     """Show what a store holds: splits, lengths, encoder, counts, examples."""
     from mmldlm.data.store import PairStore
 
-    summary = PairStore.open(store).summary(split, examples)
-    if as_json:
+    summary = PairStore.open(words.store).summary(words.split, words.examples)
+    if words.as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
     else:
         _show(summary)
 
 
 @app.command()
-def verify(store: Annotated[Path, typer.Argument(help="Folder of the pair store.")]) -> None:
+@takes({"store": STORE})
+def verify(words: Any) -> None:
     """Compare every file with its checksum; exit code 2 if any differs."""
     from mmldlm.data.store import PairStore
 
-    opened = PairStore.open(store)
+    opened = PairStore.open(words.store)
     damage = opened.find_damage()
     for line in damage:
         typer.echo(line, err=True)
@@ -42,46 +63,24 @@ def verify(store: Annotated[Path, typer.Argument(help="Folder of the pair store.
             f"{len(damage)} damaged: make the store again with 'mmldlm prepare', or copy it again", err=True
         )
         raise typer.Exit(2)
-    shards = sum(len(entry["shards"]) for entry in opened.manifest.splits.values())
-    typer.echo(
-        f"{store}: {shards} shards and {len(opened.manifest.files)} other files, all as they were written"
+    shards, files = (
+        sum(len(entry["shards"]) for entry in opened.manifest.splits.values()),
+        opened.manifest.files,
     )
+    typer.echo(f"{words.store}: {shards} shards and {len(files)} other files, all as they were written")
 
 
 @app.command("import", short_help="Make a store of the research code's layout.")
-def import_(
-    old: Annotated[Path, typer.Argument(help="Folder with tokens/<split>/*.npz and latents/<split>/*.npy.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new pair store.")],
-    tokenizer: Annotated[
-        str, typer.Option(help="The tokenizer that made the tokens: name, folder or builtin:minilm.")
-    ],
-    encoder: Annotated[
-        str | None, typer.Option(help="The encoder that made the latents, for the record.")
-    ] = None,
-    prompt: Annotated[str, typer.Option(help="The prompt that the encoder was given.")] = "",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad files out and list them.")] = False,
-    keep_special: Annotated[
-        bool, typer.Option("--keep-special", help="Keep special tokens such as [CLS].")
-    ] = False,
-    latent_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
-    validation: Annotated[
-        float, typer.Option(help="Share of documents held out for validation, where there is no such split.")
-    ] = 0.0,
-) -> None:
+@takes(IMPORT)
+def import_(words: Any) -> None:
     """Make a pair store of the layout that the MM-LDLM research code used."""
     from mmldlm.data.tokenizer import Tokenizer
     from mmldlm.preparation.old_layout import import_old_layout
 
-    spec = {"name": encoder, "prompt": prompt} if encoder else None
+    spec = {"name": words.encoder, "prompt": words.prompt} if words.encoder else None
+    asked = chosen(words, "skip_bad keep_special latent_dtype validation")
     store, report = import_old_layout(
-        old,
-        out,
-        Tokenizer.load(tokenizer),
-        encoder=spec,
-        skip_bad=skip_bad,
-        keep_special=keep_special,
-        latent_dtype=latent_dtype,
-        validation=validation,
+        words.old, words.out, Tokenizer.load(words.tokenizer), encoder=spec, **asked
     )
     for name, entry in store.manifest.splits.items():
         typer.echo(f"{name}: {entry['num_documents']:,} documents, {entry['num_tokens']:,} tokens")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from mmldlm.cli.options import option, takes
 
 STORE, NUM_SENTENCES = Path("data/demo"), 7000
 BOX, SENTENCES = "builtin:wordnet", ["a coil of rope", "the act of lending money to a friend"]
 
 
-def demo(
-    run: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("saved/demo"),
-) -> None:
+@takes({"run": option(Path, Path("saved/demo"), "Folder of the run.")})
+def demo(words: Any) -> None:
     """Prepare the built-in text, train a small model, evaluate it and write a report. Run again, it resumes.
 
     Where the package of the model builtin:wordnet is installed, it decodes first, and the report shows both models.
@@ -28,6 +27,7 @@ def demo(
     from mmldlm.cli.train import train_shown
     from mmldlm.config.recipe import load_recipe
 
+    run = words.run
     console, began, boxed = Console(stderr=True), time.monotonic(), is_installed(BOX)
     numbers = iter(range(1, 7))
 

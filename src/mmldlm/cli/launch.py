@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -120,19 +120,20 @@ def _write_job(given: Any) -> None:
     typer.echo(submit(path) if given.submit else f"submit it with: {shlex.join(['sbatch', str(path)])}")
 
 
-def selftest(
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to start here; default: one per GPU, else 2.")
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Pair store that all ranks must be able to read.")
-    ] = None,
-    run_folder: Annotated[Path, typer.Option(help="Folder whose disk is tested.")] = Path("saved"),
-) -> None:
+SELFTEST = {
+    "nproc": option(int | None, None, "Ranks to start here; default: one per GPU, else 2.", min=1),
+    "store": option(Path | None, None, "Pair store that all ranks must be able to read."),
+    "run_folder": option(Path, Path("saved"), "Folder whose disk is tested."),
+}
+
+
+@takes(SELFTEST)
+def selftest(given: Any) -> None:
     """Test rendezvous, exchange between ranks, clocks, versions, devices, store and disk. Exit code 1: a check failed.
 
     Several nodes: mmldlm launch --nnodes 2 --rdzv-endpoint HOST:29500 -- selftest
     """
+    store, run_folder = given.store, given.run_folder
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _test_rank(store, run_folder)
         return
@@ -141,7 +142,7 @@ def selftest(
     from mmldlm.launch.ranks import plan_launch, run_ranks
 
     gpus = torch.cuda.device_count()
-    plan = plan_launch({}, nproc_per_node=nproc or gpus or 2)
+    plan = plan_launch({}, nproc_per_node=given.nproc or gpus or 2)
     words = ["selftest", "--run-folder", str(run_folder), *(["--store", str(store)] if store else [])]
     outcome = run_ranks(plan, words, quiet=True)
     if outcome.code not in (0, 1):

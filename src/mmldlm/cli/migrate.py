@@ -6,26 +6,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 from traindoctor import cli as traindoctor
 
+from mmldlm.cli.options import argument, option, takes
 
-def migrate(
-    old_repo: Annotated[
-        Path,
-        typer.Argument(help="Checkout of the MM-LDLM research code, or a YAML file of it; only read."),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the recipes and migration.md; none: print.")
-    ] = None,
-) -> None:
+MIGRATE = {
+    "old_repo": argument(
+        Path, ..., "Checkout of the MM-LDLM research code, or a YAML file of it; only read."
+    ),
+    "out": option(Path | None, None, "Folder for the recipes and migration.md; none: print.", "--out", "-o"),
+}
+CONFIG = {
+    "file": argument(Path, ..., "A recipe of ours, or a YAML settings file of the research code."),
+    "write": option(Path | None, None, "Write the translated recipe to this file.", "--write"),
+}
+
+
+@takes(MIGRATE)
+def migrate(words: Any) -> None:
     """Translate settings, data layout, command lines and environment; report what changes in behaviour and why."""
     from mmldlm.errors import UserError
     from mmldlm.migrate.report import report_text, write_migration
     from mmldlm.migrate.repository import examine_repository
 
+    old_repo, out = words.old_repo, words.out
     migration = examine_repository(old_repo)
     if out is None:
         typer.echo(report_text(migration))
@@ -51,18 +58,13 @@ app.registered_commands += traindoctor.app.registered_commands
 
 
 @app.command(short_help="Examine a recipe or an old YAML of settings.")
-def config(
-    file: Annotated[
-        Path, typer.Argument(help="A recipe of ours, or a YAML settings file of the research code.")
-    ],
-    write: Annotated[
-        Path | None, typer.Option("--write", help="Write the translated recipe to this file.")
-    ] = None,
-) -> None:
+@takes(CONFIG)
+def config(words: Any) -> None:
     """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""
     from mmldlm.errors import UserError
     from mmldlm.migrate.report import examine_settings
 
+    file, write = words.file, words.write
     report = examine_settings(file)
     if report.kind == "ours":
         if write is not None:

@@ -6,15 +6,26 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
+from mmldlm.cli.options import argument, option, takes
 
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("saved"),
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-) -> None:
+RUNS = {
+    "folder": argument(Path, Path("saved"), "Folder that holds runs."),
+    "as_json": option(bool, False, "Machine-readable.", "--json"),
+}
+EXPORT = {
+    "run": argument(Path, ..., "Folder of the run, or its name below saved."),
+    "out": option(Path | None, None, "Target folder; default: export in the run's folder."),
+    "ema": option(bool, True, "Averaged weights, or those of the last step.", "--ema/--no-ema"),
+    "precision": option(str, "fp32", "Of the stored weights: fp32, fp16, or int8 (a scale for each row)."),
+}
+
+
+@takes(RUNS)
+def runs(words: Any) -> None:
     """List runs: training, finished, stopped (run the same command to resume) or failed."""
     import json
 
@@ -23,14 +34,14 @@ def runs(
     from mmldlm.api.runs import list_runs
     from mmldlm.reports import folding_table
 
-    listed = list_runs(folder)
-    if as_json:
+    listed = list_runs(words.folder)
+    if words.as_json:
         typer.echo(json.dumps([run.to_json() for run in listed], indent=1))
         return
     if not listed:
-        typer.echo(f"{folder}: no runs yet; 'mmldlm train --recipe NAME' starts one")
+        typer.echo(f"{words.folder}: no runs yet; 'mmldlm train --recipe NAME' starts one")
         return
-    table = folding_table("run", "state", "step", "metric", "updated", title=f"runs in {folder}")
+    table = folding_table("run", "state", "step", "metric", "updated", title=f"runs in {words.folder}")
     for run in listed:
         steps = f"{run.step:,} of {run.steps:,}" if run.steps is not None else f"{run.step:,}"
         metric = "" if run.headline is None else "{} {:.4f}".format(*run.headline)
@@ -39,29 +50,13 @@ def runs(
     Console().print(table)
 
 
-def export(
-    run: Annotated[Path, typer.Argument(help="Folder of the run, or its name below saved.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Target folder; default: export in the run's folder.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="The pair store of a run from before run folders described their data, if it has moved."
-        ),
-    ] = None,
-    ema: Annotated[
-        bool, typer.Option("--ema/--no-ema", help="Averaged weights, or those of the last step.")
-    ] = True,
-    precision: Annotated[
-        str, typer.Option(help="Of the stored weights: fp32, fp16, or int8 (a scale for each row).")
-    ] = "fp32",
-) -> None:
+@takes(EXPORT)
+def export(words: Any) -> None:
     """Write the weights of a run's newest checkpoint with all that is needed to use them."""
     from mmldlm.api.runs import export_run
 
-    target, step = export_run(run, out, averaged=ema, store=data, precision=precision)
-    typer.echo(f"step {step} of {run} exported to {target}")
+    target, step = export_run(words.run, words.out, averaged=words.ema, precision=words.precision)
+    typer.echo(f"step {step} of {words.run} exported to {target}")
 
 
 def program() -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from mmldlm import randomness
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.records import (
@@ -136,13 +134,10 @@ def interpolate(words: Any) -> None:
     | LATENT_OUT
     | {
         "encode_with": option(str, "model", "model, or encoder: that of the training latents."),
-        "compare": option(
-            bool, True, "Add the cosine to the encoder's own latent.", "--compare/--no-compare"
-        ),
         "steps": option(int | None, None, "Steps of the latent sampler. [1]"),
     },
-    "run texts from_split in_file num data encode_with compare steps solver guidance seed neighbours out json_output "
-    "device precision",
+    "run texts from_split in_file num data encode_with steps solver guidance seed neighbours out json_output device "
+    "precision",
 )
 def encode(words: Any) -> None:
     """Turn texts into latents in the encoder's own space, without the encoder."""
@@ -155,7 +150,6 @@ def encode(words: Any) -> None:
 
     model = load(words.run, words.device, precision=words.precision)
     options = chosen(words, "steps solver guidance seed")
-    cosines = _Cosines(model) if words.encode_with == "model" and words.compare else None
 
     def latents(inputs: Inputs, progress: Progress) -> np.ndarray:
         listed = require_texts(inputs)
@@ -164,15 +158,12 @@ def encode(words: Any) -> None:
         return latents_of(model, inputs, words.encode_with)
 
     def records(inputs: Inputs, made: np.ndarray) -> list[dict[str, Any]]:
-        near = cosines.of(inputs, made) if cosines else [None] * len(made)
-        rows = [
-            {"text": text, "cosine": cosine, "latent": latent.tolist()}
-            for text, cosine, latent in zip(inputs.texts or [], near, made, strict=True)
-        ]
+        pairs = zip(inputs.texts or [], made, strict=True)
+        rows = [{"text": text, "latent": latent.tolist()} for text, latent in pairs]
         add_neighbours(rows, model, made, words.neighbours, words.data)
         return rows
 
-    request = options | chosen(words, "encode_with compare neighbours")
+    request = options | chosen(words, "encode_with neighbours")
     if in_file is not None:
         to_array = out is not None and out.suffix == ".npy"
         described = latents if to_array else lambda inputs, bar: records(inputs, latents(inputs, bar))
@@ -182,24 +173,6 @@ def encode(words: Any) -> None:
     with answer.progress() as progress:
         made = latents(inputs, progress)
     answer.give(model, request, records(inputs, made), made)
-
-
-class _Cosines:
-    """How near latents are to those of the encoder, until it turns out that it cannot be used."""
-
-    def __init__(self, model: Model) -> None:
-        self.model, self.usable = model, True
-
-    def of(self, inputs: Inputs, latents: np.ndarray) -> list[float] | list[None]:
-        from mmldlm.latents import cosine
-
-        if self.usable:
-            try:
-                return cosine(latents, latents_of(self.model, inputs, "encoder")).tolist()
-            except UserError as error:
-                self.usable = False
-                typer.echo(f"note: no comparison with the encoder: {error}", err=True)
-        return [None] * len(latents)
 
 
 @takes(

@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from typing import Annotated
+import socket
+from dataclasses import replace
+from typing import Any
 
 import typer
 
+from mmldlm.cli.options import argument, option, takes
 from mmldlm.cli.records import RUN_HELP
 from mmldlm.errors import UserError
 
 TOKEN = "MMLDLM_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-Run = Annotated[str, typer.Argument(help=RUN_HELP)]
-Host = Annotated[
-    str, typer.Option(help=f"Address to listen on; other than loopback needs {TOKEN} in the environment.")
-]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
+SERVE = {
+    "run": argument(str, ..., RUN_HELP),
+    "host": option(
+        str, "127.0.0.1", f"Address to listen on; other than loopback needs {TOKEN} in the environment."
+    ),
+    "port": option(int, 8000, "Port to listen on.", min=0, max=65535),
+    "timeout": option(float, 60.0, "Seconds in which a request is answered.", min=1, max=3600),
+    "device": option(str, "auto", "auto, cpu, cuda, ..."),
+}
 
 
-def serve(
-    run: Run,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    timeout: Annotated[
-        float, typer.Option(min=1, max=3600, help="Seconds in which a request is answered.")
-    ] = 60.0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-) -> None:
+@takes(SERVE)
+def serve(words: Any) -> None:
     """Serve a trained model over HTTP: /encode, /decode, /generate, /infill, /health, /metrics, /openapi.json."""
-    token = require_token(host)
-    require_free(host, port)
-    _require_extra("fastapi", "serve")
+    host, port = words.host, words.port
+    token = _check("fastapi", "serve", host, port)
     from mmldlm.api.model import load
     from mmldlm.service.app import Limits, create_app
     from mmldlm.service.guard import run_server
 
-    model = load(run, device)
-    app = create_app(model, Limits(answer_seconds=timeout), token=token, local=host in LOOPBACK and not token)
+    model, limits = load(words.run, words.device), Limits(answer_seconds=words.timeout)
+    app = create_app(model, limits, token=token, local=host in LOOPBACK and not token)
     typer.echo(
         f"{model!r}\nlistening on http://{host}:{port}   schema: /openapi.json   Ctrl-C stops", err=True
     )
-    run_server(app, host, port, stop_seconds=timeout)
+    run_server(app, host, port, stop_seconds=words.timeout)
     typer.echo("stopped", err=True)
 
 
-def ui(
-    run: Run,
-    host: Host = "127.0.0.1",
-    port: Port = 7860,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-) -> None:
+@takes(SERVE | {"port": replace(SERVE["port"], default=7860)}, "run host port device")
+def ui(words: Any) -> None:
     """Open a local page to try a trained model: there and back, between two sentences, blanks, paraphrases."""
-    token = require_token(host)
-    require_free(host, port)
-    _require_extra("gradio", "ui")
+    host, port = words.host, words.port
+    token = _check("gradio", "ui", host, port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     from mmldlm.api.model import load
     from mmldlm.service.page import launch_page
 
-    model = load(run, device)
+    model = load(words.run, words.device)
     typer.echo(f"{model!r}\nopen http://{host}:{port} in a browser   Ctrl-C stops", err=True)
     launch_page(model, host, port, token=token)
+
+
+def _check(package: str, extra: str, host: str, port: int) -> str:
+    """The token, once the package and the address are seen to be usable."""
+    token = require_token(host)
+    require_free(host, port)
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"the package {package} is not installed; run: pip install 'mmldlm[{extra}]'")
+    return token
 
 
 def require_token(host: str) -> str:
@@ -78,8 +82,6 @@ def require_token(host: str) -> str:
 
 def require_free(host: str, port: int) -> None:
     """Say before the model is loaded that the port is taken or the address is not one of this machine."""
-    import socket
-
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -87,10 +89,3 @@ def require_free(host: str, port: int) -> None:
             probe.bind((host, port))
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}; choose another") from error
-
-
-def _require_extra(package: str, extra: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"the package {package} is not installed; run: pip install 'mmldlm[{extra}]'")

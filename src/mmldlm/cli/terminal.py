@@ -103,7 +103,6 @@ class Command(TyperCommand):
     """A command whose errors name its options."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Called with the parsed words."""
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -119,7 +118,6 @@ class SectionedCommand(Command):
     """Lists arguments first, then options under their `rich_help_panel`, those without one before the others."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Called for `--help`."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -137,7 +135,6 @@ class SectionedGroup(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Called for `--help`."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)

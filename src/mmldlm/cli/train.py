@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 from mmldlm.cli import BEGAN
+from mmldlm.cli.options import Texts, argument, option, takes
 from mmldlm.cli.terminal import LINE_SECONDS, ProgressBar
 from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
 
@@ -33,35 +33,32 @@ _SHOWN = {
 """Fields of the log beside the bar."""
 
 
-def train(
-    recipe: Annotated[
-        str, typer.Option(help="Name of a recipe that comes with the package, or a YAML file.")
-    ],
-    settings: Annotated[list[str] | None, typer.Argument(help="section.key=value, any number.")] = None,
-    run: Annotated[
-        Path | None,
-        # torchrun takes a --run for its own --run-path, so there is a second name
-        typer.Option("--run", "--run-folder", help="Folder of the run; default: saved/<name>."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --dry-run: draw learning rate, batch and modes over the steps into this PNG file."
-        ),
-    ] = None,
-) -> None:
+TRAIN = {
+    "recipe": option(str, ..., "Name of a recipe that comes with the package, or a YAML file."),
+    "settings": argument(Texts, None, "section.key=value, any number."),
+    # torchrun takes a --run for its own --run-path, so there is a second name
+    "run": option(Path | None, None, "Folder of the run; default: saved/<name>.", "--run", "--run-folder"),
+    "dry_run": option(bool, False, "Print the resolved run and stop.", "--dry-run"),
+    "plot": option(
+        Path | None, None, "With --dry-run: draw learning rate, batch and modes over the steps into this PNG file."
+    ),
+}  # fmt: skip
+
+
+@takes(TRAIN)
+def train(words: Any) -> None:
     """Train a recipe. The same command again resumes the run."""
     from mmldlm.config.recipe import load_recipe
 
-    config = load_recipe(recipe, settings)
-    if plot is not None:
-        _check_plot(plot, dry_run)
-    if dry_run:
-        show_plan(config, plot, run or Path("saved") / config.name)
+    config = load_recipe(words.recipe, words.settings)
+    run = words.run or Path("saved") / config.name
+    if words.plot is not None:
+        _check_plot(words.plot, words.dry_run)
+    if words.dry_run:
+        show_plan(config, words.plot, run)
         return
     try:
-        train_shown(config, run or Path("saved") / config.name, BEGAN)
+        train_shown(config, run, BEGAN)
     except KeyboardInterrupt:  # the second one: threads that still write a checkpoint are not waited for
         print("mmldlm: left at once; the same command resumes from the last checkpoint", file=sys.stderr)
         sys.stderr.flush()
@@ -100,13 +97,11 @@ class TrainProgress(ProgressBar):
         self._total = 0
 
     def start(self, step: int, num_steps: int) -> None:
-        """The run begins at a step."""
         self._total = num_steps
         self.begin(step, num_steps)
         self.line_at -= LINE_SECONDS
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
-        """A line was logged."""
         known = {key: fields[key] for key in _SHOWN if fields.get(key) is not None}
         self._status |= {key: _SHOWN[key].format(value) for key, value in known.items()}
         if step == self._total:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import io
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,28 +28,8 @@ from mmldlm.config import MODES, Config, find_problems
 from mmldlm.config.old_settings import explain_old, flatten, is_old, old_settings_message
 from mmldlm.errors import UserError, first_line
 
-logger = logging.getLogger(__name__)
-
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
 
-REMOVED: dict[str, tuple[Any, ...]] = {
-    "corruption.text_noise": ("mask",),
-    "corruption.uniform_share": (0.2,),
-    "evaluation.keep": (["nearest"],),
-    "evaluation.refine_by": (["replace"],),
-    "model.self_conditioning": (False,),
-    "model.whiten_init": (False,),
-    "objective.huber_scale": (1.0,),
-    "objective.latent_weighting": ("uniform",),
-    "objective.min_snr_gamma": (5.0,),
-    "sampling.remask_share": (0.1,),
-    "train.tensorboard": (True,),
-}
-"""Settings that no longer exist, with the values under which a file that still has them means what it meant."""
-SPENT = ("model.whiten_init", "train.tensorboard", "evaluation.refine_by")
-"""Of these, what a saved run no longer needs, such as the shape of its first weights; any value is ignored there."""
-FORMER = {"objective": {"balance": "fixed", "text_weighting": "bound"}}
-"""Defaults that have changed: what saved settings from before these settings existed stand for."""
 SAVED = "the saved settings"
 MOST_BYTES, MOST_VALUES, LARGEST, DEEPEST = 2**20, 50_000, 2**53, 20
 """Of a settings file, of the values in it with aliases written out, and of a whole number."""
@@ -101,9 +80,7 @@ def make_config(
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """A config from plain nested values, as checkpoints and exports carry them."""
-    saved = {section: values.get(section, {}) for section in FORMER}
-    former = {name: FORMER[name] | section for name, section in saved.items() if isinstance(section, dict)}
-    return _build(values | former, [], source=SAVED)
+    return _build(values, [], source=SAVED)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -256,8 +233,6 @@ def _parse(value: str) -> Any:
 
 
 def _set(config: DictConfig, key: str, value: Any, source: str) -> list[str]:
-    if key in REMOVED:
-        return _removed(key, value, source)
     if key not in known_settings():
         return [f"{source}: {_unknown(key)}"]
     if problem := _unusable(value, source):
@@ -295,22 +270,6 @@ def _unusable(value: Any, source: str, depth: int = 0) -> str | None:
     if isinstance(value, str) and "${" in value and source == SAVED:
         return "saved settings hold plain values and no references; only a recipe of your own may refer to others"
     return None
-
-
-def _removed(key: str, value: Any, source: str) -> list[str]:
-    """Nothing, or the problem with a setting that no longer exists."""
-    if value in REMOVED[key]:
-        return []
-    if key in SPENT and (source == SAVED or key.startswith("evaluation.")):
-        if key.startswith("evaluation."):
-            logger.warning("%s: %s=%s: this setting was removed and is ignored", source, key, value)
-        return []
-    remedy = "leave it out; docs/log.md holds what was measured with it"
-    if key == "train.tensorboard":
-        remedy = "train.trackers=[] writes none, train.trackers=[tensorboard] is the default"
-    return [
-        f"{source}: {key}={value}: this setting was removed, and only its old default is accepted; {remedy}"
-    ]
 
 
 def _kind(key: str) -> str | None:

@@ -65,7 +65,6 @@ class Evaluated:
 
     @property
     def held_out(self) -> list[int]:
-        """Held-out documents."""
         return self.documents(HELD_OUT).ids
 
 
@@ -138,7 +137,6 @@ class Comparison:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Comparison:
-        """The inverse of `to_json`."""
         if values.get("format") != COMPARISON_FORMAT:
             raise UserError(
                 f"the format is {values.get('format')}; {COMPARISON_FORMAT} is needed: compare again"

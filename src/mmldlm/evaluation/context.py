@@ -135,7 +135,6 @@ class Pairs:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) numbers of tokens."""
         return np.array([len(tokens) for tokens in self.tokens])
 
 

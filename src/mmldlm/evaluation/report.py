@@ -123,7 +123,6 @@ def _read_json(path: Path) -> tuple[bytes, Any]:
 
 
 def page(result: Evaluation, pictures: list[Picture], beside: SideBySide | None = None) -> bytes:
-    """The whole HTML page."""
     return render_page(
         f"Evaluation of {result.model.name}",
         intro=[describe(result)],

@@ -175,7 +175,6 @@ class _Overall:
         self.last = 0
 
     def update(self, part: str, done: int, total: int) -> None:
-        """How far a part is."""
         self.shares[part] = done / max(total, 1)
         done_work = 0.0
         for kind, (num_parts, passes) in self.work.items():

@@ -50,7 +50,6 @@ class LaunchPlan:
     """Where each value that was not stated comes from."""
 
     def describe(self) -> str:
-        """One line for people."""
         low, high = self.nnodes
         nodes = _counted(high, "node") if low == high else f"{low} to {high} nodes"
         taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())

@@ -48,7 +48,6 @@ class Check:
     remedy: str = ""
 
     def line(self) -> str:
-        """For people."""
         remedy = f" -> {self.remedy}" if self.remedy and not self.passed else ""
         return f"{'✓' if self.passed else '✗'} {self.name}: {self.detail}{remedy}"
 

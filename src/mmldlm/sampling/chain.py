@@ -37,7 +37,7 @@ from mmldlm.sampling.pack import (
     send,
 )
 from mmldlm.sampling.predictor import ModelPredictor, Predictor
-from mmldlm.sampling.solvers import LATENT_STEPS
+from mmldlm.sampling.solvers import LATENT_STEPS, Solver
 
 NOISE_ENCODE_STEPS = 16
 """Steps of t2l by default where the network predicts noise."""
@@ -148,6 +148,7 @@ def run_chain(
     `on_step` is told the share of the chain that is launched.
     """
     latent_step, pack = LATENT_STEPS[options.latent_sampler], start
+    solver = Solver(predictor, corruption.latent, options.guidance, corruption.vocab_size)
     of_text = [step for step in steps if step.modality == "text"]
     text_only = len(of_text) == len(steps)
     moves = TextMoves(pack, corruption.text, of_text, options, text_only=text_only) if of_text else None
@@ -161,7 +162,7 @@ def run_chain(
             assert moves is not None
             pack = moves.make(predictor, pack, step.step_idx)
         else:
-            pack = latent_step(predictor, pack, corruption.latent, corruption.vocab_size, step, options)
+            pack = latent_step(solver, pack, step)
         on_step(done / len(steps))
     return pack
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.errors import UserError
-from mmldlm.sampling.blanks import some_blanks
 from mmldlm.sampling.chain import (
     encode_steps,
     finished,
@@ -213,6 +212,15 @@ def paraphrase_tokens(
     return vary(
         model, latents, options, strength=strength, tokens=kept, lengths=lengths, keys=keys, progress=progress
     )[0]
+
+
+def some_blanks(tokens: list[np.ndarray], keys: np.ndarray, share: float, mask_id: int) -> list[np.ndarray]:
+    """Texts with about this share of their tokens masked, at least one."""
+    result = []
+    for text, key in zip(tokens, keys, strict=True):
+        chance = randomness.uniform(key, randomness.TEXT_MASK, np.arange(len(text)))
+        result.append(np.where((chance < share) | (chance == chance.min()), mask_id, text))
+    return result
 
 
 def _lengths(tokens: list[np.ndarray]) -> np.ndarray:

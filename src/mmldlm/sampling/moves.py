@@ -80,7 +80,6 @@ def plan_by_share(pack: Pack, process: TextProcess, steps: Sequence[Step]) -> Mo
 
 def plan_ancestral(pack: Pack, process: TextProcess, steps: Sequence[Step]) -> Moves:
     """Each masked token with the probability that the reverse process gives it; in the last step, all."""
-    assert pack.places is not None
     left = np.ones(len(pack.document), bool) if pack.free is None else pack.free.copy()
     move_of, num_masked, num_chosen = np.full(len(left), len(steps)), [], []
     for number, step in enumerate(steps):

@@ -26,23 +26,10 @@ BATCH_ON_CPU, BATCH_ON_DEVICE = 2048, 32768
 """Tokens and latent slots of a pack, where the options leave it open."""
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Settings of the samplers (see `SamplingConfig`), the seed, and how much is sampled at a time."""
+@dataclass
+class SamplingOptions(SamplingConfig):
+    """Settings of the samplers, the seed, and how much is sampled at a time."""
 
-    text_sampler: str = "confidence"
-    block_length: int = 32
-    latent_sampler: str = "ddim"
-    joint_order: str = "text_first"
-    joint_sampler: str = "ancestral"
-    joint_temperature: float = 1.0
-    num_sampling_steps: int = 16
-    num_latent_steps: int = 16
-    num_encode_steps: int | None = None
-    num_lengths: int = 3
-    temperature: float = 1.0
-    top_p: float = 1.0
-    guidance: float = 1.0
     seed: int = 0
     batch_tokens: int | None = None
     """Tokens and latent slots that are sampled at a time; changes speed and memory, never a sample. None: what suits
@@ -50,8 +37,7 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         self._require_numbers()
-        config = SamplingConfig(**{item.name: getattr(self, item.name) for item in fields(SamplingConfig)})
-        problems = field_problems(config)
+        problems = field_problems(self)
         problems += [
             f"{name}={value}: allowed is at least {low}"
             for name, value, low in (("seed", self.seed, 0), ("batch_tokens", self.batch_tokens, 1))

@@ -149,7 +149,6 @@ class TextMoves:
         """
         assert self.order.measure is not None
         places, limit = part.pack.places, part.of_documents(self.numbers.limit[number])
-        assert places is not None
         masked = part.pack.noisy_tokens == self.mask_id
         masked &= places.device_position < limit[places.device_document]
         rows = first_true(masked, int(self.reach.num_rows[number].sum()))

@@ -77,12 +77,10 @@ class Places:
 
     @cached_property
     def device_document(self) -> Tensor:
-        """(T,) `document` on the device."""
         return self.layout.document[: len(self.document)]
 
     @cached_property
     def device_position(self) -> Tensor:
-        """(T,) `position` on the device."""
         return self.layout.position[: len(self.document)]
 
     def count(self, tokens: np.ndarray) -> np.ndarray:
@@ -166,7 +164,7 @@ class Pack:
     """(N, S, C) clean latents that guidance leads the text away from; None: it compares with no latent at all."""
     memory: LatentMemory | None = None
     tally: Tally | None = None
-    places: Places | None = None
+    places: Places = None  # type: ignore[assignment]
     """Computed from the lengths where it is not handed on."""
     watch: Watch = field(default_factory=Watch)
 
@@ -178,30 +176,25 @@ class Pack:
     @property
     def document(self) -> np.ndarray:
         """(T,) document of each token."""
-        assert self.places is not None
         return self.places.document
 
     @property
     def position(self) -> np.ndarray:
         """(T,) place of each token in its document."""
-        assert self.places is not None
         return self.places.position
 
     @property
     def layout(self) -> Layout:
         """Where the network finds each token and slot."""
-        assert self.places is not None
         return self.places.layout
 
     @property
     def num_free(self) -> np.ndarray:
         """(N,) tokens of each document that the sampler is to find."""
-        assert self.places is not None
         return self.lengths if self.free is None else self.places.count(self.free)
 
     def select(self, documents: np.ndarray) -> Part:
         """Some of the documents, (N,) bool."""
-        assert self.places is not None
         kept, tokens, places = self.places.part(documents)
         pack = Pack(
             noisy_tokens=self.noisy_tokens[tokens],

@@ -3,7 +3,7 @@
 Candidates: of several texts for a latent, the one whose own latent is nearest (cosine of raw latents) is kept. Where
 the length is not known, at temperature 0, candidates are the texts of the likeliest lengths, and the log-probability of
 the length counts a little; elsewhere they are drawn. The former is how a latent is decoded by default. Rounds then
-improve the text: tokens are replaced by others that bring it nearer (`replacing`).
+improve the text: tokens are replaced by others that bring it nearer (`judge`).
 Shapes: n documents, S latent slots, C latent channels.
 """
 
@@ -18,9 +18,8 @@ import numpy as np
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.sampling.decode import Progress, decode_latents, likely_lengths
-from mmldlm.sampling.judge import Checked, Encode, Judge
+from mmldlm.sampling.judge import Checked, Encode, Judge, replace_rounds
 from mmldlm.sampling.options import SamplingOptions, lengths_tried
-from mmldlm.sampling.replacing import replace_rounds
 
 CANDIDATE = 2**40
 """Word of the keys of further candidates; no step has such a number."""
@@ -197,7 +196,6 @@ class _Bar:
         self.progress, self.num_calls, self.num_done = progress, num_calls, 0
 
     def step(self) -> None:
-        """One call or round is done."""
         self.num_done += 1
         if self.progress is not None:
             self.progress(self.num_done, self.num_calls)

@@ -16,73 +16,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mmldlm.corruption.joint import LatentProcess
-from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import LatentMemory, Pack, Step
 from mmldlm.sampling.predictor import Predictor, guided_latents
 
-LatentStep = Callable[[Predictor, Pack, LatentProcess, int, Step, SamplingOptions], Pack]
+
+@dataclass(frozen=True)
+class Solver:
+    """What every step needs besides the latents: the network, the process and how strongly the text guides."""
+
+    predictor: Predictor
+    process: LatentProcess
+    guidance: float
+    mask_id: int
+
+    def clean(self, pack: Pack) -> Tensor:
+        """(N, S, C) what the network predicts from the latents of a pack."""
+        return guided_latents(self.predictor, pack, self.guidance, self.mask_id)
 
 
-def ddim_step(
-    predictor: Predictor,
-    pack: Pack,
-    process: LatentProcess,
-    mask_id: int,
-    step: Step,
-    options: SamplingOptions,
-) -> Pack:
+LatentStep = Callable[[Solver, Pack, Step], Pack]
+
+
+def ddim_step(solver: Solver, pack: Pack, step: Step) -> Pack:
     """Move the latents to the step's next time."""
     pack = _at(pack, step.time)
-    clean = guided_latents(predictor, pack, options.guidance, mask_id)
-    return _moved(pack, process, clean, step.next_time)
+    return _moved(pack, solver.process, solver.clean(pack), step.next_time)
 
 
-def dpmpp_2m_step(
-    predictor: Predictor,
-    pack: Pack,
-    process: LatentProcess,
-    mask_id: int,
-    step: Step,
-    options: SamplingOptions,
-) -> Pack:
+def dpmpp_2m_step(solver: Solver, pack: Pack, step: Step) -> Pack:
     """As `ddim_step`, with a clean latent that is half a step ahead of the predicted one.
 
     Where a step is infinitely long in the log ratio, which is at time 0 and 1 only, there is no line to follow.
     """
     pack = _at(pack, step.time)
-    clean = ahead = guided_latents(predictor, pack, options.guidance, mask_id)
+    clean = ahead = solver.clean(pack)
     memory = pack.memory
     if memory is not None:
-        before, now, after = (_log_ratio(process, time) for time in (memory.time, step.time, step.next_time))
+        before, now, after = (
+            _log_ratio(solver.process, time) for time in (memory.time, step.time, step.next_time)
+        )
         if math.isfinite(before) and math.isfinite(after):
             ahead = clean + (after - now) / (now - before) / 2.0 * (clean - memory.clean)
-    return replace(_moved(pack, process, ahead, step.next_time), memory=LatentMemory(clean, step.time))
+    return replace(_moved(pack, solver.process, ahead, step.next_time), memory=LatentMemory(clean, step.time))
 
 
-def heun_step(
-    predictor: Predictor,
-    pack: Pack,
-    process: LatentProcess,
-    mask_id: int,
-    step: Step,
-    options: SamplingOptions,
-) -> Pack:
+def heun_step(solver: Solver, pack: Pack, step: Step) -> Pack:
     """Go to the next time as `ddim_step` does, predict again there, and take the mean of both predictions.
 
     At time 0 there is no noise left, so the last step is that of `ddim_step`.
     """
-    pack = _at(pack, step.time)
-    clean = guided_latents(predictor, pack, options.guidance, mask_id)
+    pack, process = _at(pack, step.time), solver.process
+    clean = solver.clean(pack)
     there = _moved(pack, process, clean, step.next_time)
     if step.next_time == 0:
         return there
-    next_clean = guided_latents(predictor, there, options.guidance, mask_id)
+    next_clean = solver.clean(there)
     noise, next_noise = _noise(pack, process, clean), _noise(there, process, next_clean)
     (signal, sigma), (next_signal, next_sigma) = (
         process.levels(pack.latent_time),

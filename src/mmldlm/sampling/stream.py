@@ -242,7 +242,6 @@ class LineFile(PartFile):
         return count, size
 
     def write(self, records: Sequence[dict[str, Any]]) -> None:
-        """Append the records."""
         self._append("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
 
 
@@ -265,7 +264,6 @@ class ArrayFile(PartFile):
         return count, len(self._header) + count * self._row_bytes
 
     def write(self, latents: np.ndarray) -> None:
-        """Append latents (n, S, C)."""
         self._append(np.ascontiguousarray(latents, "<f4").tobytes())
 
     def close(self) -> None:

@@ -63,7 +63,6 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Documents in the queue."""
         with self._changed:
             return sum(len(job.documents) for job in self._queue)
 

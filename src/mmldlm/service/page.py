@@ -145,7 +145,6 @@ class Demonstration:
         return [str(text) for text in self.model.interpolate(start, end, POINTS).texts]
 
     def between(self, first: str, second: str, place: float) -> str:
-        """The text at a place between two sentences."""
         return self._decoded(first, second)[int(place)]
 
     def fill(self, text: str, about: str) -> str:
@@ -153,11 +152,9 @@ class Demonstration:
         return str(self.model.infill([text], self.latents([about]) if about.strip() else None)[0])
 
     def paraphrase(self, text: str, strength: float) -> str:
-        """A text near this one."""
         return str(self.model.paraphrase(text, strength=strength, latents=self.latents([text])))
 
     def neighbours(self, text: str, among: str) -> str:
-        """The nearest of some lines."""
         lines = [line for line in among.splitlines() if line.strip()]
         if not lines:
             raise UserError("Nearest among these lines: no line")
