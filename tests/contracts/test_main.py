@@ -73,11 +73,11 @@ def test_a_narrow_terminal_cuts_no_number_of_a_store_off(tmp_path, monkeypatch, 
     write_store(tmp_path / "s")
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda console: True))
     monkeypatch.setenv("COLUMNS", "30")
-    data.inspect(tmp_path / "s")
+    data.inspect(store=tmp_path / "s")
     assert "…" not in capsys.readouterr().out
 
 
 def test_brackets_in_the_name_of_a_store_are_shown(tmp_path, capsys):
     write_store(tmp_path / "[v2]")
-    data.inspect(tmp_path / "[v2]")
+    data.inspect(store=tmp_path / "[v2]")
     assert "[v2]" in capsys.readouterr().out.replace("\n", "").replace(" ", "")

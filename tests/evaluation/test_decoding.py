@@ -67,6 +67,11 @@ class Misled:
         return hidden
 
 
+def require(context: Context) -> None:
+    config, active = replace(context.model.config, evaluation=context.config), context.active
+    require_possible(config, text=active.text, latent=active.latent, encoder=context.can_encode)
+
+
 def misled_model(modes: ModeWeights | None = None, dropout: float = 0.1) -> LoadedModel:
     config = CorruptionConfig(
         prediction_type="clean", mode_weights=modes or ModeWeights(), condition_dropout=dropout
@@ -104,7 +109,7 @@ def context_of(model: LoadedModel, tools: tuple[Any, Any] = (None, None), **sett
 def measure(context: Context) -> WaysToDecode:
     truth = Pairs.of(context.selection.documents, context.decode_text)
     plain = invert(context, truth, truth.latents, LENGTH)
-    require_possible(context)
+    require(context)
     found = measure_ways(context, truth, plain)
     assert found is not None
     return found
@@ -178,11 +183,11 @@ def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
         (context_of(misled_model(only_text, dropout=0.0), guidances=[1.0, 2.0]), "guidances=[1.0, 2.0]"),
     ):  # fmt: skip
         with pytest.raises(UserError) as caught:
-            require_possible(context)
+            require(context)
         assert told in str(caught.value)
         assert "\n" not in str(caught.value)
     for settings in ({}, {"candidates": [1]}, {"text_samplers": ["margin"]}, {"guidances": [1.0]}):
-        require_possible(context_of(misled_model(only_text, dropout=0.0), **settings))
+        require(context_of(misled_model(only_text, dropout=0.0), **settings))
 
 
 def test_candidates_and_rounds_stand_beside_each_other() -> None:

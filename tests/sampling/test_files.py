@@ -12,13 +12,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from mmldlm.api import files as stream
+from mmldlm.api.files import ArrayFile, LineFile
 from mmldlm.api.values import parse_blanks
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import between
-from mmldlm.sampling import stream
 from mmldlm.sampling.decode import some_blanks
-from mmldlm.sampling.stream import ArrayFile, LineFile
 from tests.sampling.commands import call, make_small_run, mistake, samples, use_fake_encoder
 from tests.tiny_models import FakeEncoder
 

@@ -15,10 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mmldlm.config import Config, leaves_condition_out
+from mmldlm.config import Config
 from mmldlm.config.recipe import config_to_dict, find_recipe, load_recipe, read_mapping
-from mmldlm.corruption.times import sees_latents
 from mmldlm.errors import UserError
+from mmldlm.evaluation.decoding import require_possible
 from mmldlm.objective.joint import Active
 
 AVERAGED, LAST = "averaged", "last"
@@ -31,8 +31,6 @@ _OURS = {
 }
 """Settings that the ablation itself chooses."""
 _SETTINGS = {"steps": "step_counts"}
-_DECODING = ("candidates", "refine", "text_samplers", "guidances")
-"""Settings of evaluation that ask for a decode."""
 _QUICK = {"num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16]}
 _SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps")
 
@@ -255,45 +253,13 @@ def _config(plan: Plan, arm: Arm) -> Config:
         words += next(one for one in plan.arms if one.name == arm.of).words
     words += [*arm.words, *own]
     config = load_recipe(plan.recipe, words, said_in="its settings")
-    asked = [name for name in _DECODING if getattr(config.evaluation, name)]
-    if asked and not _decodes(config):
-        raise UserError(
-            f"evaluation.{asked[0]}: this arm has no loss on text or never sees a latent, so it cannot decode; set it "
-            "for the other arms only"
-        )
-    _check_judge(config, encoder=plan.evaluation.encoder)
+    active = Active.of(config.corruption, config.objective, length_modelled=True)
+    require_possible(config, text=active.text, latent=active.latent, encoder=plan.evaluation.encoder)
     if arm.weights == LAST and not config.optim.ema_decay:
         raise UserError(
             f"weights: {LAST}: {arm.of!r} keeps no average (optim.ema_decay=0), so this would be the same"
         )
-    guided = any(guidance != 1.0 for guidance in config.evaluation.guidances)
-    if guided and not leaves_condition_out(config.corruption):
-        raise UserError(
-            "guidance compares with what is made without the condition, which this arm never sees (no joint mode, and "
-            "corruption.condition_dropout=0); leave guidance out, or give it one of them"
-        )
     return config
-
-
-def _check_judge(config: Config, *, encoder: bool) -> None:
-    """Candidates need the model or the encoder to turn them back into latents."""
-    asked = config.evaluation
-    if max(asked.candidates, default=1) == 1 and not asked.refine:
-        return
-    own = Active.of(config.corruption, config.objective, length_modelled=True).latent
-    if asked.check == "encoder" and not encoder:
-        raise UserError("evaluation.check=encoder: a plan uses the encoder only with eval: {encoder: true}")
-    if not own and (asked.check == "model" or not encoder):
-        raise UserError(
-            "evaluation.candidates, refine: this arm has no loss on latents (t2l), so it cannot read a text back; use "
-            "eval: {encoder: true} and evaluation.check=encoder, or set them for the other arms only"
-        )
-
-
-def _decodes(config: Config) -> bool:
-    """Whether there will be anything to decode a latent with."""
-    text = Active.of(config.corruption, config.objective, length_modelled=True).text
-    return text and sees_latents(config.corruption)
 
 
 def _check_same_data(plan: Plan) -> None:

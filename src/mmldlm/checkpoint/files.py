@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,18 +122,12 @@ def _parse(path: Path, content: bytes, body: Any) -> Manifest:
         whole = all(isinstance(number, int) for number in (manifest.step, manifest.sequence))
     except (TypeError, ValueError, KeyError, RecursionError):
         raise DamagedError(path, "is not a manifest") from None
-    texts = [text for file in files for text in (file.group, file.sha256)]
-    if (
-        not whole
-        or not all(_inside(file.name) for file in files)
-        or not all(isinstance(t, str) for t in texts)
-    ):
+    texts = [text for file in files for text in (file.name, file.group, file.sha256)]
+    if not (whole and all(isinstance(text, str) for text in texts)):
+        raise DamagedError(path, "is not a manifest")
+    if any(Path(file.name).is_absolute() or ".." in Path(file.name).parts for file in files):
         raise DamagedError(path, "is not a manifest")
     return manifest
-
-
-def _inside(name: object) -> bool:
-    return isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
@@ -223,25 +217,29 @@ def stream(layout: Layout, metadata: Mapping[str, str]) -> Iterable[bytes | memo
             yield as_bytes(tensor).cpu().numpy().data
 
 
+@contextlib.contextmanager
+def _opened(*paths: Path) -> Iterator[list[Any]]:
+    """Safetensors files; ValueError when one is none."""
+    try:
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
+
+
 def read_notes(path: Path) -> dict[str, str]:
     """Metadata of a safetensors file, without its tensors; ValueError when it is not one."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
+    with _opened(path) as (file,):
+        return dict(file.metadata() or {})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file; ValueError when it is not one."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    with _opened(path) as (file,):
+        notes = dict(file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         aliases = json.loads(notes.pop("aliases", "{}"))
         return tensors | {name: tensors[owner] for name, owner in aliases.items()}, notes
-    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not a readable safetensors file: {str(error)[:300]}") from error
 
 
 def piece_of(name: str, pieces: Mapping[str, Piece]) -> Piece | None:
@@ -254,16 +252,12 @@ def read_rows(paths: Sequence[Path], held: Mapping[str, Piece]) -> dict[str, tor
 
     ValueError when a file is not readable, or the files do not hold all rows.
     """
-    try:
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-            sources: dict[str, list[tuple[Any, Piece]]] = {}
-            for file in files:
-                for name, piece in _pieces(file).items():
-                    sources.setdefault(name, []).append((file, piece))
-            return {name: _assemble(name, parts, held) for name, parts in sources.items()}
-    except (SafetensorError, AttributeError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not readable safetensors files: {str(error)[:300]}") from error
+    sources: dict[str, list[tuple[Any, Piece]]] = {}
+    with _opened(*paths) as files:
+        for file in files:
+            for name, piece in _pieces(file).items():
+                sources.setdefault(name, []).append((file, piece))
+        return {name: _assemble(name, parts, held) for name, parts in sources.items()}
 
 
 def _pieces(file: Any) -> dict[str, Piece]:
@@ -326,20 +320,18 @@ def publish(folder: Path, staging: Path, step: int, files: Iterable[Entry]) -> P
 
 
 def point_latest(folder: Path, name: str) -> None:
-    """Move `latest`. It is for people, resuming does without it, so trouble here is only a warning."""
+    """Move `latest` in one stroke: a relative link, or a line of text where links are impossible.
+
+    It is for people, resuming does without it, so trouble here is only a warning.
+    """
     try:
-        _replace_pointer(folder, name)
+        try:
+            with durable.staged_file(folder / LATEST) as staged:
+                os.symlink(name, staged)
+        except (OSError, NotImplementedError):
+            durable.replace_file(folder / LATEST, f"{name}\n".encode())
     except OSError as error:
         logger.warning("%s could not be moved to %s: %s", folder / LATEST, name, error)
-
-
-def _replace_pointer(folder: Path, name: str) -> None:
-    """In one stroke: a relative link, or a line of text where links are impossible."""
-    try:
-        with durable.staged_file(folder / LATEST) as staged:
-            os.symlink(name, staged)
-    except (OSError, NotImplementedError):
-        durable.replace_file(folder / LATEST, f"{name}\n".encode())
 
 
 def read_latest(folder: Path) -> Path | None:
@@ -361,15 +353,19 @@ def candidates(folder: Path) -> list[Path]:
     return []
 
 
+def _whole(path: Path) -> Manifest | None:
+    """The manifest, where it and the sizes of the files are right; checksums are compared when a file is read."""
+    with contextlib.suppress(DamagedError):
+        manifest = read_manifest(path)
+        check_sizes(path, manifest)
+        return manifest
+    return None
+
+
 def published(folder: Path) -> list[Path]:
-    """Checkpoints that look whole (manifest and sizes; checksums are for resuming), oldest first."""
-    whole = []
-    for path in candidates(folder):
-        with contextlib.suppress(DamagedError):
-            manifest = read_manifest(path)
-            check_sizes(path, manifest)
-            whole.append((manifest.sequence, manifest.step, path))
-    return [path for _, _, path in sorted(whole)]
+    """Checkpoints that look whole, oldest first."""
+    whole = {path: manifest for path in candidates(folder) if (manifest := _whole(path)) is not None}
+    return sorted(whole, key=lambda path: (whole[path].sequence, whole[path].step, path))
 
 
 def _next_sequence(folder: Path) -> int:
@@ -409,16 +405,7 @@ def dispensable(folder: Path, spared: Spared | None = None) -> list[Path]:
 
 def clean(folder: Path) -> None:
     """Put a folder of checkpoints in order after a crash, at the start of the process that holds the lock."""
-    durable.clean_leftovers(folder, looks_whole)
+    durable.clean_leftovers(folder, lambda path: _whole(path) is not None)
     newest = published(folder)[-1:]
     if newest and read_latest(folder) != newest[0]:
         point_latest(folder, newest[0].name)
-
-
-def looks_whole(path: Path) -> bool:
-    """Whether manifest and sizes are right; checksums are compared when a checkpoint is read."""
-    try:
-        check_sizes(path, read_manifest(path))
-    except DamagedError:
-        return False
-    return True

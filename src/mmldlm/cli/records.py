@@ -23,10 +23,9 @@ from mmldlm.untrusted import printable
 if TYPE_CHECKING:  # the commands answer --help without torch
     import numpy as np
 
-    from mmldlm.api.files import Act
+    from mmldlm.api.files import Act, Inputs
     from mmldlm.api.model import Model
     from mmldlm.api.values import SampledText
-    from mmldlm.sampling.stream import Inputs
 
 _INPUT, _HOW, _CHECK, _OUTPUT = "Input", "Sampling", "Self-check", "Output"
 RUN_HELP = "Run folder, export folder, builtin:wordnet, or a name on the Hugging Face Hub."
@@ -241,7 +240,7 @@ def named_documents(
     data: Path | None = None,
 ) -> Inputs:
     """The documents that --text, --latents or --from-split name."""
-    from mmldlm.sampling.stream import Inputs, read_latents
+    from mmldlm.api.files import Inputs, read_latents
 
     if texts:
         return Inputs(texts=texts)
@@ -254,7 +253,7 @@ def named_documents(
 def _of_split(model: Model, name: str, num: int, data: Path | None) -> Inputs:
     import numpy as np
 
-    from mmldlm.sampling.stream import Inputs
+    from mmldlm.api.files import Inputs
 
     split = model.open_store(data).split(name)
     if num < 1 or not len(split):
@@ -301,7 +300,7 @@ def lengths_of(model: Model, word: str | None, inputs: Inputs | None = None) -> 
 
 def against_of(model: Model, word: str | None, encode_with: str, seed: int) -> Any:
     """What --against names: latents of a file, or of a text."""
-    from mmldlm.sampling.stream import Inputs, read_latents
+    from mmldlm.api.files import Inputs, read_latents
 
     if word is None:
         return None

@@ -27,9 +27,9 @@ from mmldlm.errors import UserError
 if TYPE_CHECKING:  # the commands answer --help without torch
     import numpy as np
 
+    from mmldlm.api.files import Inputs
     from mmldlm.api.model import Model
     from mmldlm.sampling.decode import Progress
-    from mmldlm.sampling.stream import Inputs
 
 _TEXT_OPTIONS = "steps order temperature top_p guidance seed"
 
@@ -117,8 +117,8 @@ def interpolate(words: Any) -> None:
     if words.points < 2:
         raise UserError(f"--points {words.points}: at least 2 are needed")
     answer = Answer("interpolate", words.out, as_json=words.json_output, kinds=(".npy", ".jsonl"))
+    from mmldlm.api.files import Inputs
     from mmldlm.api.model import load
-    from mmldlm.sampling.stream import Inputs
 
     model, points, options = load(words.run, words.device), words.points, chosen(words, _TEXT_OPTIONS)
     a, b = latents_of(model, Inputs(texts=[words.first, words.second]), words.encode_with, words.seed)
@@ -194,8 +194,8 @@ def infill(words: Any) -> None:
         require_one_of({"--about": about, "--latents": latents, "--in": in_file})
     require_effect("--against", words.against, about, latents, in_file, needs="--about, --latents or --in")
     answer = Answer("infill", words.out, as_json=words.json_output)
+    from mmldlm.api.files import Inputs
     from mmldlm.api.model import load
-    from mmldlm.sampling.stream import Inputs
 
     model, options = load(words.run, words.device), chosen(words, _TEXT_OPTIONS)
     away = against_of(model, words.against, words.encode_with, words.seed)
@@ -247,8 +247,8 @@ def paraphrase(words: Any) -> None:
     """Vary texts: their latents are noised, some of their tokens are masked, or both, and sampled again."""
     require_one_of({"TEXT": words.texts, "--in": words.in_file})
     answer = Answer("paraphrase", words.out, as_json=words.json_output)
+    from mmldlm.api.files import Inputs
     from mmldlm.api.model import load
-    from mmldlm.sampling.stream import Inputs
 
     model = load(words.run, words.device)
     options = chosen(words, f"{_TEXT_OPTIONS} strength vary latent_steps solver")

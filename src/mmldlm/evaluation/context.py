@@ -197,6 +197,7 @@ class Context:
     def __post_init__(self) -> None:
         self.active = self.model.trained
         self.decodes = self.active.text and sees_latents(self.model.config.corruption)
+        self.can_encode = self.encode is not None and self.decode_text is not None
         self.ids[HELD_OUT] = self.selection.documents.ids.tolist()
 
     def record(self, name: str, quantity: Quantity, about: str = HELD_OUT) -> Estimate:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmldlm.config import leaves_condition_out
+from mmldlm.config import Config, EvaluationConfig, leaves_condition_out
+from mmldlm.corruption.times import sees_latents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import Context, Pairs
 from mmldlm.evaluation.inversion import (
@@ -46,38 +47,38 @@ class WayTexts:
     seconds: float
 
 
-def has_ways(context: Context) -> bool:
+def has_ways(config: EvaluationConfig) -> bool:
     """Whether the settings name any way to decode besides the plain one."""
-    config = context.config
     return bool(config.candidates or config.refine or config.text_samplers or config.guidances)
 
 
-def require_possible(context: Context) -> None:
-    """Reject what cannot work, before anything is measured."""
-    if not has_ways(context):
+def require_possible(config: Config, *, text: bool, latent: bool, encoder: bool) -> None:
+    """Reject what cannot work, before anything is measured or trained.
+
+    `text`, `latent`: whether the run has a loss on them; `encoder`: whether the encoder is at hand.
+    """
+    asked, corruption = config.evaluation, config.corruption
+    if not has_ways(asked):
         return
-    config, corruption = context.config, context.model.config.corruption
-    if not context.decodes:
-        why = "never saw a latent" if context.active.text else "has no loss on text"
+    if not (text and sees_latents(corruption)):
+        why = "never saw a latent" if text else "has no loss on text"
         raise UserError(
             f"evaluation.candidates, refine, text_samplers, guidances: this run {why}, so nothing can be decoded; "
             "leave them out"
         )
-    if any(guidance != 1.0 for guidance in config.guidances) and not leaves_condition_out(corruption):
+    if any(guidance != 1.0 for guidance in asked.guidances) and not leaves_condition_out(corruption):
         raise UserError(
-            f"evaluation.guidances={config.guidances}: guidance compares with a text without its latent, which this "
+            f"evaluation.guidances={asked.guidances}: guidance compares with a text without its latent, which this "
             "run never saw (no joint mode, and corruption.condition_dropout=0); leave them out"
         )
-    choose_judge(context)
+    choose_judge(asked, own=latent, encoder=encoder)
 
 
-def choose_judge(context: Context) -> str | None:
+def choose_judge(config: EvaluationConfig, *, own: bool, encoder: bool) -> str | None:
     """Which side turns candidates back into latents; None where there is nothing to choose from."""
-    config, own = context.config, context.active.latent
     if max(config.candidates, default=1) == 1 and not config.refine:
         return None
     asked = f"evaluation.candidates={config.candidates}, refine={config.refine}"
-    encoder = context.encode is not None and context.decode_text is not None
     if config.check == MODEL and not own:
         raise UserError(
             f"{asked}: evaluation.check=model needs a run with a loss on latents (t2l); use evaluation.check=encoder"
@@ -85,7 +86,7 @@ def choose_judge(context: Context) -> str | None:
     if config.check == ENCODER and not encoder:
         raise UserError(
             f"{asked}: evaluation.check=encoder needs the encoder and tokenizer of the pair store, which are not used "
-            "here; use evaluation.check=model"
+            "here; use them, or evaluation.check=model"
         )
     if not own and not encoder:
         raise UserError(
@@ -95,11 +96,16 @@ def choose_judge(context: Context) -> str | None:
     return ENCODER if config.check == ENCODER or not own else MODEL
 
 
+def judge_of(context: Context) -> str | None:
+    """The side that turns candidates of an evaluation back into latents."""
+    return choose_judge(context.config, own=context.active.latent, encoder=context.can_encode)
+
+
 def measure_ways(context: Context, truth: Pairs, plain: Decoded) -> WaysToDecode | None:
     """A row for each way; `plain` is the run's own decode with the true length, in the largest number of steps."""
-    if not has_ways(context):
+    if not has_ways(context.config):
         return None
-    judge = choose_judge(context)
+    judge = judge_of(context)
     if judge == ENCODER:
         context.notes.append(
             "the encoder chose among candidates, so their re-encoded cosine is the largest of several and not an "

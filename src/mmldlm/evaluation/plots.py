@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.evaluation.bounds import LATENT_NAMES, TEXT_NAMES, Calibration, LatentBounds, TextBounds
@@ -32,38 +32,28 @@ _ACCURACY = "tokens right at their position, %"
 Log = Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A picture there can be: of which part of a result or of the training log, and what draws it."""
-
-    title: str
-    part: Callable[[Evaluation, Log], Any]
-    """None where there is nothing to draw."""
-    draw: Callable[[Axes, Any], str]
-    """Returns the caption."""
-
-
-PLOTS: dict[str, Plot] = {}
-"""By the name of the file."""
+PLOTS: dict[str, Callable[[Evaluation, Log], Picture | None]] = {}
+"""By the name of the file: draws a picture of a result and the training log; None where there is nothing to draw."""
 
 
 def draw_pictures(result: Evaluation, log: Log) -> list[Picture]:
     """Every picture that the result and the training log have something for."""
-    parts = {name: plot.part(result, log) for name, plot in PLOTS.items()}
-    return [_draw(name, PLOTS[name], part) for name, part in parts.items() if part is not None]
-
-
-def _draw(name: str, plot: Plot, part: Any) -> Picture:
-    captions: list[str] = []
-    picture = make_picture(name, plot.title, "", lambda axes: captions.append(plot.draw(axes, part)))
-    return replace(picture, caption=captions[0])
+    drawn = (plot(result, log) for plot in PLOTS.values())
+    return [picture for picture in drawn if picture is not None]
 
 
 def _plot(name: str, title: str, part: Callable[[Evaluation, Log], Any]) -> Callable[[Any], Any]:
-    """Enter a function that draws a part, and returns the caption, in the list."""
+    """Enter a function that draws a part, and returns the caption, in the list; a part that is None is not drawn."""
 
     def enter(draw: Callable[[Axes, Any], str]) -> Callable[[Axes, Any], str]:
-        PLOTS[name] = Plot(title, part, draw)
+        def picture(result: Evaluation, log: Log) -> Picture | None:
+            if (shown := part(result, log)) is None:
+                return None
+            captions: list[str] = []
+            drawn = make_picture(name, title, "", lambda axes: captions.append(draw(axes, shown)))
+            return replace(drawn, caption=captions[0])
+
+        PLOTS[name] = picture
         return draw
 
     return enter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from mmldlm.evaluation.context import (
     select_documents,
     take_first,
 )
-from mmldlm.evaluation.decoding import choose_judge, has_ways, measure_ways, require_possible
+from mmldlm.evaluation.decoding import has_ways, judge_of, measure_ways, require_possible
 from mmldlm.evaluation.generation import measure_generation
 from mmldlm.evaluation.inversion import collect_examples, measure_inversion, measure_round_trip
 from mmldlm.evaluation.latent_bound import measure_latent_bounds
@@ -73,7 +73,8 @@ def evaluate_model(
     """
     selection = select_documents(model, store, split, config.num_documents, seed)
     context = Context(model, config, selection, seed, _silent, tools.decode_text, tools.encode)
-    require_possible(context)
+    changed, trained = replace(model.config, evaluation=config), context.active
+    require_possible(changed, text=trained.text, latent=trained.latent, encoder=context.can_encode)
     if progress is not None:
         context.progress = _Overall(progress, planned_work(context)).update
     data = _describe_data(context, selection, tools.special_ids)
@@ -144,8 +145,8 @@ def planned_work(context: Context) -> dict[str, tuple[int, float]]:
     count = len(context.selection.positions)
     decoded = min(config.num_decoded, count) or count
     most, encode = max(config.step_counts), sampling.num_encode_steps or sampling.num_latent_steps
-    ways = max(len(config.text_samplers), 1) * max(len(config.guidances), 1) if has_ways(context) else 0
-    checks = ways if choose_judge(context) else 0
+    ways = max(len(config.text_samplers), 1) * max(len(config.guidances), 1) if has_ways(config) else 0
+    checks = ways if judge_of(context) else 0
     work = {
         "text bound": (3, 3.0 * count * config.num_draws),
         "latent bound": (3, 3.0 * count * config.num_draws),

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ def decode_latents(
     """Texts (token ids) for normalised latents (n, S, C); lengths that are None are predicted.
 
     `against`, normalised latents too, is what guidance leads away from. The number of passes of the network is added to
-    `passes`, int64 (n,), here and below.
+    `passes`, int64 (n,).
     """
     require_trained(model, text=True)
     require_conditional(model)
@@ -73,8 +74,7 @@ def decode_latents(
     return call.sample(start, text_steps(options)).tokens
 
 
-@dataclass(frozen=True)
-class LikelyLengths:
+class LikelyLengths(NamedTuple):
     """Numbers of tokens for each document, the likeliest first. (n, count) both."""
 
     lengths: np.ndarray
@@ -121,13 +121,12 @@ def generate(
     lengths: np.ndarray | None = None,
     keys: np.ndarray,
     progress: Progress | None = None,
-    passes: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Texts and their normalised latents (n, S, C), both from noise."""
     require_trained(model, text=True, latent=True)
     require_guidable(model, options.guidance)
     assert len(keys) == count, "one key for each document"
-    call = _Call(model, options, keys, progress, passes)
+    call = _Call(model, options, keys, progress)
     lengths = call.lengths(lengths, call.noise, latent_time=1.0)
     result = call.sample(_Start(lengths), joint_steps(options, model.corruption))
     return result.tokens, result.latents
@@ -142,7 +141,6 @@ def infill_tokens(
     keys: np.ndarray,
     progress: Progress | None = None,
     against: np.ndarray | None = None,
-    passes: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Texts whose blanks, tokens with the id after the vocabulary, are filled; all other tokens stay.
 
@@ -161,7 +159,7 @@ def infill_tokens(
         None if latents is None else _tensor(latents),
         against=None if against is None else _tensor(against),
     )
-    return _Call(model, options, keys, progress, passes).sample(start, text_steps(options)).tokens
+    return _Call(model, options, keys, progress).sample(start, text_steps(options)).tokens
 
 
 def vary(
@@ -174,7 +172,6 @@ def vary(
     lengths: np.ndarray | None = None,
     keys: np.ndarray,
     progress: Progress | None = None,
-    passes: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Texts and latents near normalised latents (n, S, C): these are noised to time `strength`, then both are sampled.
 
@@ -182,7 +179,7 @@ def vary(
     """
     require_trained(model, text=True, latent=True)
     require_guidable(model, options.guidance)
-    call = _Call(model, options, keys, progress, passes)
+    call = _Call(model, options, keys, progress)
     process = model.corruption.latent
     time = min(strength, process.latest_time)
     clean = _tensor(latents)
@@ -266,7 +263,7 @@ class _Call:
         options: SamplingOptions,
         keys: np.ndarray,
         progress: Progress | None,
-        passes: np.ndarray | None,
+        passes: np.ndarray | None = None,
     ) -> None:
         self.model, self.options, self.keys, self.progress = model, options, keys, progress
         self.passes = passes

@@ -154,17 +154,17 @@ def _decode(judge: Judge, number: int, lengths: np.ndarray | None, progress: Pro
 
 def _best_length(judge: Judge, count: int, progress: Progress | None) -> Checked:
     """The best text of the likeliest lengths of each latent, all decoded together."""
-    likely = likely_lengths(judge.model, judge.latents, count)
-    num, count = likely.lengths.shape
+    lengths, log_probabilities = likely_lengths(judge.model, judge.latents, count)
+    num, count = lengths.shape
     owner, spent = np.repeat(np.arange(num), count), np.zeros(num * count, np.int64)
     tokens = decode_latents(
-        judge.model, judge.latents[owner], judge.options, lengths=likely.lengths.reshape(-1),
+        judge.model, judge.latents[owner], judge.options, lengths=lengths.reshape(-1),
         keys=judge.keys[owner], progress=progress, passes=spent,
         against=None if judge.against is None else judge.against[owner],
     )  # fmt: skip
     passes, encoded = spent.reshape(num, count).sum(1), np.zeros(num, np.int64)
     nearness = judge.cosine(tokens, owner, passes, encoded).reshape(num, count)
-    best = (nearness + LENGTH_PRIOR * likely.log_probabilities).argmax(1)
+    best = (nearness + LENGTH_PRIOR * log_probabilities).argmax(1)
     rows = np.arange(num)
     kept = [tokens[place] for place in rows * count + best]
     return Checked(
