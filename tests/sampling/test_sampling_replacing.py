@@ -235,7 +235,7 @@ def test_proposals_are_the_most_probable_others_with_one_token_masked(guidance: 
         best = [token for token in logits.argsort(descending=True).tolist() if token != texts[i][at]]
         assert found[row].tolist() == best[:NUM_REPLACEMENTS]
         less = (logits[best[:NUM_REPLACEMENTS]] - logits[texts[i][at]]).clamp(max=0).numpy()
-        assert prior[row] == pytest.approx(replacing.TOKEN_PRIOR * less, abs=1e-6)
+        assert prior[row] == pytest.approx(judge_module.TOKEN_PRIOR * less, abs=1e-6)
 
 
 def test_long_texts_are_tried_in_other_places_until_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
