@@ -69,11 +69,6 @@ def bootstrap(statistic: Statistic, count: int, seed: int, num_resamples: int = 
     return np.asarray(result.bootstrap_distribution)
 
 
-def estimate(statistic: Statistic, count: int, seed: int) -> Estimate:
-    """A statistic of all documents with its percentile bootstrap interval."""
-    return summarize(float(statistic(np.arange(count)[None])[0]), bootstrap(statistic, count, seed))
-
-
 def summarize(value: float, resampled: np.ndarray) -> Estimate:
     """A number with the spread of its resampled values (r,); values that are not finite are left out."""
     resampled = resampled[np.isfinite(resampled)]
@@ -210,7 +205,7 @@ class Quantity:
 
     def estimate(self, seed: int) -> Estimate:
         """The number over all documents with its interval."""
-        return estimate(self.statistic, len(self), seed)
+        return summarize(self.value(), bootstrap(self.statistic, len(self), seed))
 
     def take(self, rows: np.ndarray) -> Quantity:
         weights = None if self.weights is None else self.weights[rows]

@@ -10,11 +10,11 @@ import pytest
 
 from mmldlm.evaluation.bounds import (
     Answers,
-    TimeCurve,
     calibration_error,
     equal_mass,
     equal_width,
     reliability,
+    time_curve,
 )
 from mmldlm.evaluation.context import choose
 from mmldlm.evaluation.inversion import length_groups
@@ -146,10 +146,12 @@ def test_retrieval_reads_candidates_in_pieces(tmp_path: Path, monkeypatch: pytes
 
 
 def test_curve_buckets() -> None:
-    curve = TimeCurve.empty(4)
-    curve.add(np.array([0.0, 0.3, 1.0]), np.array([1.0, 2.0, 3.0]), np.array([0, 1, 1]))
-    curve.add(np.array([0.26]), np.array([4.0]), np.array([0]))
-    rows = curve.buckets()
+    time, nats, correct = (
+        np.array([0.0, 0.3, 1.0, 0.26]),
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        np.array([0, 1, 1, 0]),
+    )
+    rows = time_curve(Answers(np.zeros(4), np.zeros(4), correct, time, nats), 4)
     assert [row.num_tokens for row in rows] == [1, 2, 0, 1]
     assert rows[1].nats == 3.0
     assert rows[1].accuracy == 0.5
@@ -171,9 +173,9 @@ def test_bleu_from_summed_counts_is_that_of_sacrebleu() -> None:
 
 
 def test_calibration_error_by_hand() -> None:
-    answers = Answers()
-    answers.add(np.array([0, 0, 1]), np.array([0.15, 0.95, 0.92]), np.array([0.0, 1.0, 0.0]))
-    answers.add(np.array([1]), np.array([0.12]), np.array([1.0]))
+    none = np.zeros(0)
+    first = Answers(np.array([0, 0, 1]), np.array([0.15, 0.95, 0.92]), np.array([0.0, 1.0, 0.0]), none, none)
+    answers = Answers.join([first, Answers(np.array([1]), np.array([0.12]), np.array([1.0]), none, none)])
     error = calibration_error(answers, equal_width(), 2, "")
     # buckets 0.1 to 0.2: 0.27 sure, 1 right; 0.9 to 1: 1.87 sure, 1 right
     assert error.statistic(np.array([[0, 1]]))[0] == pytest.approx((0.73 + 0.87) / 4)

@@ -11,7 +11,7 @@ import torch
 
 from mmldlm.config import ObjectiveConfig
 from mmldlm.errors import UserError
-from mmldlm.evaluation.bounds import calibration_error, equal_mass, equal_width, reliability
+from mmldlm.evaluation.bounds import calibration_error, equal_mass, equal_width, reliability, time_curve
 from mmldlm.evaluation.context import pack_rows, strangers
 from mmldlm.evaluation.text_bound import Costs, perplexity, perplexity_with_end, score, text_costs, text_times
 from mmldlm.layout import packed_layout
@@ -169,7 +169,7 @@ def test_curves_count_every_scored_token_once() -> None:
     documents, _ = draw_documents(JOINT, 300)
     bound = bound_of(oracle_model(JOINT), documents, "right")
     half = 300 * LENGTH * 8 / 2  # half of all, as times are uniform
-    assert sum(row.num_tokens for row in bound.time_curve.buckets()) == pytest.approx(half, rel=0.05)
+    assert sum(row.num_tokens for row in time_curve(bound.answers)) == pytest.approx(half, rel=0.05)
     assert bound.length_nats.mean() == pytest.approx(np.log(1 + 4 * np.exp(-2.0)))
 
 
@@ -186,14 +186,13 @@ def test_the_end_of_a_text_counts_as_a_token_that_costs_what_the_length_does() -
 def test_the_oracle_knows_how_sure_it_may_be_and_an_overconfident_one_does_not() -> None:
     documents, _ = draw_documents(JOINT, 600)
     bound = bound_of(oracle_model(JOINT), documents, "right")
-    for edges in (equal_width(), equal_mass(bound.answers.arrays()[1])):
+    for edges in (equal_width(), equal_mass(bound.answers.confidence)):
         error = calibration_error(bound.answers, edges, len(documents.lengths), "oracle")
         assert error.estimate(0).value < 0.04
         rows = reliability(bound.answers, edges)
-        assert sum(row.num_tokens for row in rows) == len(bound.answers.arrays()[0])
-    document, confidence, correct = bound.answers.arrays()
-    boast = type(bound.answers)()
-    boast.add(document, np.ones_like(confidence), correct)
+        assert sum(row.num_tokens for row in rows) == len(bound.answers.document)
+    document, correct = bound.answers.document, bound.answers.correct
+    boast = bound.answers._replace(confidence=np.ones(len(document)))
     found = calibration_error(boast, equal_width(), len(documents.lengths), "boast").estimate(0)
     assert found.value == pytest.approx(1.0 - correct.mean())
     assert found.low < found.value < found.high

@@ -28,7 +28,7 @@ from mmldlm.data.format import MANIFEST
 from mmldlm.data.store import Documents, PairStore, Split
 from mmldlm.errors import UserError
 from mmldlm.evaluation.context import require_same_fingerprint
-from mmldlm.evaluation.text_bound import text_costs as bound_costs
+from mmldlm.evaluation.text_bound import text_costs
 from mmldlm.latents import nearest
 from mmldlm.sampling.options import SamplingOptions, require_conditional, require_unconditional
 from mmldlm.sampling.pack import content_ids
@@ -55,8 +55,20 @@ class Judging:
         listed = text_list(texts)
         require_at_least("draws", draws, 1)
         array = None if latents is None else one_each(latents, listed, self.codec.latent_shape)
-        tokens = self.codec.tokenize(listed)
-        return like(text_costs(self.loaded, tokens, array, content_ids(listed), draws, seed), latents)
+        tokens, model = self.codec.tokenize(listed), self.loaded
+        if not model.trained.text:
+            raise UserError("this model was not trained to produce text, so it cannot score one")
+        (require_unconditional if array is None else require_conditional)(model)
+        if not tokens:
+            return like(np.empty(0), latents)
+        lengths, ids = np.array([len(text) for text in tokens], np.int64), content_ids(listed)
+        given = np.zeros((len(tokens), *self.codec.latent_shape), np.float32) if array is None else array
+        documents = Documents(np.concatenate(tokens), lengths, given, ids.astype(np.int64))
+        costs = text_costs(
+            model, documents, latent="none" if array is None else "right", num_draws=draws,
+            batch_tokens=SamplingOptions().places(model.device), seed=seed, positions=ids,
+        )  # fmt: skip
+        return like(costs.nats, latents)
 
     def neighbours(
         self,
@@ -96,34 +108,6 @@ class Judging:
         store = PairStore.open_of_run(self.loaded.config.data.store, None if path is None else Path(path))
         require_same_fingerprint(self.loaded, store)
         return store
-
-
-def text_costs(
-    model: LoadedModel,
-    tokens: list[np.ndarray],
-    latents: np.ndarray | None,
-    ids: np.ndarray,
-    draws: int,
-    seed: int,
-) -> np.ndarray:
-    """(n,) bounds in nats of texts, given raw latents (n, S, C) or none."""
-    if not model.trained.text:
-        raise UserError("this model was not trained to produce text, so it cannot score one")
-    (require_unconditional if latents is None else require_conditional)(model)
-    if not tokens:
-        return np.empty(0)
-    shape = (len(tokens), model.denoiser.shape.num_slots, model.denoiser.shape.num_channels)
-    documents = Documents(
-        tokens=np.concatenate(tokens),
-        lengths=np.array([len(text) for text in tokens], np.int64),
-        latents=np.zeros(shape, np.float32) if latents is None else latents,
-        ids=ids.astype(np.int64),
-    )
-    costs = bound_costs(
-        model, documents, latent="none" if latents is None else "right", num_draws=draws,
-        batch_tokens=SamplingOptions().places(model.device), seed=seed, positions=ids,
-    )  # fmt: skip
-    return costs.nats
 
 
 def _latents_of(split: Split) -> Iterator[np.ndarray]:

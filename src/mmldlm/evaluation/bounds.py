@@ -7,8 +7,8 @@ Shapes: R tokens, n documents, B buckets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,59 +152,34 @@ class Calibration:
     none: LatentCalibration
 
 
-@dataclass
-class TimeCurve:
-    """Sums of scored tokens per bucket of time; tokens may be added pack by pack."""
+class Answers(NamedTuple):
+    """The most probable token of every masked one. (R,) each."""
 
-    tokens: np.ndarray
-    """(B,) number of scored tokens."""
-    nats: np.ndarray
+    document: np.ndarray
+    confidence: np.ndarray
     correct: np.ndarray
+    """1 where it is right."""
+    time: np.ndarray
+    """In [0, 1], at which the token was masked."""
+    nats: np.ndarray
+    """Of the right token."""
 
     @classmethod
-    def empty(cls, num_buckets: int = NUM_BUCKETS) -> Self:
-        """No tokens yet."""
-        return cls(*(np.zeros(num_buckets) for _ in range(3)))
-
-    def add(self, time: np.ndarray, nats: np.ndarray, correct: np.ndarray) -> None:
-        """Add tokens (R,) with their times in [0, 1]."""
-        size = len(self.tokens)
-        bucket = np.minimum((time * size).astype(np.int64), size - 1)
-        self.tokens += np.bincount(bucket, minlength=size)
-        self.nats += np.bincount(bucket, nats, size)
-        self.correct += np.bincount(bucket, correct, size)
-
-    def buckets(self) -> list[TimeBucket]:
-        """Means of each bucket."""
-        size = len(self.tokens)
-        return [
-            TimeBucket(
-                idx / size, (idx + 1) / size, int(count),
-                _mean(self.nats[idx], count), _mean(self.correct[idx], count),
-            )
-            for idx, count in enumerate(self.tokens)
-        ]  # fmt: skip
+    def join(cls, parts: list[Answers]) -> Answers:
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-@dataclass
-class Answers:
-    """Predicted tokens: their document, how sure the model was, whether it was right. Added pack by pack."""
-
-    _document: list[np.ndarray] = field(default_factory=list)
-    _confidence: list[np.ndarray] = field(default_factory=list)
-    _correct: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, document: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> None:
-        """(R,) each."""
-        self._document.append(document.astype(np.int64))
-        self._confidence.append(confidence)
-        self._correct.append(correct)
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """document, confidence and correct, (R,) each."""
-        parts = (self._document, self._confidence, self._correct)
-        document, confidence, correct = (np.concatenate(part) if part else np.empty(0) for part in parts)
-        return document.astype(np.int64), confidence, correct
+def time_curve(answers: Answers, num_buckets: int = NUM_BUCKETS) -> list[TimeBucket]:
+    """Mean nats and share of right answers over time."""
+    bucket = np.minimum((answers.time * num_buckets).astype(np.int64), num_buckets - 1)
+    counts = np.bincount(bucket, minlength=num_buckets)
+    nats, right = (np.bincount(bucket, values, num_buckets) for values in (answers.nats, answers.correct))
+    return [
+        TimeBucket(
+            idx / num_buckets, (idx + 1) / num_buckets, int(count), _mean(nats[idx], count), _mean(right[idx], count)
+        )
+        for idx, count in enumerate(counts)
+    ]  # fmt: skip
 
 
 def equal_width(num_buckets: int = NUM_BUCKETS) -> np.ndarray:
@@ -222,7 +197,7 @@ def equal_mass(confidence: np.ndarray, num_buckets: int = NUM_BUCKETS) -> np.nda
 
 def calibration_error(answers: Answers, edges: np.ndarray, num_documents: int, title: str) -> Quantity:
     """The calibration error in these buckets, per document, so that documents can be resampled."""
-    document, confidence, correct = answers.arrays()
+    document, confidence, correct, *_ = answers
     size = len(edges) - 1
     place = document * size + _buckets(confidence, edges)
     gaps = np.bincount(place, confidence - correct, num_documents * size).reshape(num_documents, size)
@@ -232,7 +207,7 @@ def calibration_error(answers: Answers, edges: np.ndarray, num_documents: int, t
 
 def reliability(answers: Answers, edges: np.ndarray) -> list[ConfidenceBucket]:
     """Mean confidence and share of right answers of each bucket."""
-    _, confidence, correct = answers.arrays()
+    confidence, correct = answers.confidence, answers.correct
     bucket, size = _buckets(confidence, edges), len(edges) - 1
     counts = np.bincount(bucket, minlength=size)
     sure, right = np.bincount(bucket, confidence, size), np.bincount(bucket, correct, size)

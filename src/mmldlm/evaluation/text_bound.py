@@ -32,11 +32,11 @@ from mmldlm.evaluation.bounds import (
     Reliability,
     TextBound,
     TextBounds,
-    TimeCurve,
     calibration_error,
     equal_mass,
     equal_width,
     reliability,
+    time_curve,
 )
 from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
 from mmldlm.model.denoiser import Denoiser
@@ -59,10 +59,7 @@ class Costs:
     """(n,)"""
     length_nats: np.ndarray | None
     """(n,) nats of each document's length; None where the length is given."""
-    time_curve: TimeCurve
-    """Masked tokens by the text_time they were masked at."""
     answers: Answers
-    """The most probable token of every masked one: how sure, and whether right."""
 
     def quantity(self) -> Quantity:
         """Nats per token, all documents together."""
@@ -149,7 +146,7 @@ def _text_bound(context: Context, costs: Costs, sizes: dict[str, np.ndarray]) ->
         bits_per_byte=bits["byte"],
         bits_per_character=bits["character"],
         length_nats_per_document=None if costs.length_nats is None else float(costs.length_nats.mean()),
-        time_curve=costs.time_curve.buckets(),
+        time_curve=time_curve(costs.answers),
         perplexity_with_end=perplexity_with_end(costs),
     )
 
@@ -173,7 +170,7 @@ def _calibration(context: Context, answers: Answers, latent: str, name: str) -> 
         return Reliability(error, reliability(answers, edges))
 
     return LatentCalibration(
-        measure("equal_width", equal_width()), measure("equal_mass", equal_mass(answers.arrays()[1]))
+        measure("equal_width", equal_width()), measure("equal_mass", equal_mass(answers.confidence))
     )
 
 
@@ -220,7 +217,7 @@ def text_costs(
     """
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
-    time_curve, answers = TimeCurve.empty(), Answers()
+    answers: list[Answers] = []
     corruption = replace(model.corruption, row_multiple=1)
     plan = _TextDraws(model, documents, latent, num_draws, seed, positions)
     for done, rows in plan.packs(batch_tokens):
@@ -230,12 +227,12 @@ def text_costs(
         np.add.at(sums, plan.owner[rows], scores.document_nats(len(rows)))
         if scores.length_nats is not None:
             np.add.at(length_sums, plan.owner[rows], scores.length_nats)
-        time_curve.add(plan.text_time[rows][scores.document], scores.nats, scores.correct)
-        answers.add(plan.owner[rows][scores.document], scores.confidence, scores.correct)
+        owner, time = plan.owner[rows][scores.document], plan.text_time[rows][scores.document]
+        answers.append(Answers(owner, scores.confidence, scores.correct, time, scores.nats))
         if progress is not None:
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     lengths = length_sums / num_draws if model.trained.length else None
-    return Costs(latent, sums / num_draws, documents.lengths, lengths, time_curve, answers)
+    return Costs(latent, sums / num_draws, documents.lengths, lengths, Answers.join(answers))
 
 
 def perplexity(nats_per_token: float) -> float:
