@@ -178,7 +178,7 @@ def test_what_cannot_work_is_refused_before_anything_is_measured() -> None:
         (context_of(misled_model(only_text), candidates=[4]), "no loss on latents (t2l) and the encoder is not used"),
         (context_of(misled_model(only_text), refine=1), "candidates=[], refine=1"),
         (context_of(misled_model(only_text), (as_words, encode), candidates=[4], check="model"), "check=encoder"),
-        (context_of(misled_model(), candidates=[4], check="encoder"), "use evaluation.check=model"),
+        (context_of(misled_model(), candidates=[4], check="encoder"), "or evaluation.check=model"),
         (context_of(misled_model(only_latent), candidates=[4]), "no loss on text"),
         (context_of(misled_model(only_text, dropout=0.0), guidances=[1.0, 2.0]), "guidances=[1.0, 2.0]"),
     ):  # fmt: skip
