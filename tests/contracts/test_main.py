@@ -1,8 +1,11 @@
 """The way in and out of the command line: no traceback for what the user or the disk did."""
 
 import errno
+import os
+import py_compile
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +84,26 @@ def test_brackets_in_the_name_of_a_store_are_shown(tmp_path, capsys):
     write_store(tmp_path / "[v2]")
     data.inspect(store=tmp_path / "[v2]")
     assert "[v2]" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(("kept", "may_write"), [(True, False), (False, True), (False, False)])
+def test_compiled_modules_are_kept_where_nobody_else_does(tmp_path, kept, may_write):
+    """A second start finds what the first one compiled, although Python was told not to write it."""
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    if kept:
+        py_compile.compile(str(package / "__init__.py"))
+    code = "from mmldlm.__main__ import keep_bytecode; keep_bytecode(); import torch; print(torch.__cached__)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment |= {"PYTHONPATH": f"{package.parent}{os.pathsep}{os.pathsep.join(sys.path)}"}
+    environment |= {
+        "XDG_CACHE_HOME": str(tmp_path),
+        **({} if may_write else {"PYTHONDONTWRITEBYTECODE": "1"}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    file = Path(done.stdout.strip())
+    assert file.is_file()
+    assert file.is_relative_to(tmp_path / "mmldlm" / "python") == (not kept and not may_write)
