@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ import pytest
 from mmldlm.data.store import PairStore
 from mmldlm.preparation import cutting, derive, pipeline
 from mmldlm.preparation.cutting import Segment, text_id
-from mmldlm.preparation.derive import Survey, boundaries, draw_spans, draw_splices
+from mmldlm.preparation.derive import Survey, boundaries, draw_spans, draw_splices, draw_swaps
 from mmldlm.preparation.pipeline import PrepareSettings, run
 from tests import warm
 from tests.preparation.fake import FakeEncoder
@@ -55,6 +56,12 @@ def _made_from(made_of: str, texts: dict[int, str]) -> str:
     """The text that an origin stands for, by the words of the documentation."""
     kind, *numbers = made_of.split()
     first, *rest = map(int, numbers)
+    if kind == "swap":
+        pieces = re.split(r"(\w[\w'-]*)", texts[first])
+        assert 1 <= len(rest) // 3 <= len(pieces) // 2 // 3
+        for place, other, word in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+            pieces[2 * place + 1] = re.findall(r"\w[\w'-]*", texts[other])[word]
+        return "".join(pieces)
     if kind == "span":
         start, end = rest
         assert 2 <= end - start < len(texts[first].split())
@@ -100,6 +107,26 @@ def test_splices_are_even_in_partner_and_boundaries() -> None:
     assert draw_splices(5, "no boundary", 0, 4, partners) == []
 
 
+def test_swaps_are_even_in_number_place_and_word() -> None:
+    partners, draws = [(10, "p: q"), (20, "s, t u v")], 12_000
+    chosen = [
+        one for id in range(draws // 16) for one in draw_swaps(id, "a-b c! d'e (f) g h", 3, 16, partners)
+    ]
+    changes = [one.made_of.split()[2:] for one in chosen]
+    single = [change for change in changes if len(change) == 3]
+    # one of two draws asks for one place, and a second place is the first again in one of six cases
+    assert len(single) == pytest.approx(draws * (1 / 2 + 1 / 12), rel=0.05)
+    places = Counter(change[0] for change in single)
+    assert sorted(places) == list("012345")
+    assert all(count == pytest.approx(len(single) / 6, rel=0.15) for count in places.values())
+    words = Counter(tuple(change[1:]) for change in single)
+    assert words[("10", "1")] == pytest.approx(len(single) / 4, rel=0.15)
+    assert words[("20", "3")] == pytest.approx(len(single) / 8, rel=0.2)
+    assert {one.text for one in chosen} >= {"p c! d'e (f) g h", "a-b c! d'e (v) g h"}
+    assert draw_swaps(1, "two words", 0, 4, partners) == draw_swaps(1, "a b c", 0, 4, []) == []
+    assert draw_swaps(1, "a b c d", 0, 4, partners) == draw_swaps(1, "a b c d", 0, 16, partners)[:4]
+
+
 @pytest.mark.parametrize(
     ("text", "cuts"),
     [
@@ -142,7 +169,7 @@ def test_every_derived_document_is_what_it_says(tmp_path: Path) -> None:
         assert row["text"] == _made_from(row["made_of"], originals)  # type: ignore[arg-type]
         assert row["text"] not in held_out
     kinds = Counter(str(row["made_of"]).split()[0] for row in derived)
-    assert kinds == {"span": counts["derived_spans"], "splice": counts["derived_splices"]}
+    assert kinds == {kind: counts[f"derived_{kind}s"] for kind in ("span", "splice", "swap")}
     assert min(kinds.values()) > 50
     assert len({row["id"] for row in rows}) == len(rows) == len(store.split("train"))
     texts = [str(row["text"]) for row in rows]

@@ -61,7 +61,7 @@ def prepare(
         limit: At most so many pairs of the source: a fair sample.
         validation, test: Shares of the documents held out; validation 0.05, but 0 with `validation_source`.
         validation_source, test_source: Files or datasets that are held out as a whole.
-        derive: Add up to so many spans and splices of each training document.
+        derive: Add up to so many spans, splices and word swaps of each training document.
         text_field, latent_field: Fields of a row that hold text and latent; `latent_field=None` ignores latents.
         text_unit: What a document of a .txt file is: `file`, `part` or `line`.
         dataset_config, dataset_split: Configuration and split of a Hugging Face dataset.

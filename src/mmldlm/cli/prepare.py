@@ -58,7 +58,7 @@ TABLE = {
         Texts, None, "Text that goes to the test split as a whole. Repeat for more.", "--test-input", metavar="SOURCE"
     ),
     "derive": option(
-        int, 0, "Add up to N spans and N splices of each training document, with latents of their own: "
+        int, 0, "Add up to N spans, splices and word swaps of each training document, with latents of their own: "
         "better l2t and t2l, but other text than yours. 0 to 16.",
     ),
     "text_unit": option(
@@ -119,6 +119,8 @@ OPTIONS = {name: f"--{name.replace('_', '-')}" for name in TABLE} | {
 
 def _show(store: PairStore) -> None:
     """What came out, and what deserves attention."""
+    from mmldlm.preparation.derive import KEPT
+
     manifest = store.manifest
     for name, split in manifest.splits.items():
         typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens")
@@ -127,7 +129,7 @@ def _show(store: PairStore) -> None:
     num_sources = counts.pop("source_documents", 0)
     words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
     typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
-    num_pairs = len(store) - counts.get("derived_spans", 0) - counts.get("derived_splices", 0)
+    num_pairs = len(store) - sum(counts.get(kind, 0) for kind in KEPT)
     if num_joined:
         typer.echo(
             f"{num_lines:,} lines, {num_pairs:,} pairs, {num_joined:,} lines joined to the one before; "

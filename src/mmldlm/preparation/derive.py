@@ -1,9 +1,9 @@
-"""More training documents out of the ones there are: spans of a document, and splices of two.
+"""More training documents out of the ones there are: spans of a document, splices of two, words swapped.
 
 Every draw is a hash of the seed and of the document's id, so it is the same in any order of reading and after a
-restart. A splice needs a second document, and a stream cannot look one up. So the text is read once before, to choose
-a fair sample of the training documents (those whose hashes are smallest) that stays in memory; the second half of
-every splice comes from it. Memory is bounded by that sample and eight bytes for the id of each text.
+restart. A splice needs a second document, a swap words of others, and a stream cannot look one up. So the text is read
+once before, to choose a fair sample of the training documents (those whose hashes are smallest) that stays in memory;
+second halves and new words come from it. Memory is bounded by that sample and eight bytes for the id of each text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from functools import lru_cache
 from itertools import compress, islice
 from typing import NamedTuple
 
+import numpy as np
+
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.preparation.cutting import BATCH, SeenIds, Segment, hash63, text_ids
 from mmldlm.preparation.settings import PrepareSettings
@@ -27,12 +29,16 @@ PARTNER_TOKENS = 2**23
 SHORTEST_SPAN = 2
 """Words."""
 
-KEPT = ("derived_spans", "derived_splices")
+FEWEST_WORDS = 3
+"""A document of fewer has no words swapped."""
+
+KEPT = ("derived_spans", "derived_splices", "derived_swaps")
 OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
 
 _WORD = re.compile(r"\S+")
 _BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
 _LETTER = re.compile(r"\w")
+_LETTERS = re.compile(r"\w[\w'-]*")
 
 
 class Candidate(NamedTuple):
@@ -42,7 +48,8 @@ class Candidate(NamedTuple):
     text: str
     made_of: str
     """`span ID FIRST END`: words FIRST to END (without it, from 0); `splice ID END ID START`: the characters up to
-    END of one document, those from START of the other."""
+    END of one document, those from START of the other; `swap ID PLACE ID WORD ...`: the word at PLACE became word
+    WORD of another document, and so on."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class Deriver:
         self.share_done = 0.0
         self._known = known
         self._starts_of = lru_cache(len(survey.partners) + 1)(boundaries)
+        self._words_of = lru_cache(len(survey.partners) + 1)(words_of)
 
     def extend(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
         """All segments, some at a time, each lot followed by the documents that are derived from it."""
@@ -129,6 +137,7 @@ class Deriver:
             for candidate in (
                 *draw_spans(id, text, seed, count),
                 *draw_splices(id, text, seed, count, partners, self._starts_of),
+                *draw_swaps(id, text, seed, count, partners, self._words_of),
             )
         ]
 
@@ -188,6 +197,43 @@ def draw_splices(
         made_of = f"splice {id} {end} {partner_id} {start}"
         splices.append(Candidate("splice", f"{text[:end]} {partner[start:].lstrip()}", made_of))
     return splices
+
+
+def words_of(text: str) -> np.ndarray:
+    """(words, 2) where each word of letters and digits begins and ends."""
+    return np.array([match.span() for match in _LETTERS.finditer(text)], np.int32).reshape(-1, 2)
+
+
+def draw_swaps(
+    id: int,
+    text: str,
+    seed: int,
+    count: int,
+    partners: list[tuple[int, str]],
+    words_of: Callable[[str], np.ndarray] = words_of,
+) -> list[Candidate]:
+    """`count` times the text with up to a third of its words replaced, each by a word of some partner.
+
+    `words_of` gives the words of a partner, for a caller who remembers them.
+    """
+    words = words_of(text)
+    if len(words) < FEWEST_WORDS or not partners:
+        return []
+    swaps: list[Candidate] = []
+    for draw in range(count):
+        num = 1 + _below(len(words) // 3, f"swap count {seed} {id} {draw}")
+        places = {_below(len(words), f"swap place {seed} {id} {draw} {k}") for k in range(num)}
+        pieces, last, made_of = [], 0, [f"swap {id}"]
+        for place in sorted(places):
+            partner_id, partner = partners[_below(len(partners), f"swap partner {seed} {id} {draw} {place}")]
+            choices = words_of(partner)
+            word = _below(len(choices), f"swap word {seed} {id} {draw} {place}")
+            (start, end), (first, after) = words[place].tolist(), choices[word].tolist()
+            pieces += [text[last:start], partner[first:after]]
+            last = end
+            made_of.append(f"{place} {partner_id} {word}")
+        swaps.append(Candidate("swap", "".join(pieces) + text[last:], " ".join(made_of)))
+    return swaps
 
 
 def _below(limit: int, words: str) -> int:
