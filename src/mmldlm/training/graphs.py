@@ -74,7 +74,7 @@ class Graphs:
             return run()
         if self._update is None:
             try:
-                graph, results = self._capture(run)
+                graph, results = self._capture(run, "the update")
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -105,18 +105,20 @@ class Graphs:
 
     def _record(self, parcel: Parcel[MicroBatch], run: Pass) -> Recording:
         own = parcel.with_buffer(parcel.buffer.clone())
-        graph, terms = self._capture(lambda: run(own.open()))
+        graph, terms = self._capture(lambda: run(own.open()), f"micro-batch {len(self.recordings) + 1}")
         return Recording(graph, own, terms)
 
-    def _capture(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    def _capture(self, work: Callable[[], Result], name: str) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Record work that is not done by that; it is done when the graph is replayed."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        began = time.perf_counter()
         torch.cuda.empty_cache()
         with recording(graph, self._pool, torch.cuda.current_stream()):
             result = work()
         self._pool = graph.pool()
         self.peak = max(self.peak, torch.cuda.max_memory_allocated())
+        log.info("%s recorded in %.2f s", name, time.perf_counter() - began)
         return graph, result
 
 
