@@ -11,6 +11,7 @@ import pytest
 
 from mmldlm import durable
 from mmldlm.checkpoint.load import load_latest
+from mmldlm.errors import UserError
 from tests import warm
 from tests.runs import curve, make_trainer, same, weights
 
@@ -189,3 +190,21 @@ def test_no_room_for_a_checkpoint_costs_old_ones_first_and_an_unsaved_end_is_not
     assert events[-1]["event"] == "stopped"
     assert "no space left on the disk" in events[-1]["reason"]
     assert [path.name for path in sorted(trainer.run.checkpoints.glob("step_*"))] == ["step_00000011"]
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_rejected_before_the_first_step(store, tmp_path, monkeypatch):
+    """What could not be saved at the end would be lost; a run that has a checkpoint may go on and lose a little."""
+    trainer = make_trainer(tmp_path, store)
+    needed = 16 * sum(weight.numel() for weight in trainer.setup.denoiser.parameters())
+    usual, free = shutil.disk_usage(tmp_path), [needed - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usual._replace(free=free[0]))
+    with pytest.raises(
+        UserError, match=r"run: 0\.00 GiB are free on its disk, .* choose a run folder on another"
+    ):
+        trainer.fit()
+    assert trainer.step == 0
+    assert not trainer.run.training_log.exists()
+    free[0] = needed
+    make_trainer(tmp_path, store).fit()
+    free[0] = 0
+    make_trainer(tmp_path, store, "train.steps=13").fit()

@@ -6,6 +6,7 @@ It starts from its own checkpoint, where some settings must not have changed, or
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,20 @@ FIXED = (
 
 LONGER = ("train.steps",)
 """Of these, a larger value is allowed: it stretches the learning-rate schedule."""
+
+
+def check_room(run: Path, denoiser: Denoiser) -> None:
+    """Reject a disk without room for the first checkpoint and the export: all the work would be lost at its end.
+
+    A checkpoint holds the weights, their average and at least one moment of the optimizer, in fp32.
+    """
+    needed = 4 * 4 * sum(weight.numel() for weight in denoiser.parameters())
+    free = shutil.disk_usage(run).free
+    if free < needed:
+        raise UserError(
+            f"run folder {run}: {free / 2**30:.2f} GiB are free on its disk, and its first checkpoint and its export "
+            f"need about {needed / 2**30:.2f} GiB; free some space, or choose a run folder on another disk"
+        )
 
 
 def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: str) -> None:

@@ -28,7 +28,7 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
 from mmldlm.trackers import TrackedRun, open_trackers
-from mmldlm.training.checkpoints import Checkpoints, check_resume, report_ignored_init
+from mmldlm.training.checkpoints import Checkpoints, check_resume, check_room, report_ignored_init
 from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import LogWindow, gpu_memory
 from mmldlm.training.optim import Plateau, judged_loss, lr_at
@@ -363,6 +363,7 @@ class Trainer:
         """Restore the newest checkpoint; false if there is none, and the run starts at its first step."""
         snapshot = self.checkpoints.latest()
         if snapshot is None:
+            check_room(self.run.path, self.setup.denoiser)
             return False
         report_ignored_init(self.config, snapshot.meta)
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
