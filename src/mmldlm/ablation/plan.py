@@ -118,7 +118,7 @@ def list_plans() -> dict[str, Path]:
 def load_plan(name: str, more: list[str] | None = None, device: str = "auto") -> Plan:
     """A plan by name or file, with more settings for its base. Every arm is loaded; an error names the arm."""
     path = _find(name)
-    values = _read(path)
+    values = read_mapping(path, f"a plan is a mapping with the keys {', '.join(_KEYS)}")
     try:
         return _build(path, values, more or [], device)
     except UserError as error:
@@ -131,11 +131,6 @@ def _find(name: str) -> Path:
     if not path.is_file():
         raise UserError(f"{name}: no such file, and no plan of that name; plans are {', '.join(known)}")
     return path
-
-
-def _read(path: Path) -> dict[str, Any]:
-    values = read_mapping(path, f"a plan is a mapping with the keys {', '.join(_KEYS)}")
-    return {str(key): value for key, value in values.items()}
 
 
 def _build(path: Path, values: dict[str, Any], more: list[str], device: str) -> Plan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +51,6 @@ GOOD = 2
 """So many good checkpoints are kept: the newest of them may be found damaged on the day that it is needed."""
 _PAGE = 4096
 _SLOW_SECONDS = 1.0
-_GROUP = re.compile(r"[A-Za-z0-9_]+")
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +83,6 @@ class Saver:
         on_error: Callable[[Exception], None],
         on_saved: Callable[[int, Path, float], None] | None = None,
     ) -> None:
-        if keep < 1:
-            raise UserError(f"keep={keep}: at least 1 checkpoint has to be kept")
         self._folder, self._keep, self._spared, self._needed = folder, keep, spared, needed
         self._on_error, self._on_saved = on_error, on_saved
         self._memory = HostCopy()
@@ -101,7 +97,6 @@ class Saver:
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Take the state as it is now and publish it in the background; `wait` until that is done."""
-        _check_groups(snapshot)
         meta = dump_exact(snapshot.meta, indent=1)
         began = time.perf_counter()
         self.wait()
@@ -186,12 +181,6 @@ class Saver:
         failure = SaveError(step, reason, read_latest(self._folder))
         failure.__cause__ = error
         _call(self._on_error, failure)
-
-
-def _check_groups(snapshot: Snapshot) -> None:
-    for group in snapshot.tensors:
-        if group == META_GROUP or not _GROUP.fullmatch(group):
-            raise ValueError(f"{group!r} cannot be a group of tensors: it becomes the name of a file")
 
 
 def _write_files(staging: Path, images: list[Image], meta: bytes) -> list[Entry]:

@@ -26,7 +26,7 @@ _MOST_NAMED = 8
 """Tensors that a message names."""
 META_GROUP = "meta"
 
-_ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
+_ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer"})
 """Optimizer tensors that have one value for each value of the parameter."""
 
 
@@ -168,29 +168,15 @@ def _reject(problems: dict[str, list[str]], what: str, remedy: str) -> None:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
 ) -> dict[str, Tensor]:
-    """All that the optimizer keeps for each parameter, as `exp_avg.<name>`, `step.<name>` and so on.
+    """All that the optimizer keeps for each parameter, tensors alone, as `exp_avg.<name>`, `step.<name>` and so on.
 
-    Plain numbers become tensors of no dimension under `key#int`, `key#float`, `key#bool`; None is an empty
-    `key#none`. Learning rates and betas are settings, not state, and stay with the settings.
+    Learning rates and betas are settings, not state, and stay with the settings.
     """
     return {
-        f"{label}.{plain_name(names[cast(nn.Parameter, parameter)])}": tensor
+        f"{key}.{plain_name(names[cast(nn.Parameter, parameter)])}": tensor
         for parameter, state in optimizer.state.items()
-        for label, tensor in (_to_tensor(key, value) for key, value in state.items())
+        for key, tensor in state.items()
     }
-
-
-def _to_tensor(key: str, value: Any) -> tuple[str, Tensor]:
-    if "." in key or "#" in key:
-        raise TypeError(f"optimizer state {key!r}: a name without dots and # is needed")
-    if isinstance(value, Tensor):
-        return key, value
-    if value is None:
-        return f"{key}#none", torch.empty(0)
-    if isinstance(value, bool | int | float):
-        dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
-        return f"{key}#{type(value).__name__}", torch.tensor(value, dtype=dtype)
-    raise TypeError(f"optimizer state {key!r} is a {type(value).__name__}, which cannot be saved as a tensor")
 
 
 def load_optimizer_tensors(
@@ -232,14 +218,11 @@ def _compare(
     states: Mapping[str, Mapping[str, Tensor]],
     problems: dict[str, list[str]],
 ) -> None:
-    """Parameters of a group keep the same things; matrices may keep others than vectors, if factored."""
-    expected: dict[bool, set[str]] = {False: set(), True: set()}
+    """Parameters of a group keep the same things."""
     present = {name: states[name] for name in group if name in states}
+    expected = {key for state in present.values() for key in state}
     for name, state in present.items():
-        expected[group[name].ndim > 1] |= state.keys()
-    for name, state in present.items():
-        missing = expected[group[name].ndim > 1] - state.keys()
-        problems["missing"] += sorted(f"{key}.{name}" for key in missing)
+        problems["missing"] += sorted(f"{key}.{name}" for key in expected - state.keys())
         for key in sorted(_ELEMENTWISE & state.keys()):
             if state[key].shape != group[name].shape:
                 shapes = f"{tuple(state[key].shape)} instead of {tuple(group[name].shape)}"
@@ -259,15 +242,6 @@ def _restore(
     on_device = options.get("capturable") or options.get("fused")
     home = parameter.device if on_device else torch.device("cpu")
     optimizer.state[parameter] = {
-        key.partition("#")[0]: _from_tensor(key, value, home if key == "step" else parameter.device)
+        key: value.detach().to(home if key == "step" else parameter.device, copy=True)
         for key, value in state.items()
     }
-
-
-def _from_tensor(label: str, tensor: Tensor, device: torch.device) -> Any:
-    kind = label.partition("#")[2]
-    if kind == "none":
-        return None
-    if kind:
-        return tensor.item()
-    return tensor.detach().to(device, copy=True)

@@ -126,7 +126,7 @@ def read_mapping(path: Path, expected: str) -> dict[str, Any]:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: {expected}")
-    return cast(dict[str, Any], loaded)
+    return {str(key): value for key, value in loaded.items()}
 
 
 def _num_values(node: Node | None, known: dict[int, int]) -> int:

@@ -23,6 +23,7 @@ TURN_STEPS = 100
 """Of a turn, where the old settings do not tell; each change costs a moment, see docs/modes.md."""
 VALIDATION = 0.01
 """Share that is held out of a layout with a training split alone."""
+_SETTINGS = "settings are a mapping of sections, such as 'data:' and 'model:'"
 _LAST_NAMES = {key.rsplit(".", 1)[-1]: key for key in (*DIRECT, *TRANSLATED)}
 
 
@@ -45,28 +46,20 @@ class Translation:
     """Keys that neither side knows."""
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The nested values of a settings file; interpolations stay as written."""
-    from mmldlm.config.recipe import read_mapping
-
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give a YAML settings file")
-    loaded = read_mapping(path, "settings are a mapping of sections, such as 'data:' and 'model:'")
-    return {str(key): value for key, value in loaded.items()}
-
-
 def read_composed(path: Path) -> dict[str, Any]:
     """The values of a settings file with the group files that its `defaults` name, as Hydra puts them together."""
     from omegaconf import OmegaConf
 
-    own = read_yaml(path)
+    from mmldlm.config.recipe import read_mapping
+
+    own = read_mapping(path, _SETTINGS)
     defaults = own.get("defaults")
     parts: list[Any] = []
     for entry in defaults if isinstance(defaults, list) else []:
         if isinstance(entry, dict):
             for group, name in entry.items():
                 file = path.parent / str(group) / f"{name}.yaml"
-                parts += [{str(group): read_yaml(file)}] if file.is_file() else []
+                parts += [{str(group): read_mapping(file, _SETTINGS)}] if file.is_file() else []
     merged = OmegaConf.to_container(
         OmegaConf.merge(*parts, {k: v for k, v in own.items() if k != "defaults"})
     )
