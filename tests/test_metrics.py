@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mmldlm.metrics import FIELDS, TrainingLog, read_log, rich_console, text_log
+from mmldlm.metrics import TrainingLog, read_log, rich_console, text_log
 from mmldlm.trackers import TrackedRun, Tracker, open_trackers
 
 
@@ -186,11 +186,6 @@ def test_reading_needs_little_memory(tmp_path: Path) -> None:
 
 def test_no_log_reads_as_nothing(tmp_path: Path) -> None:
     assert list(read_log(tmp_path / "none.jsonl")) == []
-
-
-def test_standard_fields_are_named_once() -> None:
-    assert len(set(FIELDS)) == len(FIELDS)
-    assert {"step", "loss", "text_accuracy", "gpu_memory_reserved", "nonfinite"} <= set(FIELDS)
 
 
 def test_tensorboard_mirrors_numbers_and_hides_what_was_rolled_back(tmp_path: Path) -> None:

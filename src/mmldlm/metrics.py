@@ -20,42 +20,6 @@ from mmldlm.untrusted import printable
 
 logger = logging.getLogger(__name__)
 
-FIELDS = (
-    "step",  # updates so far
-    "time",  # seconds since 1970 when the line was written
-    "loss",  # the weighted sum that is minimised
-    "text_loss",  # nats per token of the documents whose text is a target
-    "latent_loss",  # per scored latent
-    "length_loss",  # per scored document
-    "text_loss_by_time",  # list: nats per scored token, without weights, in eight buckets of the text time
-    "latent_loss_by_time",  # list: per scored latent, in eight buckets of the latent time; null where none fell
-    "text_accuracy",  # share of scored tokens whose most probable token is right
-    "lr",  # learning rate
-    "grad_norm",  # before clipping
-    "epoch",  # passes over the training split, with fraction
-    "batch_size",  # documents in the step
-    "tokens",  # tokens trained on so far
-    "documents",  # documents trained on so far
-    "documents_per_second",
-    "tokens_per_second",
-    "gpu_memory_allocated",  # peak bytes since the last line; null without a GPU
-    "gpu_memory_reserved",
-    "flops_per_second",  # operations that the model needs, without padding and recomputation
-    "mfu",  # the same as a share of what the device could do at best; null where that is not known
-    "micro_batches",  # forward and backward passes a step
-    "micro_tokens",  # tokens that a micro-batch has room for
-    "data_wait",  # share of the time in which the device waited for data
-    "fill",  # share of the packed stream that holds tokens
-    "valid_loss",
-    "valid_text_loss",
-    "valid_latent_loss",
-    "valid_text_accuracy",
-    "valid_text_loss_shuffled",  # with the latent of another document: what the right one is worth
-    "valid_latent_prediction_std",  # of predicted latents from document to document
-    "nonfinite",  # keys whose value was nan or infinite and is null here
-)
-"""What a line can hold. A line holds what is known at its step; more fields are allowed."""
-
 
 class TrainingLog:
     """Append-only log of a run.

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ from typing import Any
 from mmldlm import durable
 from mmldlm.errors import UserError
 from mmldlm.json_lines import LineWriter
-
-logger = logging.getLogger(__name__)
 
 
 class _Inside:

@@ -105,10 +105,6 @@ class LatentSchedule(Protocol):
         """Factors of noise and clean latent in the velocity: a, b."""
         ...
 
-    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivatives of signal and sigma by the time."""
-        ...
-
 
 @dataclass(frozen=True)
 class CosineLatent:
@@ -122,9 +118,6 @@ class CosineLatent:
 
     def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
         return self.signal(time), self.noise(time)
-
-    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
-        return -_HALF_PI * self.noise(time), _HALF_PI * self.signal(time)
 
 
 @dataclass(frozen=True)
@@ -140,9 +133,6 @@ class LinearLatent:
     def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
         return self.signal(time), self.noise(time)
 
-    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
-        return -0.5 / self.signal(time), 0.5 / self.noise(time)  # infinite at one end each
-
 
 @dataclass(frozen=True)
 class FlowLatent:
@@ -157,9 +147,6 @@ class FlowLatent:
 
     def velocity_factors(self, time: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(time), torch.ones_like(time)
-
-    def slopes(self, time: Tensor) -> tuple[Tensor, Tensor]:
-        return -torch.ones_like(time), torch.ones_like(time)
 
 
 TEXT_SCHEDULES: dict[str, TextSchedule] = {"linear": LinearText(), "cosine": CosineText()}
@@ -271,11 +258,6 @@ class LatentProcess:
             return torch.where(sigma > 0, noise, torch.zeros_like(noise))
         _, of_clean = self.velocity_factors(time)
         return of_clean * noisy + signal * prediction
-
-    def ode_velocity(self, clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        """d noisy / d time along the probability-flow path, for the clean latent and noise expected at this time."""
-        signal_slope, sigma_slope = self.schedule.slopes(time)
-        return signal_slope[:, None, None] * clean + sigma_slope[:, None, None] * noise
 
 
 @dataclass(frozen=True)
