@@ -26,7 +26,7 @@ from typing import Any
 from mmldlm.ablation.plan import LAST, Plan, load_plan
 from mmldlm.ablation.report import Report
 from mmldlm.ablation.summary import Summary
-from mmldlm.ablation.work import Check, Job, Work, make_record, open_work, write_plan, write_record
+from mmldlm.ablation.work import RECORD, Check, Job, Work, make_record, open_work, write_plan
 from mmldlm.api.evaluate import evaluate
 from mmldlm.api.runs import export_run
 from mmldlm.api.train import train
@@ -35,9 +35,11 @@ from mmldlm.config.recipe import config_from_dict
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file, require_writable
 from mmldlm.errors import UserError
+from mmldlm.evaluation.report import number_files
 from mmldlm.evaluation.results import Evaluation
-from mmldlm.json_lines import from_plain
+from mmldlm.json_lines import encode, from_plain
 from mmldlm.preparation.encoders import open_encoder
+from mmldlm.reports import publish
 from mmldlm.run_folder import RunFolder, lock_run
 from mmldlm.runtime import choose_device, empty_cache, settle_runtime
 
@@ -262,7 +264,7 @@ def run_job(path: Path, parent: int) -> None:
         result = _evaluate(job, check)
         log = RunFolder(Path(job.run)).training_log
         record = make_record(check.arm, job.seed, check.identity, result, log)
-        write_record(Path(check.folder), record, result)
+        publish(Path(check.folder), number_files(result) | {RECORD: encode(record.to_json(), indent=2)})
 
 
 def _stop_with(parent: int) -> None:

@@ -22,11 +22,9 @@ from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
-from mmldlm.evaluation.report import number_files
 from mmldlm.evaluation.results import Evaluation
-from mmldlm.json_lines import encode, from_plain
+from mmldlm.json_lines import from_plain
 from mmldlm.metrics import read_log
-from mmldlm.reports import publish
 
 PLAN = "plan.json"
 FORMAT = "mmldlm-ablation-1"
@@ -73,11 +71,6 @@ def make_record(
     step = result.model.step or 0
     seconds = seconds_in_steps(training_log)
     return Record(arm, seed, identity, values, result.model.num_parameters, step, seconds, result.notes)
-
-
-def write_record(folder: Path, record: Record, result: Evaluation) -> None:
-    """The record and the numbers of the evaluation, all together."""
-    publish(folder, number_files(result) | {RECORD: encode(record.to_json(), indent=2)})
 
 
 def read_record(folder: Path, identity: dict[str, Any]) -> Record | None:

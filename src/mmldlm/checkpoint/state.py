@@ -154,13 +154,11 @@ def require_fit(
     return wanted, offered
 
 
-def _few(names: list[str]) -> list[str]:
-    """A message names some of them."""
-    return names if len(names) <= _MOST_NAMED else [*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED} more"]
-
-
 def _reject(problems: dict[str, list[str]], what: str, remedy: str) -> None:
-    listed = [f"{kind}: {', '.join(_few(names))}" for kind, names in problems.items() if names]
+    listed = []
+    for kind, names in problems.items():
+        more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+        listed += [f"{kind}: {', '.join([*names[:_MOST_NAMED], *more])}"] if names else []
     if listed:
         raise UserError(f"{what}: {'; '.join(listed)}; {remedy}")
 

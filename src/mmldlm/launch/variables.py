@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from mmldlm.config.old_settings import PRECISIONS
+from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.launch.ranks import PORT, LaunchPlan, plan_launch
@@ -267,7 +268,7 @@ def _read_schedule(
         read.explained[-1] = ("L2T_BASE_STEPS", str(steps), f"environment{scale}")
         result.words.append(f"train.steps={steps}")
     else:
-        steps = _steps_of(result.recipe)
+        steps = load_recipe(result.recipe).train.steps
     warmup = read.text(
         "WARMUP_STEPS", str(warmup_for(steps)), f"2 % of {steps} steps within 1,000 to 5,000, at most a tenth"
     )
@@ -277,12 +278,6 @@ def _read_schedule(
             every = scaled_steps(read.number(name, 0), base_documents, documents)
             read.explained[-1] = (name, str(every), f"environment{scale}")
             result.words.append(f"{setting}={every}")
-
-
-def _steps_of(recipe: str) -> int:
-    from mmldlm.config.recipe import load_recipe
-
-    return load_recipe(recipe).train.steps
 
 
 TARGET_DOCUMENTS = 128

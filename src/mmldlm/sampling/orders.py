@@ -115,7 +115,10 @@ class TextMoves:
         self.reach = reach_of(self.moves, pack, options.block_length if self.order.in_blocks else None)
         fixed = self.moves.move_of is not None
         index = rows_of_moves(self.moves) if fixed else chosen_places(self.reach, self.moves)
-        uniform = _token_numbers(pack) if options.temperature > 0 else np.empty(0, np.float32)
+        uniform = np.empty(0, np.float32)
+        if options.temperature > 0:
+            keys = pack.keys[pack.document]
+            uniform = randomness.uniform(keys, randomness.TOKEN_CHOICE, pack.position)
         flat = np.concatenate([np.empty(0, np.int64), *index])
         arrays = (self.moves.time, self.moves.next_time, self.reach.limit, flat, uniform)
         self.numbers = send(_Numbers(*map(torch.from_numpy, arrays)), pack.noisy_tokens.device)
@@ -176,11 +179,6 @@ def _computed(pack: Pack, active: np.ndarray) -> Part:
     smallest = 1.0 if pack.noisy_tokens.device.type == "cpu" else WORTH_LEAVING
     stay = pack.lengths[active].sum() >= smallest * pack.lengths.sum()
     return Part(pack) if stay else pack.select(active)
-
-
-def _token_numbers(pack: Pack) -> np.ndarray:
-    """(T,) from the key of its document and the position."""
-    return randomness.uniform(pack.keys[pack.document], randomness.TOKEN_CHOICE, pack.position)
 
 
 def first_true(mask: Tensor, count: int) -> Tensor:
