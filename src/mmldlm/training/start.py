@@ -50,7 +50,7 @@ class Beside(threading.Thread):
     """Work in a thread of its own, on the device and stream of the thread that starts it."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name=name)  # no daemon: a process that ends early waits, or C++ code aborts it
         self._work = work
         self._error: Exception | None = None
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
