@@ -132,8 +132,9 @@ class LaunchWatch:
     first: int = 4
     """Steps before these compile."""
     steps: int = 5
-    share: float = 0.85
-    """Launching takes at least this share of a step."""
+    share: float = 0.5
+    """Launching takes at least this share of a step. A recorded step also needs less time on the device itself, since
+    nothing comes between its kernels (docs/bottlenecks.md), so recording pays before the host is too slow."""
     shares: list[float] = field(default_factory=list)
     _done: int = 0
 
