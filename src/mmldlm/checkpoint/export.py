@@ -41,7 +41,6 @@ from mmldlm.checkpoint.files import (
     stream,
     write_manifest,
 )
-from mmldlm.checkpoint.state import versions
 from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.format import too_large, unfit_normalizer
@@ -50,6 +49,7 @@ from mmldlm.errors import UserError
 from mmldlm.json_lines import dump_exact, load_exact
 from mmldlm.model.denoiser import DataShape
 from mmldlm.run_folder import RunFolder
+from mmldlm.runtime import versions
 from mmldlm.untrusted import misfit
 
 WEIGHTS = "model.safetensors"
@@ -135,7 +135,7 @@ def _write_files(staging: Path, export: Export, weights: Mapping[str, Tensor], k
         _MARK: kind,
         "config": config,
         "data": export.data,
-        "versions": export.versions or versions(),
+        "versions": export.versions or {name: versions()[name] for name in ("mmldlm", "torch", "python")},
     }
     notes = {key: dump_exact(value).decode("utf-8") for key, value in described.items()}
     yield _put(staging, WEIGHTS, stream(plan(weights), notes | {"format": "pt"}))

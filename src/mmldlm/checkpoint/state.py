@@ -6,16 +6,13 @@ group of the checkpoint (a file) and the rest an entry of its `meta`, both under
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
-from mmldlm import __version__
 from mmldlm.errors import UserError
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -39,16 +36,6 @@ class Snapshot:
     """Group -> name -> tensor; each group (`model`, `ema`, `optimizer`, ...) becomes one safetensors file."""
     meta: dict[str, Any] = field(default_factory=dict)
     """JSON: position in the data, settings, fingerprint, versions, schedules, counters."""
-
-
-def versions() -> dict[str, str]:
-    """What made a checkpoint or an export."""
-    return {
-        "mmldlm": __version__,
-        "torch": str(torch.__version__),
-        "safetensors": safetensors.__version__,
-        "python": platform.python_version(),
-    }
 
 
 class Part(Protocol):
