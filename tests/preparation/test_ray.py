@@ -174,6 +174,7 @@ def test_what_ray_cannot_do_is_one_clear_line(tmp_path):
     for options, reported in (
         ({"engine": "spark"}, "engine=spark: allowed are plain, ray"),
         ({"workers": 2}, "belong to engine=ray"),
+        ({"engine": "ray", "ray_address": "ray://head:10001"}, "does not work through the Ray Client"),
     ):
         with pytest.raises(UserError, match=r"^[^\n]*$") as error:
             mmldlm.prepare(TEXTS, tmp_path / "s", encoder=Letters(), **options)
@@ -264,6 +265,54 @@ def test_a_command_that_was_stopped_leaves_no_process_and_is_continued(
     store = mmldlm.prepare("texts.jsonl", "ray", engine="ray", progress=seen, **options)
     assert all(shown), "something finished was written again"
     assert contents(store.path) == contents(mmldlm.prepare("texts.jsonl", "plain", **options).path)
+
+
+def ranged_files(fetched: list[int]) -> type:
+    """A file system whose files fetch ranges of bytes, as those of s3:// and hf:// do."""
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.spec import AbstractBufferedFile
+
+    class RangedFile(AbstractBufferedFile):
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            fetched.append(start)
+            if "broken" in self.path:
+                raise OSError("the network is gone")
+            return Path(self.path).read_bytes()[start:end]
+
+    class RangedFiles(LocalFileSystem):
+        protocol = "ranged"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(path).removeprefix("ranged://")
+
+        def _open(self, path: str, mode: str = "rb", **_: object) -> RangedFile:
+            return RangedFile(self, path, mode, block_size=2**12, size=Path(path).stat().st_size)
+
+    return RangedFiles
+
+
+def test_files_that_are_fetched_in_ranges_are_read_as_local_ones(tmp_path, monkeypatch):
+    import fsspec
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fetched: list[int] = []
+    fsspec.register_implementation("ranged", ranged_files(fetched), clobber=True)
+    monkeypatch.setattr(sources, "SMALLEST_PORTION", 3000)
+    texts = [f"{text} of {number}" for number in range(10) for text in TEXTS]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:2000]))
+    pq.write_table(pa.table({"text": texts[2000:]}), tmp_path / "b.parquet", row_group_size=100)
+    store = mmldlm.prepare(f"ranged://{tmp_path}", tmp_path / "store", encoder=Letters(), validation=0)
+    assert store.texts == texts
+    assert len(fetched) > 2
+    (source,) = sources.find_sources(sources.PrepareSettings((f"ranged://{tmp_path}/*.*",)))
+    portions = list(source.divided())
+    assert len(portions) > 20
+    assert [document.text for portion in portions for document in source.documents(portion)] == texts
+    (tmp_path / "a.jsonl").rename(tmp_path / "broken.jsonl")
+    with pytest.raises(UserError, match=r"broken\.jsonl: cannot be read \(the network is gone\)"):
+        mmldlm.prepare(f"ranged://{tmp_path}/broken.jsonl", tmp_path / "no store", encoder=Letters())
 
 
 def test_files_at_an_address_are_read_as_local_ones(tmp_path):

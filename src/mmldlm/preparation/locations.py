@@ -6,6 +6,7 @@ Files at an address such as s3://bucket/folder or hf://datasets/owner/name are r
 from __future__ import annotations
 
 import glob
+import io
 import posixpath
 import re
 from dataclasses import dataclass
@@ -46,10 +47,10 @@ class RemoteFile:
         return self
 
     def open(self, mode: str = "rb") -> Any:
-        """A file object that fetches what is read."""
+        """A file object that fetches what is read; those of fsspec cannot read a line of at most so many bytes."""
         import fsspec
 
-        return fsspec.open(self.address, mode).open()
+        return io.BufferedReader(fsspec.open(self.address, mode).open(), 2**20)
 
     def __str__(self) -> str:
         return self.address

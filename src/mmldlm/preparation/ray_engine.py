@@ -134,6 +134,11 @@ class RayEngine:
 
 def _start(options: RayOptions) -> tuple[Any, bool]:
     """Ray, and whether it was started here; one that this process has joined already is used as it is."""
+    if (options.address or "").startswith("ray://"):
+        raise UserError(
+            f"ray_address={options.address}: Ray Data does not work through the Ray Client; run the command on "
+            "a machine of the cluster with ray_address=auto or HOST:PORT"
+        )
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray

@@ -79,6 +79,10 @@ def read_file(path: Path, fields: Fields, span: tuple[int, int] | None = None) -
         raise UserError(f"{path}: you may not read this file; check its permissions") from error
     except IsADirectoryError as error:
         raise UserError(f"{path}: is a folder, a file was expected") from error
+    except OSError as error:  # a disk or a network
+        raise UserError(
+            f"{path}: cannot be read ({first_line(error)}); run the same command again"
+        ) from error
 
 
 def extension_of(path: PurePath) -> str:
