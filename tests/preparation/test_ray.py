@@ -186,7 +186,8 @@ def test_a_ray_that_was_there_before_stays_and_one_of_our_own_ends_after_an_erro
     """As in a notebook that uses Ray already."""
     calls = []
     fake = SimpleNamespace(
-        is_initialized=lambda: joined, init=lambda **_: calls.append("init"), cluster_resources=lambda: {"CPU": 2.0},
+        is_initialized=lambda: joined, init=lambda **_: calls.append("init"),
+        nodes=lambda: [{"Alive": alive, "Resources": {"CPU": 8.0 - 7 * alive}} for alive in (True, True, False)],
         shutdown=lambda: calls.append("shutdown"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "ray", fake)
@@ -198,6 +199,19 @@ def test_a_ray_that_was_there_before_stays_and_one_of_our_own_ends_after_an_erro
     with pytest.raises(KeyboardInterrupt), RayEngine(RayOptions(workers=1), print):
         raise KeyboardInterrupt
     assert calls == ([] if joined else ["init", "shutdown"])
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [(1, "1 workers with 16 cpus"), (2, "2 workers with 8 cpus"), (5, "5 workers with 4 cpus")],
+)
+def test_a_worker_fits_into_a_machine(monkeypatch, workers, words):
+    """Else Ray would wait for a larger one for ever."""
+    nodes = [{"Alive": True, "Resources": {"CPU": cpus}} for cpus in (16.0, 8.0)]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes))
+    lines: list[str] = []
+    with RayEngine(RayOptions(workers=workers), lines.append):
+        assert lines == [f"Ray: {words} each"]
 
 
 def processes_of(mark: str) -> list[int]:

@@ -39,7 +39,7 @@ from mmldlm.preparation.sources import Portion, Sources
 STORE_BYTES = 512 * 2**20
 """Shared memory of a local Ray, for what is on its way between processes."""
 SHARDS_PER_WORKER = 2
-"""That wait for a worker, at most."""
+"""In the hands of a worker: one is encoded, another is read or written meanwhile."""
 CUT_FOLDER = "cut"
 """In the folder of the store, until that is finished."""
 
@@ -87,7 +87,7 @@ class RayEngine:
 
         pool = ActorPoolStrategy(size=self._count, max_tasks_in_flight_per_actor=SHARDS_PER_WORKER)
         options = {"compute": pool, "fn_constructor_args": (replace(jobs, sources=()),), **self._resources}
-        return self._answers(Encoder, "encode", arguments, **options)
+        return self._answers(Encoder, "encode", arguments, max_concurrency=SHARDS_PER_WORKER, **options)
 
     def describe(self, jobs: Jobs, probe: str) -> Any:
         """What a worker says about the encoder."""
@@ -120,8 +120,8 @@ class RayEngine:
 
     def _size(self) -> tuple[int, dict[str, float]]:
         """How many workers, and what each of them holds."""
-        have = self._ray.cluster_resources()
-        gpus, cpus = int(have.get("GPU", 0)), int(have.get("CPU", 1))
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        gpus, cpus = (sum(int(node.get(kind, 0)) for node in nodes) for kind in ("GPU", "CPU"))
         count = self._options.workers or gpus or max(1, cpus // 2)
         if gpus >= count:
             return count, {"num_gpus": 1, "num_cpus": 1}
@@ -129,7 +129,10 @@ class RayEngine:
             raise UserError(
                 f"workers={count}: the cluster has {cpus} CPUs and {gpus} GPUs; use at most {max(cpus, gpus)}"
             )
-        return count, {"num_cpus": cpus // count}
+        shares = range(cpus // count, 0, -1)
+        return count, {
+            "num_cpus": next(n for n in shares if sum(node.get("CPU", 0) // n for node in nodes) >= count)
+        }
 
 
 def _start(options: RayOptions) -> tuple[Any, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ SPLITS = ("train", "validation", "test")
 SPLICEABLE = 4
 """Added to the number of a split: the text can be the second half of a splice."""
 PARTNERS = "partners.json"
+ENCODING = threading.Lock()
+"""A worker has several shards in hand, so that one is read or written while another is encoded; one at a time."""
 Rows = tuple[str, np.ndarray]
 """A file of segments, and which of them, in order."""
 
@@ -145,12 +148,15 @@ class Jobs:
         """Encode the documents of a shard and write it."""
         segments = list(self.segments(lots))
         tokens, texts = [segment.tokens for segment in segments], [segment.text for segment in segments]
-        encoder, accepts_tokens = self._loaded
+        with ENCODING:
+            encoder, accepts_tokens = self._loaded
         tokenized = encoder.tokenize(texts, tokens if accepts_tokens else None)
+        with ENCODING:
+            latents = encoder.embed(tokenized)
         shape.write(
             path,
             tokens,
-            encoder.embed(tokenized),
+            latents,
             texts,
             np.array([segment.id for segment in segments], np.int64),
             {"truncated_by_encoder": tokenized.num_truncated},
