@@ -200,16 +200,24 @@ def test_a_damaged_shard_is_named_and_nothing_is_lost(tmp_path):
 
 
 def test_a_full_disk_is_told_and_the_weights_are_kept(place, tmp_path):
-    mounted = (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)], check=False
-        ).returncode
-        == 0
-    )
-    if not mounted:
-        pytest.skip("a small file system cannot be mounted here")
+    def small_disk(size):
+        subprocess.run(["umount", str(tmp_path)], check=False, stderr=subprocess.DEVNULL)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path)]
+        if subprocess.run(command, check=False).returncode:
+            pytest.skip("a small file system cannot be mounted here")
+
+    words = ("--run", str(tmp_path / "run"), "train.valid_samples=0", "model.width=96")
     try:
-        code, _, err = run(place, "--run", str(tmp_path / "run"), "train.valid_samples=0", "model.width=96")
+        small_disk("64m")
+        code, _, err = run(place, *words)
+        assert code == 0, err
+        export = (tmp_path / "run" / "export" / "model.safetensors").stat().st_size
+        small_disk(3 * export)  # a checkpoint takes four exports
+        code, _, err = run(place, *words)
+        assert_one_clear_line(code, err, "MiB are free on its disk", "first checkpoint", "another disk")
+        assert not (tmp_path / "run" / "training_log.jsonl").exists()
+        small_disk(6 * export)  # room for one checkpoint and the export, not for two
+        code, _, err = run(place, *words, "train.checkpoint_every=6")
         assert_one_clear_line(
             code, err, "the checkpoint of step 12 was not saved", "no space left", "free some space"
         )

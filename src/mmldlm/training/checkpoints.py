@@ -58,8 +58,8 @@ def check_room(run: Path, denoiser: Denoiser) -> None:
     free = shutil.disk_usage(run).free
     if free < needed:
         raise UserError(
-            f"run folder {run}: {free / 2**30:.2f} GiB are free on its disk, and its first checkpoint and its export "
-            f"need about {needed / 2**30:.2f} GiB; free some space, or choose a run folder on another disk"
+            f"run folder {run}: {free / 2**20:,.0f} MiB are free on its disk, and its first checkpoint and its export "
+            f"need about {needed / 2**20:,.0f} MiB; free some space, or choose a run folder on another disk"
         )
 
 
