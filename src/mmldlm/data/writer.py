@@ -116,12 +116,9 @@ class ShardFormat:
         bad = ~np.isfinite(stored).all(axis=(1, 2))
         if bad.any():
             worst = int(np.argmax(bad))
-            finite = bool(np.isfinite(latents[worst]).all())
-            what = (
-                f"a latent too large for {self.latent_dtype}; use float32"
-                if finite
-                else "a NaN or infinite latent"
-            )
+            what = "a NaN or infinite latent"
+            if np.isfinite(latents[worst]).all():
+                what = f"a latent too large for {self.latent_dtype}; use float32"
             raise UserError(
                 f"{int(bad.sum())} of {len(texts)} documents have {what}; "
                 f"the first is {str(texts[worst])[:60]!r}"
