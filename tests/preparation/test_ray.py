@@ -144,6 +144,22 @@ def test_killed_workers_change_nothing(tmp_path, cluster):
     assert any(line.startswith("Ray: 2 workers") for line in lines)
 
 
+class Deadly(Letters):
+    """Ends every process that encodes a certain text."""
+
+    def encode(self, texts):
+        if TEXTS[7] in texts:
+            os._exit(1)
+        return super().encode(texts)
+
+
+def test_a_job_that_kills_every_worker_ends_the_command(tmp_path, cluster):
+    with pytest.raises(UserError, match="a Ray worker cannot work"):
+        mmldlm.prepare(
+            TEXTS, tmp_path / "ray", encoder=Deadly(), engine="ray", workers=2, shard_documents=SHARD
+        )
+
+
 def test_a_mistake_is_the_same_line_as_without_ray(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(sources, "SMALLEST_PORTION", 50_000)
     lines = [json.dumps({"text": f"{text} {number}"}) for number in range(10) for text in TEXTS]

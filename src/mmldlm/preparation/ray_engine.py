@@ -40,6 +40,8 @@ STORE_BYTES = 512 * 2**20
 """Shared memory of a local Ray, for what is on its way between processes."""
 SHARDS_PER_WORKER = 2
 """In the hands of a worker: one is encoded, another is read or written meanwhile."""
+TRIES = 5
+"""Of a job: one whose workers die that often would kill every other too."""
 CUT_FOLDER = "cut"
 """In the folder of the store, until that is finished."""
 
@@ -79,7 +81,7 @@ class RayEngine:
         """The answers of jobs that need one CPU each, in their order."""
         bare = tuple(part if part.rows is None else replace(part, rows=None) for part in jobs.sources)
         jobs = replace(jobs, encoder=None, sources=bare)  # what is large goes with the jobs that need it
-        return self._answers(partial(work, jobs), method, arguments, num_cpus=1)
+        return self._answers(partial(work, jobs), method, arguments, num_cpus=1, max_retries=TRIES - 1)
 
     def encode(self, jobs: Jobs, arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """The answers of the workers that hold the encoder."""
@@ -87,12 +89,14 @@ class RayEngine:
 
         pool = ActorPoolStrategy(size=self._count, max_tasks_in_flight_per_actor=SHARDS_PER_WORKER)
         options = {"compute": pool, "fn_constructor_args": (replace(jobs, sources=()),), **self._resources}
-        return self._answers(Encoder, "encode", arguments, max_concurrency=SHARDS_PER_WORKER, **options)
+        options |= {"max_concurrency": SHARDS_PER_WORKER, "max_task_retries": TRIES - 1}
+        return self._answers(Encoder, "encode", arguments, **options)
 
     def describe(self, jobs: Jobs, probe: str) -> Any:
         """What a worker says about the encoder."""
         jobs = replace(jobs, sources=())
-        return next(self._answers(partial(work, jobs), "describe", [(probe,)], **self._resources))
+        options = self._resources | {"max_retries": TRIES - 1}
+        return next(self._answers(partial(work, jobs), "describe", [(probe,)], **options))
 
     def _answers(
         self, function: Any, method: str, arguments: Iterable[tuple[Any, ...]], **options: Any
