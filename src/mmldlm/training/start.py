@@ -74,7 +74,7 @@ class Beside(threading.Thread):
         """Until the work is done; what failed was only meant to save time."""
         self.join()
         if self._error is not None:
-            log.debug("%s: %s", self.name, self._error)
+            log.info("%s failed, which costs time only: %s", self.name, str(self._error).split("\n")[0])
 
 
 def import_ahead(config: TrainConfig, runtime: Runtime) -> Beside:
