@@ -11,7 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from mmldlm.cli.main import app
+from mmldlm.cli.main import app, main
 from mmldlm.errors import UserError
 from mmldlm.launch.ranks import Outcome, own_address, plan_launch, run_ranks
 from tests import warm
@@ -107,6 +107,34 @@ def test_what_cannot_be_launched_is_one_clear_line(environment, options, reporte
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         plan_launch(environment, nproc_per_node=1, **options)
     assert reported in str(error.value)
+
+
+@pytest.mark.parametrize(("line", "reported"), [
+    ("--dry-run -- train --recipe small", "--dry-run belongs to --from-variables"),
+    ("--sbatch time=1 -- train --recipe small", "belong to --slurm FILE"),
+    ("--submit -- train --recipe small", "belong to --slurm FILE"),
+])  # fmt: skip
+def test_an_option_that_would_count_for_nothing_is_rejected(line, reported, monkeypatch):
+    monkeypatch.setattr("mmldlm.launch.ranks.run_ranks", lambda plan, words: Outcome())
+    result = CliRunner().invoke(app, ["launch", *line.split()])
+    assert isinstance(result.exception, UserError)
+    assert reported in str(result.exception)
+
+
+def test_an_unknown_host_is_named_before_the_nodes_try_to_meet():
+    plan = plan_launch({}, nnodes="2", nproc_per_node=1, rdzv_endpoint="no.such.host.invalid:1")
+    assert "a host that this machine does not know" in plan.describe()
+    plan.rdzv_endpoint = "127.0.0.1:29500"
+    assert "does not know" not in plan.describe()
+
+
+def test_a_misspelled_command_is_the_message_of_the_rank(monkeypatch, tmp_path):
+    error = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error))
+    monkeypatch.setattr("sys.argv", ["mmldlm", "trian"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "No such command 'trian'" in json.loads(error.read_text())["message"]["message"]
 
 
 def test_the_meeting_point_is_known_as_our_own_whatever_the_name_of_the_machine_resolves_to():

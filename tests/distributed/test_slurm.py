@@ -82,6 +82,8 @@ def test_what_sbatch_cannot_take_is_rejected(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["launch", "--slurm", "job", "--submit", "--", *WORDS])
     assert isinstance(result.exception, UserError)
     assert "sbatch is not on this machine" in str(result.exception)
+    result = CliRunner().invoke(app, ["launch", "--slurm", "new/jobs/job", "--", *WORDS])
+    assert (result.exit_code, (tmp_path / "new" / "jobs" / "job").is_file()) == (0, True)
 
 
 SRUN = """

@@ -57,9 +57,7 @@ def test_every_variable_of_the_script_is_read_and_the_settings_are_valid():
     }  # fmt: skip
     assert set(names) == set(KNOWN)
     run = read_variables(names, Machine(4, 80.0))
-    assert {name for name, _, where in run.explained if where.startswith("environment")} == set(names) - {
-        "LATENT_DIM"
-    }
+    assert {name for name, _, where in run.explained if where.startswith("environment")} == set(names)
     assert (run.launch.nnodes, run.launch.node_rank, run.launch.rdzv_endpoint) == ((2, 2), 1, "first:29511")
     assert run.import_from == Path("/d")
     assert run.run == Path("/big/mine")
@@ -103,6 +101,14 @@ def test_words_that_yaml_or_a_shell_would_change_stay_as_they_are():
     run = read_variables(names, Machine())
     config = load_recipe(run.recipe, run.words)
     assert (config.data.store, config.name, config.speed.precision) == ("/my data/a, b: [c]", "1e5", "bf16")
+
+
+def test_a_variable_that_counts_for_nothing_is_shown_as_such():
+    names = {"L2T_TRAIN_BSS": "4", "MASTER_PORT": "29511", "LATENT_DIM": "32"}
+    shown = {name: where for name, _, where in read_variables(names, Machine()).explained}
+    assert shown["L2T_TRAIN_BSS"] == "unknown, read by nothing; did you mean L2T_TRAIN_BS?"
+    assert shown["MASTER_PORT"] == "not needed: one node"
+    assert shown["LATENT_DIM"] == "environment"
 
 
 @pytest.mark.parametrize("address", ["fd00::7", "[fd00::7]"])

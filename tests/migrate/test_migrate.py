@@ -184,6 +184,17 @@ def test_train_names_what_an_old_key_became(word: str, reported: str) -> None:
     assert "'mmldlm migrate' translates" in str(error.value)
 
 
+def test_a_misspelled_old_key_gets_the_old_name_and_the_new_one() -> None:
+    with pytest.raises(UserError, match=r"did you mean training\.train_batch_size") as error:
+        load_recipe("small", ["training.train_batch_siz=16"])
+    assert "now batch.documents_per_step" in str(error.value)
+    old = yaml.safe_load(PLAN)
+    old["optimizer"]["weigth_decay"] = 0.1
+    assert translate(old, "plan.yaml").unknown == [
+        "optimizer.weigth_decay=0.1; did you mean optimizer.weight_decay?"
+    ]
+
+
 def test_train_with_an_old_file_names_migrate_and_the_new_names(checkout: Path) -> None:
     path = checkout / "configs" / "mmdit.yaml"
     with pytest.raises(
@@ -191,6 +202,8 @@ def test_train_with_an_old_file_names_migrate_and_the_new_names(checkout: Path) 
     ) as error:
         load_recipe(str(path))
     assert "training.num_train_steps is now train.steps" in str(error.value)
+    assert "training.train_batch_size is now batch.documents_per_step" in str(error.value)
+    assert "training.loss_type is now corruption.mode_weights" in str(error.value)
     assert examine_repository(path).translations[0].recipe["train"]["steps"] == 1000
 
 

@@ -54,9 +54,13 @@ def launch(given: Any) -> None:
     from mmldlm.launch.ranks import plan_launch, run_ranks
 
     words = given.words
+    if given.dry_run and not given.from_variables:
+        raise UserError("--dry-run belongs to --from-variables; for a run: launch -- train ... --dry-run")
+    if (given.sbatch or given.submit) and given.slurm is None:
+        raise UserError("--sbatch and --submit belong to --slurm FILE; add it, or leave them out")
     if given.from_variables:
         plan, words = _plan_from_variables(words or [], given.log_dir, given.max_restarts, given.dry_run)
-    elif not words or given.dry_run:
+    elif not words:
         raise UserError(
             "launch: the command of the ranks is missing; write it after --: -- train --recipe small"
         )
@@ -115,6 +119,7 @@ def _write_job(given: Any) -> None:
     nodes, gpus = parse_nodes(given.nnodes or "1")[1], 0 if stated else count
     job = Job(words, run_of_words(words), nodes, count, gpus, given.max_restarts, given.log_dir, sbatch)
     given.log_dir.mkdir(parents=True, exist_ok=True)  # SLURM opens its output there before the job starts
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(job_script(job, Path.cwd()), "utf-8")
     typer.echo(f"job file: {path}")
     typer.echo(submit(path) if given.submit else f"submit it with: {shlex.join(['sbatch', str(path)])}")

@@ -135,6 +135,8 @@ def main() -> None:
             _fail("interrupted; run the same command to go on", 130)
         if isinstance(leaving.__context__, BrokenPipeError):
             _leave_closed_pipe()
+        if usage := getattr(leaving.__context__, "format_message", None):
+            _record_failure(usage(), 2)
         raise
     except MemoryError:
         _fail("the memory of this machine is not enough for what was asked; ask for less at a time", 2)

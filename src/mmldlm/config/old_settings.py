@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,9 +170,20 @@ def explain_old(key: str, *, by_last_name: bool = False) -> str | None:
     return f"a setting of the research code, {fate}; 'mmldlm migrate' translates old settings"
 
 
+def nearest_old(key: str) -> str | None:
+    """The old setting of the same section that a misspelled one is nearest to."""
+    near = difflib.get_close_matches(key, KNOWN, n=1, cutoff=0.8)
+    return near[0] if near and near[0].split(".")[0] == key.split(".")[0] else None
+
+
 def old_settings_message(values: dict[str, Any], path: str) -> str:
     """For somebody who trains with an old file: what its settings are called now, and what translates them."""
-    names = [f"{key} is now {DIRECT[key]}" for key in flatten(values) if DIRECT.get(key, key) != key]
+    new_names = TRANSLATED | DIRECT
+    names = [
+        f"{key} is now {re.split('[:,]', new_names[key])[0]}"
+        for key in flatten(values)
+        if new_names.get(key, key) != key
+    ]
     listed = f" ({', '.join(names)})" if names else ""
     remedy = f"'mmldlm migrate {path} --out new' writes a recipe of them"
     return f"{path}: settings of the MM-LDLM research code{listed}; {remedy}"

@@ -25,7 +25,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 
 from mmldlm.config import MODES, Config, find_problems
-from mmldlm.config.old_settings import explain_old, flatten, is_old, old_settings_message
+from mmldlm.config.old_settings import explain_old, flatten, is_old, nearest_old, old_settings_message
 from mmldlm.errors import UserError, first_line
 
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
@@ -301,6 +301,8 @@ def _unknown(key: str) -> str:
     same = [name for name in names if name.rsplit(".", 1)[-1] == last]
     if not same and (old := explain_old(key, by_last_name=True)):
         return f"unknown setting {key}; {old}"
+    if not same and key.split(".")[0] not in sections and (old_key := nearest_old(key)):
+        return f"unknown setting {key}; did you mean {old_key}? That is {explain_old(old_key)}"
     hint = same[0] if same else (near[0] if near else None)
     remedy = f"did you mean {hint}?" if hint else f"sections are {', '.join(sections)}"
     return f"unknown setting {key}; {remedy}"

@@ -54,8 +54,18 @@ class LaunchPlan:
         nodes = _counted(high, "node") if low == high else f"{low} to {high} nodes"
         taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())
         meeting = "a free port of this machine" if self.nnodes == (1, 1) else self.rdzv_endpoint
+        if self.nnodes != (1, 1) and not _resolves(self.rdzv_endpoint):
+            meeting += " (a host that this machine does not know; is its name right?)"
         ranks = _counted(self.nproc_per_node, "rank")
         return f"launch: {nodes} x {ranks}, meeting at {meeting}, logs in {self.log_dir}{taken}"
+
+
+def _resolves(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        return bool(socket.getaddrinfo(host.strip("[]"), int(port)))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _counted(count: int, what: str) -> str:

@@ -7,11 +7,12 @@ fixed here, and the batch of a rank only says how many of them a micro-batch may
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +84,15 @@ class Variables:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = {name: environment[name] for name in KNOWN if environment.get(name)}
         self.explained: list[tuple[str, str, str]] = []
+        for name in sorted(environment.keys() - set(KNOWN)):
+            if name.startswith("L2T_"):
+                near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                self.explained.append((name, environment[name], f"unknown, read by nothing{hint}"))
+
+    def unused(self, names: Iterable[str], why: str) -> None:
+        """Show variables that are set and count for nothing here."""
+        self.explained += [(name, self.environment[name], why) for name in names if name in self.environment]
 
     def text(self, name: str, default: str, where: str = "default") -> str:
         """A variable as it is set, or the default."""
@@ -170,6 +180,7 @@ def _read_launch(read: Variables, machine: Machine) -> LaunchPlan:
         "NPROC_PER_NODE", machine.num_gpus or 1, "GPUs here" if machine.num_gpus else "no GPU here"
     )
     if nodes == 1:
+        read.unused(("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), "not needed: one node")
         return plan_launch({}, nproc_per_node=local)
     rank = read.number("NODE_RANK", 0)
     if "MASTER_ADDR" not in read.environment:
@@ -207,16 +218,16 @@ def _quoted(text: str) -> str:
 
 def _longest(read: Variables, result: VariableRun) -> int:
     """Tokens of the longest document; 2,048 where there is no store yet. LATENT_DIM is compared with the store."""
+    dimension = read.number("LATENT_DIM", 0) if "LATENT_DIM" in read.environment else None
     if not (result.store / "manifest.json").is_file():
         return 2048
     store = PairStore.open(result.store)
-    if "LATENT_DIM" in read.environment:
-        dimension, channels = read.number("LATENT_DIM", 0), store.manifest.num_channels
-        if dimension != channels:
-            raise UserError(
-                f"LATENT_DIM={dimension}: the latents of {result.store} have {channels} channels; unset it, or prepare "
-                f"the store again with --dimension {dimension}"
-            )
+    channels = store.manifest.num_channels
+    if dimension not in (None, channels):
+        raise UserError(
+            f"LATENT_DIM={dimension}: the latents of {result.store} have {channels} channels; unset it, or prepare "
+            f"the store again with --dimension {dimension}"
+        )
     return int(max(split["max_length"] for split in store.manifest.splits.values()))
 
 

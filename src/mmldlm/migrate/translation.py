@@ -16,6 +16,7 @@ from mmldlm.config.old_settings import (
     PREDICTIONS,
     TRANSLATED,
     flatten,
+    nearest_old,
 )
 from mmldlm.errors import UserError
 
@@ -117,7 +118,8 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
         and key not in TRANSLATED
         and section not in ("hydra", "defaults", "data", "tokenizer")
     ):
-        result.unknown.append(f"{key}={value}")
+        near = nearest_old(key)
+        result.unknown.append(f"{key}={value}" + (f"; did you mean {near}?" if near else ""))
 
 
 def _put(result: Translation, key: str, value: Any) -> None:
@@ -237,6 +239,10 @@ def _translate_betas(result: Translation, flat: dict[str, Any]) -> None:
             if value is not None
         ]
         own = [float(betas[0]), float(betas[1])]
+    elif own != [None, None]:
+        result.notes.append(
+            "optimizer.betas, which the old trainer read, is not set; beta1 and beta2 count here"
+        )
     for number, value in enumerate(own, 1):
         if value is not None:
             _put(result, f"optim.beta{number}", value)
