@@ -83,7 +83,7 @@ def prepare(
     if engine not in ENGINES:
         raise UserError(f"engine={engine}: allowed are {', '.join(ENGINES)}")
     if engine == "plain" and (workers or ray_address):
-        raise UserError("workers and ray_address belong to engine=ray; add it, or leave them out")
+        raise UserError("workers= and ray_address= belong to engine=ray; add it, or leave them out")
     inputs, rows, latents = _read_source(source, latents, "source")
     vectors = None if latents is None else Vectors.of(latents)
     return run(
