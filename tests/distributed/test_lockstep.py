@@ -9,6 +9,7 @@ import torch
 
 from mmldlm.distributed.lockstep import Exchange, Lockstep
 from mmldlm.distributed.ranks import LostRankError, OutOfMemoryElsewhereError
+from mmldlm.distributed.straggler import OwnTime
 
 WORLD, STEPS = 3, 6
 pytestmark = pytest.mark.timeout(120)
@@ -45,7 +46,7 @@ class Rank:
         self.host, self.device = host, device
         self.peers = SimpleNamespace(why_lost=lambda: "")
         self.lockstep = Lockstep(self)
-        self.sums = []
+        self.sums, self.own = [], OwnTime()
 
     def largest(self, code):
         self.asked += 1

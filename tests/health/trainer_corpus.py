@@ -216,8 +216,8 @@ def prepare(folder: Path, store: Path, *words: str) -> Trainer:
 def two_ranks(folder: Path) -> Iterator[tuple[Label, Path]]:
     """Two processes over gloo: healthy, one slow, one killed; rates are the real machine's."""
     labels = {
-        "ranks_fine": Label("trainer_ranks_fine", also=RATES),
-        "ranks_slow": Label("trainer_ranks_slow", ("M301",), 10, ("M302", "M303"), from_step=AT),
+        "ranks_fine": Label("trainer_ranks_fine", also=(*RATES, "M601")),
+        "ranks_slow": Label("trainer_ranks_slow", ("M301",), 10, ("M302", "M303", "M601"), from_step=AT),
         "ranks_killed": Label("trainer_ranks_killed", ("M502",), 1, RATES, from_step=AT - 1),
     }
     for name, case in labels.items():

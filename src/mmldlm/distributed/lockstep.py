@@ -81,6 +81,7 @@ class Lockstep:
 
     def begin(self, exchange: Exchange) -> None:
         """Before an exchange: raises unless all ranks begin it, or take part in it."""
+        self.ranks.own.arrive()
         done = len(self._begun)
         if self._ahead is not None and self._ahead[done : done + 1] != [exchange]:
             self._ahead = None  # on all ranks alike

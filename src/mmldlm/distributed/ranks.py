@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmldlm.distributed.peers import Peers
+from mmldlm.distributed.straggler import OwnTime
 from mmldlm.errors import UserError
 
 OUT_OF_MEMORY, COMPILER, FAILED = 1, 2, 3
@@ -41,6 +42,7 @@ class Ranks:
     timeout_minutes: float = 30.0
     peers: Peers | None = None
     """Who the others are; None for one rank."""
+    own: OwnTime = field(default_factory=OwnTime, compare=False)
 
     @property
     def main(self) -> bool:
@@ -121,11 +123,24 @@ class Ranks:
         """On the host, where each rank has filled its own part of zeros."""
         return self._agreed(tensor, dist.ReduceOp.SUM) if self.several else tensor
 
+    def own_seconds(self) -> tuple[list[float], float]:
+        """Seconds that each rank spent by itself since the last call, and how many have passed."""
+        self.own.arrive()
+        seconds = torch.zeros(self.world_size, dtype=torch.float64)
+        seconds[self.rank], elapsed = self.own.take()
+        return self.tensor_from_each(seconds).tolist(), elapsed
+
+    def name_of(self, rank: int) -> str:
+        """A rank with its host."""
+        return self.peers.names[rank] if self.peers is not None else f"rank {rank}"
+
     def _agreed(self, values: Tensor, how: Any) -> Tensor:
+        self.own.arrive()
         try:
             dist.all_reduce(values, how, group=self.host)
         except RuntimeError as error:
             raise self.lost(str(error)) from error
+        self.own.leave()
         return values
 
     def lost(self, reason: str) -> LostRankError:

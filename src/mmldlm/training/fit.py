@@ -21,6 +21,7 @@ from mmldlm.data.loader import StepBatch
 from mmldlm.distributed.ranks import Muted
 from mmldlm.distributed.replicas import weights_digest
 from mmldlm.distributed.stop_broadcast import StopBroadcast
+from mmldlm.distributed.straggler import Straggler
 from mmldlm.durable import Written
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import TrainingLog
@@ -116,6 +117,7 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last step, or until a signal asks to stop. Resumes by itself."""
         resumed = self._resume_or_start()
+        self.straggler = Straggler()
         self._compared = self.step
         self._compare_weights()
         if self.ranks.main:
@@ -233,6 +235,7 @@ class Trainer:
 
     def _write_line(self) -> bool:
         """Write a line of the log; true if so many updates were skipped that the run has to roll back."""
+        self._name_straggler()
         fields = self.window.fields()
         self._compare_weights()
         graphs, balance = self.stepper.graphs, self.stepper.balance
@@ -257,6 +260,22 @@ class Trainer:
             self.events.record("skipped", step=self.step, count=skipped, **event)
         return over_budget(self.config.train.skip_budget, skipped, int(fields["longest_skip"]))
 
+    def _name_straggler(self) -> None:
+        """In the log and the ledger, when a rank begins to keep the others waiting, and when that is over."""
+        if (
+            not self.ranks.several
+            or not self.straggler.judge(*self.ranks.own_seconds())
+            or not self.ranks.main
+        ):
+            return
+        slow = self.straggler.rank
+        name = None if slow is None else self.ranks.name_of(slow)
+        if name:
+            log.warning("step %d: the other ranks wait for %s; look at that machine", self.step, name)
+        else:
+            log.info("step %d: no rank is waited for any longer", self.step)
+        self.events.record("straggler", step=self.step, rank=slow, name=name)
+
     def _compare_weights(self) -> None:
         """Several ranks train one network: weights that differ end the run before they are saved."""
         if self.shards is not None:
@@ -267,6 +286,7 @@ class Trainer:
         self._compared = self.step
 
     def _validate(self) -> None:
+        self.ranks.own.pause()
         with self.watchdog.phase("validation"):
             denoiser = self._averaged()
             if self.ranks.main and denoiser is not None:
@@ -343,6 +363,7 @@ class Trainer:
             self.samples.sync()
             self.checkpoints.save(self.snapshot(), wait=wait)
         self.window.clock.forget()
+        self.ranks.own.pause()
 
     def snapshot(self) -> Snapshot:
         """Everything that the next step depends on, and what identifies the run."""

@@ -44,6 +44,18 @@ class Stragglers(Detector):
         self.judged_step, self.num_judged = -1, 0
         self.before: float | None = None
         self.spacing = Recent(_JUDGED)
+        self.reported = ""
+
+    def event(self, record: Record) -> None:
+        if record.event != "straggler":
+            return
+        if self.reported:
+            self.book.clear("M601", self.reported)
+        rank, self.reported = record.facts.get("rank"), ""
+        if rank is not None:
+            self.reported = f"rank {rank}"
+            name = record.facts.get("name", self.reported)
+            self.book.fire("M601", f"{name}: the others wait for it", subject=self.reported, sure=0.85)
 
     def rank_line(self, record: Record) -> None:
         rank, step = record.rank, record.step
