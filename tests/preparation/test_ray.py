@@ -189,7 +189,9 @@ def test_a_mistake_is_the_same_line_as_without_ray(tmp_path, cluster, monkeypatc
 def test_what_ray_cannot_do_is_one_clear_line(tmp_path):
     for options, reported in (
         ({"engine": "spark"}, "engine=spark: allowed are plain, ray"),
-        ({"workers": 2}, "belong to engine=ray"),
+        ({"workers": 2}, "workers=2: belongs to engine=ray"),
+        ({"engine": "ray", "ray_address": "127.0.0.1:1"}, "ray_address=127.0.0.1:1: no Ray cluster answers"),
+        ({"engine": "ray", "ray_address": "head:port"}, "ray_address=head:port: no Ray cluster answers"),
         ({"engine": "ray", "ray_address": "ray://head:10001"}, "does not work through the Ray Client"),
     ):
         with pytest.raises(UserError, match=r"^[^\n]*$") as error:

@@ -146,6 +146,8 @@ def _ledgers() -> Iterator[Case]:
     handled = _event("out_of_memory", before=8192, after=4096)
     yield Case("handled_out_of_memory", "own", "", ("M401",), extra=handled)
     yield Case("rolled_back", "own", "", ("M504",), extra=_event("rolled_back", reason="loss spike"))
+    slow = _event("straggler", rank=3, name="rank 3 on node-1")
+    yield Case("straggler", "own", "", ("M601",), delay=2, extra=slow)
     again = "\n".join([_event("stopped", reason="RuntimeError: bad"), _event("resumed")] * 3)
     yield Case("restart_loop", "own", "", ("M503",), also=("M502",), extra=again)
     stopped = _event("stopped", reason="UserError: shard is damaged")

@@ -209,3 +209,15 @@ def test_every_code_is_documented_with_settings_that_exist():
     used = {name for kind in BY_CODE.values() for name in kind.settings}
     shared = {"resolve_lines", "cooldown_seconds"}
     assert names - used - shared == set()
+
+
+def test_a_rank_that_the_trainer_names_is_a_straggler_until_it_names_another_or_none():
+    panel = Panel()
+    for step, rank in enumerate((3, 1, None), start=10):
+        facts = {"rank": rank, "name": f"rank {rank} on node-1"}
+        panel.observe(Record(step=step, event="straggler", facts=facts))
+        alerts = panel.book.alerts
+        assert {
+            subject for (code, subject), alert in alerts.items() if code == "M601" and alert.status == "open"
+        } == ({f"rank {rank}"} if rank is not None else set())
+    assert alerts["M601", "rank 3"].evidence == "rank 3 on node-1: the others wait for it"

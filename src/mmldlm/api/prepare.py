@@ -82,8 +82,9 @@ def prepare(
     words = locals()
     if engine not in ENGINES:
         raise UserError(f"engine={engine}: allowed are {', '.join(ENGINES)}")
-    if engine == "plain" and (workers or ray_address):
-        raise UserError("workers= and ray_address= belong to engine=ray; add it, or leave them out")
+    for name in ("workers", "ray_address"):
+        if engine == "plain" and words[name]:
+            raise UserError(f"{name}={words[name]}: belongs to engine=ray; add it, or leave this out")
     inputs, rows, latents = _read_source(source, latents, "source")
     vectors = None if latents is None else Vectors.of(latents)
     return run(

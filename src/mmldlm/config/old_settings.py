@@ -185,7 +185,7 @@ def old_settings_message(values: dict[str, Any], path: str) -> str:
         if new_names.get(key, key) != key
     ]
     listed = f" ({', '.join(names)})" if names else ""
-    remedy = f"'mmldlm migrate {path} --out new' writes a recipe of them"
+    remedy = f"'mmldlm migrate {path} --out new' writes a recipe of them, or says why not"
     return f"{path}: settings of the MM-LDLM research code{listed}; {remedy}"
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+import socket
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -40,6 +42,8 @@ STORE_BYTES = 512 * 2**20
 """Shared memory of a local Ray, for what is on its way between processes."""
 SHARDS_PER_WORKER = 2
 """In the hands of a worker: one is encoded, another is read or written meanwhile."""
+ANSWER_SECONDS = 10
+"""Within which a cluster takes a connection."""
 TRIES = 5
 """Of a job: one whose workers die that often would kill every other too."""
 CUT_FOLDER = "cut"
@@ -110,7 +114,12 @@ class RayEngine:
         dataset = data.from_items(rows, override_num_blocks=len(rows))
         dataset.context.execution_options.preserve_order = True
         dataset.context.enable_progress_bars = False
-        answers = iter(dataset.map(function, **options).iter_rows())
+        with (
+            warnings.catch_warnings()
+        ):  # retries have no name of their own; hence the bound in pyproject.toml
+            warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
+            dataset = dataset.map(function, **options)
+        answers = iter(dataset.iter_rows())
         self._leave.callback(answers.close)  # type: ignore[attr-defined]  # or its workers stay for a while
         try:
             for row in answers:
@@ -153,6 +162,7 @@ def _start(options: RayOptions) -> tuple[Any, bool]:
         raise UserError("engine=ray: Ray is not installed; run: pip install 'mmldlm[ray]'") from error
     if ray.is_initialized():
         return ray, False
+    _require_answer(options.address)
     local: dict[str, Any] = (
         {} if options.address else {"object_store_memory": STORE_BYTES, "include_dashboard": False}
     )
@@ -166,6 +176,20 @@ def _start(options: RayOptions) -> tuple[Any, bool]:
             "start one with 'ray start --head', or leave the address out"
         ) from error
     return ray, True
+
+
+def _require_answer(address: str | None) -> None:
+    """Reject HOST:PORT where nobody listens, for which Ray would wait for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"ray_address={address}: no Ray cluster answers ({error}); start one with 'ray start --head', or leave "
+            "the address out"
+        ) from error
 
 
 def _words(resources: dict[str, float]) -> str:

@@ -83,6 +83,7 @@ class Trainer:
         self.resizing = Resizing(self.config.batch)
         self.rollbacks = Rollbacks()
         self.plateau = Plateau()
+        self.straggler = Straggler()
         self.modes = ModeStages(self.config, setup.denoiser, self._record)
         undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.joined
         self.attempts = Attempts(self.stepper, LaunchWatch(device, launch_key(setup)) if undecided else None)
@@ -117,7 +118,6 @@ class Trainer:
     def fit(self) -> None:
         """Train until the last step, or until a signal asks to stop. Resumes by itself."""
         resumed = self._resume_or_start()
-        self.straggler = Straggler()
         self._compared = self.step
         self._compare_weights()
         if self.ranks.main:

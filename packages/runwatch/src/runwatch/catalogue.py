@@ -275,7 +275,8 @@ KINDS = (
         "One rank is slower than the others, and all wait for it.",
         "Look at that rank's GPU (clocks, temperature, errors), its CPU load and its disk; take the node out if it "
         "stays.",
-        "arrival at the same step, or own rate, against the median rank; a rank that falls silent counts too",
+        "arrival at the same step, or own rate, against the median rank; a rank that falls silent, or that the trainer "
+        "names in its ledger, counts too",
         ("straggler_lag", "straggler_share", "rank_silent_steps"),
     ),
     Kind(
