@@ -118,8 +118,8 @@ class RayEngine:
             warnings.catch_warnings()
         ):  # retries have no name of their own; hence the bound in pyproject.toml
             warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
-            dataset = dataset.map(function, **options)
-        answers = iter(dataset.iter_rows())
+            mapped = dataset.map(function, **options)
+        answers = iter(mapped.iter_rows())
         self._leave.callback(answers.close)  # type: ignore[attr-defined]  # or its workers stay for a while
         try:
             for row in answers:
@@ -160,9 +160,9 @@ def _start(options: RayOptions) -> tuple[Any, bool]:
         import ray
     except ImportError as error:
         raise UserError("engine=ray: Ray is not installed; run: pip install 'mmldlm[ray]'") from error
+    _require_answer(options.address)
     if ray.is_initialized():
         return ray, False
-    _require_answer(options.address)
     local: dict[str, Any] = (
         {} if options.address else {"object_store_memory": STORE_BYTES, "include_dashboard": False}
     )
