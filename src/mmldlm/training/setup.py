@@ -202,13 +202,7 @@ def set_up(
     imports = import_ahead(config.train, runtime)
     check_trackers(config.train.trackers)
     store = PairStore.open(config.data.store)
-    train_split = store.split(config.data.train_split)
-    valid_split = store.split(config.data.valid_split)
-    for split in (train_split, valid_split):
-        if len(split) == 0:
-            raise UserError(
-                f"{store.path}: split {split.name} holds no documents; prepare more text or a larger share"
-            )
+    train_split, valid_split = _open_splits(config, store)
     ranks = ranks or Ranks()
     ranks.compare(
         "data",
@@ -229,28 +223,16 @@ def set_up(
     denoiser = Denoiser(config.model, data_shape, seed=None)
     counts = store.token_counts(config.data.train_split) if config.model.unigram_init else None
     weights = Beside("weights", partial(init_weights, denoiser, config.train.seed, counts))
+    objective = Objective(
+        config.objective, corruption, length_modelled=denoiser.length_head is not None,
+        scored_rows=config.speed.scored_rows, chunk_rows=config.speed.chunk_rows, fused=runtime.fused,
+    )  # fmt: skip
     setup = Setup(
-        config=config,
-        runtime=runtime,
-        store=store,
-        train_split=train_split,
-        valid_split=valid_split,
-        lengths=Lengths.of(train_split.lengths, data_shape.max_length),
-        data_shape=data_shape,
-        corruption=corruption,
-        objective=Objective(
-            config.objective,
-            corruption,
-            length_modelled=denoiser.length_head is not None,
-            scored_rows=config.speed.scored_rows,
-            chunk_rows=config.speed.chunk_rows,
-            fused=runtime.fused,
-        ),
-        order=Order(len(train_split), config.train.seed),
-        denoiser=denoiser,
-        ranks=ranks,
+        config=config, runtime=runtime, store=store, train_split=train_split, valid_split=valid_split,
+        lengths=Lengths.of(train_split.lengths, data_shape.max_length), data_shape=data_shape, corruption=corruption,
+        objective=objective, order=Order(len(train_split), config.train.seed), denoiser=denoiser, ranks=ranks,
         beside=[imports],
-    )
+    )  # fmt: skip
     setup.plan  # noqa: B018  sizes that do not fit the data are rejected here
     choose_kernels(setup, may_rehearse=clock is not None)
     parts.done("attention")
@@ -263,6 +245,17 @@ def set_up(
         compile_blocks(denoiser, sharded=sharded)
         parts.done("compiler")
     return setup
+
+
+def _open_splits(config: Config, store: PairStore) -> tuple[Split, Split]:
+    """What is trained on and what is validated on; neither may be empty."""
+    splits = store.split(config.data.train_split), store.split(config.data.valid_split)
+    for split in splits:
+        if len(split) == 0:
+            raise UserError(
+                f"{store.path}: split {split.name} holds no documents; prepare more text or a larger share"
+            )
+    return splits
 
 
 def _require_memory(config: Config, shape: DataShape, copies: int) -> None:
