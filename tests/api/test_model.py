@@ -113,6 +113,9 @@ def test_paraphrases_keep_what_they_do_not_vary(model: Model) -> None:
         same = [a == b for a, b in zip(text.split(), varied.split(), strict=False)]
         assert all(same) is False or vary != "latent"
         assert any(same) or vary == "latent"
+        assert (
+            len(model.paraphrase(text, strength=1, vary=vary, **QUICK).split()) > 0
+        )  # a whole number serves too
 
 
 def test_candidates_and_rounds_bring_a_text_nearer(model: Model) -> None:
@@ -182,6 +185,7 @@ WRONG = {
     "ragged": (lambda m: m.decode([[1.0], [1.0, 2.0]]), "latents: not an array"),
     "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 numbers for 2 documents"),
     "length": (lambda m: m.decode(np.zeros((2, 4)), lengths=0), "lengths=0"),
+    "long": (lambda m: m.decode(np.zeros((1, 4)), lengths=100_000), "lengths=100000: .* 1 to 10000"),
     "order": (lambda m: m.decode(np.zeros((1, 4)), order="left"), "order=left"),
     "block": (lambda m: m.decode(np.zeros((1, 4)), order="margin:3"), "order=margin:3"),
     "steps": (lambda m: m.decode(np.zeros((1, 4)), steps=0), "^steps=0"),
@@ -215,6 +219,7 @@ WRONG = {
     "turns": (lambda m: m.generate(1, turns="both"), "turns=both"),
     "n": (lambda m: m.generate(-1), "n=-1"),
     "k": (lambda m: m.neighbours("w1", among=["w2"], k=0), "k=0"),
+    "long text": (lambda m: m.score(["w1", "w1 " * 999]), "document 1 has 999 tokens"),
     "pairs": (lambda m: m.score(["w1"], np.zeros((2, 4))), "latents: 2 for 1 texts"),
 }
 

@@ -336,7 +336,7 @@ class Model(Published, Judging):
         if not listed:
             return []
         tokens = paraphrase_tokens(
-            self.loaded, self.tokenize(listed), self._normalised(array), options, strength=strength,
+            self.loaded, self.tokenize(listed), self._normalised(array), options, strength=float(strength),
             what=vary, lengths=counts, keys=document_keys(seed, content_ids(listed)), progress=progress,
         )  # fmt: skip
         sampled = self._sampled(tokens)

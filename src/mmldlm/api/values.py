@@ -31,8 +31,8 @@ Latents = np.ndarray | Tensor | Sequence[Any]
 Lengths = int | Sequence[int] | np.ndarray
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-MAX_BLANK = 10_000
-"""Tokens of one blank; more are a slip of the finger."""
+MOST_TOKENS = 10_000
+"""Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     if lengths is None:
         return None
     array = np.asarray(lengths.cpu()) if isinstance(lengths, Tensor) else _array(lengths, "lengths")
-    if array.dtype.kind not in "iu" or array.ndim > 1 or (array < 1).any():
-        raise UserError(f"lengths={lengths!r}: whole numbers of at least 1 are needed")
+    if array.dtype.kind not in "iu" or array.ndim > 1 or ((array < 1) | (array > MOST_TOKENS)).any():
+        raise UserError(f"lengths={lengths!r}: whole numbers from 1 to {MOST_TOKENS} are needed")
     if array.ndim == 1 and len(array) != count:
         raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
     return np.broadcast_to(array, (count,)).astype(np.int64)
@@ -269,8 +269,8 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
     for blank in _pattern(tokenizer).finditer(text):
         digits = blank["count"] or "1"
         count = int(digits[:9])  # more digits than that are too many tokens, and slow to read
-        if not 1 <= count <= MAX_BLANK:
-            raise UserError(f"{text!r}: a blank of {digits} tokens; allowed are 1 to {MAX_BLANK}")
+        if not 1 <= count <= MOST_TOKENS:
+            raise UserError(f"{text!r}: a blank of {digits} tokens; allowed are 1 to {MOST_TOKENS}")
         tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
         end = blank.end()
     if end == 0:

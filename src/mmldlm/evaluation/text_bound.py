@@ -291,7 +291,10 @@ class _TextDraws(Draws):
         if latent not in LATENT_NAMES:
             raise UserError(f"latent={latent}: allowed are {', '.join(LATENT_NAMES)}")
         if model.denoiser.length_head is not None and documents.lengths.max(initial=0) > longest:
-            raise UserError(f"a document has more tokens than this model can give a length to ({longest})")
+            raise UserError(
+                f"document {documents.lengths.argmax()} has {documents.lengths.max()} tokens, and this model knows "
+                f"lengths up to {longest}; shorten it, or leave it out"
+            )
         partner = strangers(count, seed) if latent == "shuffled" else np.arange(count)
         super().__init__(
             tokens=split_tokens(documents),
