@@ -155,7 +155,7 @@ def test_read_only_and_full_disks_show_before_the_first_step(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "write", refuse)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=f"^run folder {run.path}: .*{words}"):
         run.create()
     with pytest.raises(UserError, match=words):
         run.write_config("a: 1\n")

@@ -85,7 +85,8 @@ class RunFolder:
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"run folder {error.filename}: is a file; choose another run folder") from error
         except OSError as error:
-            raise UserError(f"run folder {durable.explain(error, self.path)}") from error
+            plain = OSError(error.errno, error.strerror)  # without the name of the file that tried it
+            raise UserError(f"run folder {durable.explain(plain, self.path)}") from error
 
     def write_config(self, text: str) -> None:
         """Keep the resolved settings; the file is replaced atomically."""
