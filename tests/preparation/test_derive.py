@@ -142,6 +142,31 @@ def test_boundaries(text: str, cuts: list[str]) -> None:
     assert [text[:end] for end in boundaries(text)] == cuts
 
 
+def test_words_keep_their_vowel_signs_and_accents() -> None:
+    text = "नमस्ते दुनिया, cafe\u0301 don't ภาษาไทย well-known"
+    words = [text[start:end] for start, end in derive.words_of(text).tolist()]
+    assert words == ["नमस्ते", "दुनिया", "cafe\u0301", "don't", "ภาษาไทย", "well-known"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (
+            ["今天天气很好，我们去公园。", "机器学习是一个分支。"],
+            "no spans and no splices and no swaps came out",
+        ),
+        (["a coil of rope", "the open blue sea"], "no splices and no swaps came out"),
+        (TEXTS, ""),
+    ],
+)
+def test_a_kind_of_which_none_came_out_is_reported(tmp_path: Path, texts: list[str], expected: str) -> None:
+    notes: list[str] = []
+    settings = PrepareSettings(input=(str(_write(tmp_path / "a.jsonl", texts)),), validation=0.0, derive=2)
+    run(settings, tmp_path / "s", note=notes.append)
+    assert expected in "; ".join(note for note in notes if note.startswith("derive"))
+    assert bool(expected) == any(note.startswith("derive") for note in notes)
+
+
 def test_partners_are_a_sample_that_no_order_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [
         Segment(f"{number}: x", np.zeros(3, np.uint32), number, "test" if number % 5 == 0 else "train")

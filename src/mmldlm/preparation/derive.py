@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
 _WORD = re.compile(r"\S+")
 _BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
 _LETTER = re.compile(r"\w")
-_LETTERS = re.compile(r"\w[\w'-]*")
+_MARKS = "".join(mark for mark in map(chr, range(0x300, 0xAC00)) if unicodedata.category(mark)[0] == "M")
+"""Vowel signs and accents that are characters of their own, as in Hindi and Thai; `\\w` leaves them out."""
+_LETTERS = re.compile(rf"\w[\w'{_MARKS}-]*")
 
 
 class Candidate(NamedTuple):
@@ -146,6 +149,17 @@ class Deriver:
         if num_tokens < self.options.min_tokens:
             return "derived_too_short"
         return "derived_too_long" if num_tokens > self.options.max_tokens else f"derived_{candidate.kind}s"
+
+
+def missing_kinds(counts: dict[str, int]) -> str:
+    """A line about the kinds of derived documents of which none came out; empty where there is nothing to say."""
+    missing = [kind for kind in KEPT if counts.get(kind) == 0]
+    if not missing:
+        return ""
+    return (
+        f"derive: no {' and no '.join(kind.removeprefix('derived_') for kind in missing)} came out; spans need three "
+        "words between spaces, splices and swaps also other documents with one of : ; , . ! ? before a space"
+    )
 
 
 def boundaries(text: str) -> list[int]:

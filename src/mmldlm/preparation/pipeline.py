@@ -27,7 +27,7 @@ from mmldlm.data.writer import Place, StoreWriter, store_state
 from mmldlm.durable import require_writable
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation.cutting import Segment, Segmenter
-from mmldlm.preparation.derive import Deriver, Survey
+from mmldlm.preparation.derive import Deriver, Survey, missing_kinds
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.engines import Ahead, Behind, many_documents, until
 from mmldlm.preparation.ray_engine import CUT_FOLDER, RayEngine, RayOptions, cut_folder, fill
@@ -227,20 +227,22 @@ def run(
                 facts = engine.describe(jobs, first_text())
                 with _open_writer(out, settings, written, tokenizer, facts) as writer:
                     note("reading and cutting the text")
-                    return _finish(writer, fill(engine, writer, jobs, show))
+                    return _finish(writer, fill(engine, writer, jobs, show), note)
         source = given_latents or load_encoder(name, first_text, **how)
         with _open_writer(out, settings, written, tokenizer, source) as writer:
             note("reading and cutting the text")
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
             work = _Work(writer, source, show, settings.derive > 0, accepts_tokens)
-            return _fill(work, tokenizer, settings, sources)
+            return _finish(writer, _fill(work, tokenizer, settings, sources), note)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
 
 
-def _finish(writer: StoreWriter, counts: dict[str, int]) -> PairStore:
+def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStore:
     """Publish the store, without what a Ray cluster may have left in it."""
     shutil.rmtree(writer.path / CUT_FOLDER, ignore_errors=True)
+    if missing := missing_kinds(counts):
+        note(missing)
     return writer.finish(counts)
 
 
@@ -304,12 +306,12 @@ def _open_writer(
 
 def _fill(
     work: _Work, tokenizer: Tokenizer, options: PrepareSettings, sources: tuple[Sources, ...]
-) -> PairStore:
+) -> dict[str, int]:
     counts: dict[str, int] = {}
     shards = work.shards(_lots(Segmenter(tokenizer, options), sources, work.stop, counts))
     with many_documents(), Behind() as behind, Ahead(shards, SHARDS_AHEAD, work.stop) as ahead:
         work.fill(ahead, behind)
-    return _finish(work.writer, counts)
+    return counts
 
 
 def _lots(
