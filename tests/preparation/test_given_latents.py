@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import mmldlm
 from mmldlm.errors import UserError
@@ -53,6 +55,13 @@ def test_texts_with_an_array(tmp_path: Path, vectors: np.ndarray) -> None:
     assert store.manifest.encoder is None
     assert store.manifest.settings["latents"] == "an array"
     assert "no known encoder" in repr(store)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_tensors_of_every_kind(tmp_path: Path, dtype: str) -> None:
+    tensor = torch.tensor(VECTORS, requires_grad=True).to(getattr(torch, dtype))
+    store = mmldlm.prepare((TEXTS, tensor), tmp_path / "s", latent_dtype="float32", limit=np.int64(12))
+    _check(store, TEXTS, tensor.detach().float().numpy())
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "file.arrow", "stream.arrow"])
@@ -125,6 +134,9 @@ def test_normalize_and_dimension_apply_when_asked_for(tmp_path: Path) -> None:
         (VECTORS, {"validation_source": "x.txt"}, "belongs to one source"),
         ("nowhere.npy", {}, "latents=nowhere.npy: no such file"),
         (__file__, {}, "not a .npy file of numbers"),
+        ([[1.0], [1.0, 2.0]], {}, "latents: not an array of numbers"),
+        (VECTORS, {"limit": 2.5}, "limit=2.5: a whole number is needed"),
+        (VECTORS, {"seed": "one"}, "seed='one': a whole number is needed"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit(tmp_path: Path, latents: Any, options: dict[str, Any], expected: str) -> None:
@@ -203,6 +215,8 @@ def test_texts_and_files_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
         (["a.txt", "not a file"], "does not exist"),
         ([], "is empty"),
         (["b.txt"], "no such file"),
+        ({"text": ["rope", "a sea"]}, "source: is a dict; give a list of texts"),
+        (pandas.DataFrame({"text": ["rope", "a sea"]}), "source: is a DataFrame; give a list of texts"),
     ):
         with pytest.raises(UserError, match=expected):
             mmldlm.prepare(source, "u", encoder=encode)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,11 @@ def _read_source(
         if isinstance(source, dict):
             raise UserError(f"{argument}: is a dictionary of splits; choose one, such as dataset['train']")
         return ("dataset",), source, latents
+    if isinstance(source, Mapping) or hasattr(source, "columns"):  # whose columns would be taken for texts
+        raise UserError(
+            f"{argument}: is a {type(source).__name__}; give a list of texts, or of rows such as {{'text': ...}} "
+            "(those of a data frame: frame.to_dict('records'))"
+        )
     rows = list(source)
     if rows and _is_name(rows[0]):
         for row in rows:

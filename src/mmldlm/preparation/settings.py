@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from mmldlm.data.writer import LATENT_DTYPES
@@ -17,6 +18,7 @@ CUTS = ("none", "sentences", "paragraphs", "chunks")
 SHORTEST_MAX = 8
 """Below this many tokens not even one unusual character is sure to fit."""
 MOST_DERIVED = 16
+_WHOLE = ("max_tokens", "min_tokens", "limit", "dimension", "shard_documents", "seed", "derive")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class PrepareSettings:
     """Field of a row that holds its latent; None: such a field is ignored."""
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _whole(name, value))
         if not self.input:
             raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
         share = "a share from 0 to below 1 is needed"
@@ -121,6 +126,13 @@ class PrepareSettings:
             ),
         }
         _reject(problems, remedy)
+
+
+def _whole(name: str, value: object) -> int:
+    """The number; also one of numpy, which JSON would not take."""
+    if not hasattr(value, "__index__"):
+        raise UserError(f"{name}={value!r}: a whole number is needed")
+    return operator.index(value)
 
 
 def _reject(problems: dict[str, bool], remedy: str = "") -> None:

@@ -29,10 +29,7 @@ class Vectors:
         if isinstance(latents, str | Path):
             name, array = str(latents), _map_vectors(Path(latents).expanduser())
         else:
-            name, array = (
-                "an array",
-                np.asarray(latents.detach().cpu() if hasattr(latents, "detach") else latents),
-            )
+            name, array = "an array", _as_array(latents)
         if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
             raise UserError(
                 f"latents={name}: {array.dtype} values of shape {array.shape}; numbers of shape (documents, channels) "
@@ -54,6 +51,17 @@ class Vectors:
         rows = np.linspace(0, len(self.array) - 1, min(SAMPLED_ROWS, len(self.array))).astype(np.int64)
         values = hashlib.sha256(np.ascontiguousarray(self.array[rows]).tobytes()).hexdigest()
         return f"{self.array.dtype} {list(self.array.shape)}, {values[:16]}"
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """An array of numpy from anything like one; numpy has no bfloat16."""
+    try:
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+            values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"latents: not an array of numbers ({first_line(error)})") from error
 
 
 def _map_vectors(path: Path) -> np.ndarray:
