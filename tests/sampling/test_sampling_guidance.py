@@ -58,7 +58,7 @@ def test_formula_for_text(guidance: float) -> None:
 def test_blocks_of_columns_are_the_whole(
     guidance: float, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmldlm.sampling.predictor.COLUMNS", 7)
+    monkeypatch.setattr("mmldlm.model.frozen.COLUMNS", 7)
     model = replace(random_model(), precision=precision)
     shape, num = model.denoiser.shape, 3
     latents = torch.randn(num, shape.num_slots, shape.num_channels)

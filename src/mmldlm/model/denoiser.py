@@ -6,7 +6,6 @@ Shapes: N documents, T tokens, S slots, C channels, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,19 +158,6 @@ class Denoiser(nn.Module):
     def token_logits(self, hidden: Tensor) -> Tensor:
         """(rows, D) -> (rows, V) in fp32. The mask is no output: it cannot be predicted."""
         return self.token_head(hidden)[..., : self.shape.vocab_size].float()
-
-    @torch.no_grad()
-    def logit_blocks(self, hidden: Tensor, columns: int) -> Iterator[Tensor]:
-        """The same without gradients, some columns after the other, in the type of `hidden` until they are done.
-
-        A block may overwrite the one before.
-        """
-        weight, bias = self.token_head.weight.to(hidden.dtype), self.token_head.bias.to(hidden.dtype)
-        memory = hidden.new_empty(columns * len(hidden))
-        for start in range(0, self.shape.vocab_size, columns):
-            part = slice(start, min(start + columns, self.shape.vocab_size))
-            block = memory[: len(hidden) * (part.stop - start)].view(len(hidden), -1)
-            yield torch.addmm(bias[part], hidden, weight[part].t(), out=block).float()
 
 
 def recomputed_blocks(depth: int, share_kept: float) -> set[int]:

@@ -28,14 +28,14 @@ from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.corruption.joint import Corruption
 from mmldlm.layout import Layout, packed_layout
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.model.frozen import FrozenDenoiser, frozen
+from mmldlm.runtime import DTYPES
 from mmldlm.sampling.pack import Pack, Watch, latent_noise
 from mmldlm.sampling.recording import PassInputs, Recordings, rounded_layout
 from mmldlm.types import to_device
 
 LogitsOf = Callable[[Tensor], Tensor]
 """(R,) rows of tokens to their logits (R, V), in the type in which the network computes them."""
-COLUMNS = 1024
-"""Values of the vocabulary whose logits a CPU computes at a time: what does not leave its cache is fast."""
 _RECORDINGS: WeakKeyDictionary[Denoiser, Recordings] = WeakKeyDictionary()
 
 
@@ -45,7 +45,7 @@ class Logits:
 
     whole: LogitsOf
     blocks: Callable[[Tensor], Iterator[Tensor]]
-    """(R,) rows to blocks of their logits in float32; each block is overwritten by the next one."""
+    """(R,) rows to blocks of their logits in float32."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self.whole(rows)
@@ -88,6 +88,8 @@ class ModelPredictor:
         self.denoiser, self.corruption, self.device, self.autocast = denoiser, corruption, device, autocast
         self.recordings: Recordings | None = None
         """Where passes are recorded; None: they are not."""
+        self.frozen: FrozenDenoiser | None = None
+        """The same network for a CPU."""
 
     @classmethod
     def of(cls, model: LoadedModel) -> ModelPredictor:
@@ -96,12 +98,14 @@ class ModelPredictor:
         predictor = cls(*parts) if model.precision == "fp32" else cls(*parts, model.autocast)
         if model.device.type == "cuda" and model.denoiser.kernels.attention in ("varlen", "tiles"):
             predictor.recordings = _RECORDINGS.setdefault(model.denoiser, Recordings())
+        if model.device.type == "cpu":
+            predictor.frozen = frozen(model.denoiser, DTYPES[model.precision])
         return predictor
 
     def arrange(self, lengths: np.ndarray, num_slots: int) -> Layout:
         """The layout of a pack, of a size that was recorded where possible."""
         if self.recordings is None:
-            return packed_layout(lengths, num_slots)
+            return packed_layout(lengths, num_slots, with_rows=self.frozen is None)
         return rounded_layout(lengths, num_slots)
 
     @torch.no_grad()
@@ -119,6 +123,8 @@ class ModelPredictor:
         if layout.document.device.type != self.device.type:
             layout = to_device(layout, self.device)
         given = PassInputs(tokens, noisy, time, at)
+        if self.frozen is not None and layout.num_tokens == int(layout.lengths.sum()):
+            return self._predict_frozen(self.frozen, given, layout)
         if self.recordings is not None and layout.rows is None:
             hidden, prediction = self.recordings(self._run, given, layout)
         else:
@@ -132,17 +138,23 @@ class ModelPredictor:
                     return self.denoiser.token_logits(chosen)
                 return self.denoiser.token_head(chosen)[:, : self.denoiser.shape.vocab_size]
 
+        return Prediction(logits, lambda: self._clean(prediction[: len(noisy)], noisy, at))
+
+    def _predict_frozen(self, network: FrozenDenoiser, inputs: PassInputs, layout: Layout) -> Prediction:
+        hidden = network(inputs.tokens, inputs.latents, inputs.text_time, inputs.latent_time, layout)
+
         def blocks(rows: Tensor) -> Iterator[Tensor]:
-            with self.autocast():
-                kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
-            return self.denoiser.logit_blocks(hidden[rows].to(kind), COLUMNS)
+            return network.logit_blocks(hidden.tokens(rows))
 
         def latents() -> Tensor:
-            process, raw = self.corruption.latent, prediction[: len(noisy)].float()
-            return process.to_clean(process.prediction(raw, noisy, at), noisy, at)
+            return self._clean(hidden.latents().view_as(inputs.latents), inputs.latents, inputs.latent_time)
 
-        in_blocks = self.device.type == "cpu" and self.denoiser.shape.vocab_size > COLUMNS
-        return Prediction(Logits(logits, blocks) if in_blocks else logits, latents)
+        return Prediction(Logits(lambda rows: torch.cat(list(blocks(rows)), 1), blocks), latents)
+
+    def _clean(self, raw: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """(N, S, C) the clean latents that the network's raw prediction stands for."""
+        process = self.corruption.latent
+        return process.to_clean(process.prediction(raw.float(), noisy, time), noisy, time)
 
     @torch.no_grad()
     def _run(self, inputs: PassInputs, layout: Layout) -> tuple[Tensor, Tensor]:
