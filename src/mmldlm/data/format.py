@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -73,18 +73,7 @@ class Manifest:
 
     def fingerprint(self) -> str:
         """A stable hash of what a pair means: tokenizer, encoder, shapes. A model fits every store that shares it."""
-        encoder = None
-        if self.encoder is not None:
-            encoder = {key: self.encoder.get(key) for key in ("prompt", "normalize", "dimension")}
-            encoder["identity"] = self.encoder.get("sha256") or self.encoder.get("name")
-        return checksum(
-            {
-                "tokenizer": None if self.tokenizer is None else self.tokenizer["sha256"],
-                "vocab_size": self.vocab_size,
-                "encoder": encoder,
-                "shape": [self.num_slots, self.num_channels],
-            }
-        )
+        return fingerprint(vars(self))
 
     def content(self) -> str:
         """A hash of the pairs themselves and their order. A run goes on only with the same content."""
@@ -166,6 +155,24 @@ def _impossible_split(manifest: Manifest, split: SplitEntry) -> str | None:
         if shard["bytes"] < 2 * shard["num_tokens"] + row * shard["num_documents"]:
             return f"has the file {shard['file']!r:.60}, which is too small for its documents"
     return too_large({"max_length": split["max_length"]}) if split["num_documents"] else None
+
+
+def fingerprint(described: Mapping[str, Any]) -> str:
+    """That of a store or model, from what its manifest or description says about tokenizer, encoder and shapes."""
+    tokenizer, encoder = described["tokenizer"], described["encoder"]
+    if encoder is not None:
+        identity = encoder.get("sha256") or encoder.get("name")
+        encoder = {key: encoder.get(key) for key in ("prompt", "normalize", "dimension")} | {
+            "identity": identity
+        }
+    return checksum(
+        {
+            "tokenizer": None if tokenizer is None else tokenizer.get("sha256"),
+            "vocab_size": described["vocab_size"],
+            "encoder": encoder,
+            "shape": [described["num_slots"], described["num_channels"]],
+        }
+    )
 
 
 def checksum(value: Any) -> str:
