@@ -235,6 +235,8 @@ def test_a_warm_start_that_does_not_fit_lists_the_differences(recipe, trained, t
 def test_a_warm_start_from_nothing_names_the_setting(recipe, tmp_path):
     with pytest.raises(mmldlm.UserError, match=r"train\.init=nowhere: .*no such run"):
         mmldlm.train(recipe, run=tmp_path / "run", init="nowhere", overrides=QUICK)
+    with pytest.raises(mmldlm.UserError, match=r"builtin:nowhere: no package mmldlm_nowhere is installed"):
+        mmldlm.train(recipe, run=tmp_path / "run", init="builtin:nowhere", overrides=QUICK)
 
 
 def test_a_warm_start_takes_other_lengths(recipe, trained, tmp_path):

@@ -184,7 +184,7 @@ def _report_folder(run: Source, config: Config, data: Any, split: str) -> Path:
     """`reports/SPLIT`, or `reports/SPLIT-of-STORE` for another store than the run's own, which may have moved."""
     home = _home(run)
     if home is None:
-        raise UserError("out=True: this model has no folder of its own for the report; name one")
+        raise UserError("out: this model has no folder of its own for the report; name one")
     own = Path(config.data.store)
     other = own if data is None else Path(data.path if isinstance(data, PairStore) else data).resolve()
     return home.reports / (split if other.name == own.name else f"{split}-of-{other.name}")
@@ -192,7 +192,7 @@ def _report_folder(run: Source, config: Config, data: Any, split: str) -> Path:
 
 def _comparison_folder(results: Sequence[Evaluated]) -> Path:
     if results[0].folder is None:
-        raise UserError("out=True: the first result has no folder for the report; name one")
+        raise UserError("out: the first result has no folder for the report; name one")
     return results[0].folder.parent / folder_name(results)
 
 

@@ -21,6 +21,7 @@ from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
 
 from mmldlm.api.runs import Run, read_run
+from mmldlm.api.values import local_folder
 from mmldlm.checkpoint.export import make_export, write_description, write_export
 from mmldlm.checkpoint.files import candidates
 from mmldlm.checkpoint.load import RUNS, LoadedModel
@@ -65,7 +66,8 @@ def train(
 
     `recipe` is a name, a YAML file, a `Config` or a nested mapping; `overrides` are settings such as
     `{"optim.lr": 5e-4}` or `["optim.lr=5e-4"]`. `store` is the pair store, instead of `data.store`. `run` is the folder
-    of the run, default `saved/<name>`. `init` is a run or an export whose averaged weights training starts from.
+    of the run, default `saved/<name>`. `init` is a run, an export or `builtin:NAME`, whose averaged weights training
+    starts from.
 
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint after the step at hand and raise `mmldlm.errors.Interrupted`. Outside
     the main thread signals are left alone. Messages go to `logging` and to `train.log` in the folder.
@@ -96,6 +98,7 @@ def train_config(
     clock = StartClock(began)
     clock.done("imports")
     run = RunFolder(path)
+    _resolve_init(config)
     config.data.store = str(Path(config.data.store).absolute())  # a run can be used from any folder
     # libraries that are still loading may swallow a Ctrl-C
     with StopFlag() as stop, start_ranks(config) as ranks:
@@ -128,11 +131,18 @@ def plan_run(config: Config, path: Path | None = None) -> RunPlan:
     """
     if path is not None:
         RunFolder(path).check()
+    _resolve_init(config)
     setup = set_up(config, start_runtime(config))
     if path is None or not candidates(path / "checkpoints"):
         start_from_init(config, setup.denoiser, setup.store)
     sizes, course = describe(setup), course_of(setup)
     return RunPlan(config_to_yaml(config), sizes, course, estimate_time(setup))
+
+
+def _resolve_init(config: Config) -> None:
+    """A model of a package, `builtin:NAME`, becomes its folder."""
+    if (config.train.init or "").startswith("builtin:"):
+        config.train.init = str(local_folder(config.train.init))
 
 
 def _train_main(

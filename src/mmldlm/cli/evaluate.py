@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
+from mmldlm.cli.records import RUN_HELP
 
 if TYPE_CHECKING:
     from mmldlm.evaluation.compare import Comparison
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _JSON = option(bool, False, "Print the result as one JSON object, the last line of stdout.", "--json")
 EVAL = {
-    "run": argument(Path, ..., "Folder of a run, or of an export.", metavar="RUN"),
+    "run": argument(str, ..., RUN_HELP, metavar="RUN"),
     "settings": argument(Texts, None, "section.key=value of the sections evaluation and sampling."),
     "data": option(Path | None, None, "Pair store; by default the one the run was trained on."),
     "split": option(str | None, None, "Split to evaluate on; by default the run's validation split."),
@@ -36,7 +37,7 @@ EVAL = {
 }
 COMPARE = {
     "first": argument(Path, ..., "Run, folder of a report, or result.json.", metavar="RUN"),
-    "others": argument(list[Path], ..., "Others, each compared with the first.", metavar="OTHER..."),
+    "others": argument(list[Path], ..., "Others, each compared with the first.", metavar="OTHER"),
     "split": option(str | None, None, "Which report, where a run has several: that on this split."),
     "seed": option(int, 0, "Of the bootstrap.", min=0),
     "out": option(Path | None, None, "Folder of the report; by default beside that of the first result."),
