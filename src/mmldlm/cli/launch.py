@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LAUNCH = {
     "words": argument(
-        Texts, None, "What every rank runs, such as: -- train --recipe small", metavar="-- COMMAND..."
+        Texts, None, "What every rank runs, such as: -- train --recipe small", metavar="-- COMMAND"
     ),
     "nnodes": option(str | None, None, "Nodes, N or MIN:MAX; default: SLURM's, else 1."),
     "nproc_per_node": option(

@@ -21,7 +21,7 @@ TABLE = {
         "addresses (s3://, hf://), the name or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
         "--input", "-i", metavar="SOURCE",
     ),
-    "more": argument(Texts, None, "The same as --input SOURCE.", metavar="[SOURCE]..."),
+    "more": argument(Texts, None, "The same as --input SOURCE.", metavar="SOURCE"),
     "tokenizer": option(
         str, "builtin:minilm",
         "builtin:minilm, builtin:gpt2, builtin:qwen, a folder, or a name on the Hugging Face Hub.",

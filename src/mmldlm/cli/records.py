@@ -31,7 +31,7 @@ _INPUT, _HOW, _CHECK, _OUTPUT = "Input", "Sampling", "Self-check", "Output"
 RUN_HELP = "Run folder, export folder, builtin:wordnet, or a name on the Hugging Face Hub."
 OPTIONS = {
     "run": argument(str, ..., RUN_HELP),
-    "texts": argument(Texts, None, "Texts.", metavar="[TEXT]..."),
+    "texts": argument(Texts, None, "Texts.", metavar="TEXT"),
     "text": option(Texts, None, "A text; may be repeated.", panel=_INPUT),
     "latents": option(Path | None, None, "Latents, .npy of shape (n, slots, channels).", panel=_INPUT),
     "from_split": option(str | None, None, "The first pairs of this split of the pair store.", panel=_INPUT),

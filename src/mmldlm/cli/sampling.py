@@ -179,7 +179,7 @@ def encode(words: Any) -> None:
     OPTIONS
     | {
         "texts": argument(
-            Texts, None, "Texts with blanks: ____ is one token, ____{3} three.", metavar="[TEXT]..."
+            Texts, None, "Texts with blanks: ____ is one token, ____{3} three.", metavar="TEXT"
         ),
         "about": option(Texts, None, "A text whose latent the filled text is to suit."),
     },

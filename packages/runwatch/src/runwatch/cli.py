@@ -33,7 +33,7 @@ def monitor(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH...",
+            metavar="PATH",
             help="Run folders, training_log.jsonl files, text logs, folders of torchrun's rank logs, or patterns.",
         ),
     ] = None,
