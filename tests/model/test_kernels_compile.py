@@ -1,0 +1,107 @@
+"""Our Triton kernels are compiled for a GPU that need not be there: the interpreter takes what the compiler rejects."""
+
+import numpy as np
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+KINDS = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32", torch.bool: "i1",
+    torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", int: "i32", float: "fp32",
+}  # fmt: skip
+
+
+def compile_instead(kernel, *args, num_warps=4, num_stages=3, **constants):
+    """What a launch would compile; pointers are aligned, as PyTorch allocates them."""
+    names = kernel.arg_names
+    constants |= {name: None for name, value in zip(names, args, strict=False) if value is None}
+    signature = {
+        name: "constexpr" if name in constants
+        else f"*{KINDS[args[place].dtype]}" if isinstance(args[place], torch.Tensor)
+        else KINDS[type(args[place])]
+        for place, name in enumerate(names)
+    }  # fmt: skip
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name][0] == "*"}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
+    done = triton.compile(source, target=HOPPER, options={"num_warps": num_warps, "num_stages": num_stages})
+    assert done.asm["cubin"]
+
+
+def bf16(*shape):
+    return torch.zeros(shape, dtype=torch.bfloat16).requires_grad_()
+
+
+def packed():
+    from mmldlm.layout import Caps, packed_layout
+
+    return packed_layout(np.array([3, 40, 7]), 1, Caps(64, 4, 40), with_rows=False)
+
+
+def add_norm(rounded):
+    from mmldlm.model.kernels.add_norm import add_norm
+
+    layout, modulation = packed(), bf16(4, 6 * 256)
+    x = torch.zeros(64, 256).requires_grad_()
+    out, y = add_norm(x, bf16(64, 256), *modulation.chunk(6, 1)[:3], layout.document, layout.starts, rounded)[
+        :2
+    ]
+    (out.sum() + y.float().sum()).backward()
+
+
+def gather_qkv(norm):
+    from mmldlm.model.kernels.gather_qkv import gather_qkv
+
+    layout, weight = packed(), torch.zeros(2, 64)
+    angles = torch.zeros(64, 32)
+    text, latent = bf16(64, 3 * 8 * 64), bf16(4, 3 * 8 * 64)
+    places = (layout.to_stream, layout.from_stream)
+    gather_qkv(text, latent, weight, weight, angles, angles, *places, 8, norm).float().sum().backward()
+
+
+def tiles(width):
+    from mmldlm.model.kernels.tiles import attend_tiles
+
+    layout = packed()
+    qkv = bf16(len(layout.segment), 3, 2, width)
+    attend_tiles(qkv, layout.segment, layout.bounds)[0].float().sum().backward()
+
+
+def quantize(_):
+    from mmldlm.model.kernels.quantize import quantize_rows, transpose
+
+    x = bf16(40, 256).detach()
+    quantize_rows(x, None, gelu=True, sums=False)
+    q, scale, _ = quantize_rows(x, x, gelu=False, sums=True)
+    transpose(q, scale)
+
+
+def scoring(_):
+    from mmldlm.model.kernels.best import best_values
+    from mmldlm.model.kernels.score import score
+
+    logits = bf16(8, 5000).detach()
+    best_values(logits)
+    score(logits, torch.zeros(5000), torch.zeros(8, dtype=torch.int64), torch.ones(8))
+
+
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels are not compiled")
+@pytest.mark.parametrize(("use", "way"), [
+    (add_norm, False), (add_norm, True), (gather_qkv, True), (tiles, 64), (quantize, None), (scoring, None),
+])  # fmt: skip
+def test_kernels_compile_for_a_gpu(use, way, monkeypatch, tmp_path):
+    compiled = []
+
+    def run(kernel, *args, grid, warmup, **options):
+        compile_instead(kernel, *args, **options)
+        compiled.append(kernel)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", run)
+    use(way)
+    assert compiled
