@@ -18,6 +18,7 @@ import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -285,22 +286,25 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def recall(what: str, key: str) -> dict[str, float]:
-    """What an earlier run measured on this machine; empty where it is not known."""
+    """What an earlier run of the same code measured on this machine; empty where it is not known."""
     try:
-        times = json.loads(_measurements(what).read_text())[key]
-        return {name: float(value) for name, value in times.items()}
+        content = json.loads(_measurements(what).read_text())
+        if content["code"] != code_digest():
+            return {}
+        return {name: float(value) for name, value in content[key].items()}
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return {}
 
 
 def remember(what: str, key: str, values: dict[str, float]) -> None:
-    """Keep a measurement for later runs, where that is possible."""
-    path = _measurements(what)
+    """Keep a measurement for later runs, where that is possible; those of other code are dropped."""
+    path, code = _measurements(what), code_digest()
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         content = {}
-    content = content if isinstance(content, dict) else {}
+    if not isinstance(content, dict) or content.get("code") != code:
+        content = {"code": code}
     content[key] = {name: round(value, 4) for name, value in values.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -313,6 +317,7 @@ def _measurements(what: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmldlm" / f"{what}.json"
 
 
+@cache
 def code_digest() -> str:
     """A short hash of the source code of this package: two installations of one version may differ."""
     package, digest = Path(__file__).parent, hashlib.sha256()

@@ -37,8 +37,12 @@ def test_the_fastest_is_chosen_and_remembered(measured, tmp_path):
     assert choose("varlen", "tiles", "sdpa") == "tiles"
     assert choose("varlen", "tiles", "sdpa") == "tiles"
     assert measured == ["varlen", "tiles", "sdpa"]
-    (entry,) = json.loads((tmp_path / "mmldlm" / "attention.json").read_text()).values()
+    file = tmp_path / "mmldlm" / "attention.json"
+    code, entry = json.loads(file.read_text()).values()
     assert entry == {"varlen": 2.0, "tiles": 1.0, "sdpa": 3.0}
+    file.write_text(file.read_text().replace(code, "other code"))
+    assert choose("varlen", "tiles", "sdpa") == "tiles"
+    assert len(measured) == 6
 
 
 def test_another_shape_or_more_candidates_are_measured_anew(measured):
