@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,22 @@ def test_agreement_counts_only_beside_diversity() -> None:
     better = compare_results([dull, generating("best", 0.09, 0.95)])
     assert better["generated/agreement/own"].verdict == "best is better"
     assert better.notes == []
+
+
+def test_random_words_that_repeat_less_than_real_texts_win_nothing() -> None:
+    for pair in (
+        [generating("good", 0.08, 0.9), generating("noise", 0.01, 0.1)],
+        [generating("noise", 0.01, 0.1), generating("good", 0.08, 0.9)],
+    ):
+        comparison = compare_results(pair)
+        assert comparison["generated/agreement/own"].verdict == "good is better"
+        assert comparison["generated/repeated_1"].verdict == "none: good repeats no more than held-out texts"
+
+
+def test_texts_of_single_words_have_collapsed() -> None:
+    generation = generating("short", 0.0, 0.9).result.generation
+    nothing = replace(
+        generation.diversity.distinct_2, generated=Estimate(math.nan, math.nan, math.nan, math.nan)
+    )
+    short = replace(generation, diversity=replace(generation.diversity, distinct_2=nothing))
+    assert short.collapsed == "its texts have no two tokens"

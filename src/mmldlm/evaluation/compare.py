@@ -212,7 +212,12 @@ def _beside_diversity(
     reasons = {one.label: one.result.generation and one.result.generation.collapsed for one in (first, other)}
     collapsed = [label for label, reason in reasons.items() if reason]
     notes += [f"{label} has collapsed: {reasons[label]}" for label in collapsed]
-    richer = {row.verdict for row in rows if row.name.startswith(_DIVERSITY)}
+    dull = {
+        one.label
+        for one, rival in ((first, other), (other, first))
+        for row in rows
+        if row.verdict == f"{rival.label} is better" and _repeats_more_than_real(one, row.name)
+    }
 
     def verdict(row: ComparedQuantity) -> str:
         winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
@@ -220,12 +225,21 @@ def _beside_diversity(
             return row.verdict
         if winner in collapsed:
             return f"none: {winner} has collapsed"
-        loser = next(label for label in reasons if label != winner)
-        if not row.name.startswith(_DIVERSITY) and f"{loser} is better" in richer:
-            return f"none: {winner} is less diverse"
-        return row.verdict
+        loser = other if winner == first.label else first
+        if row.name.startswith(_DIVERSITY):
+            natural = not _repeats_more_than_real(loser, row.name)
+            return f"none: {loser.label} repeats no more than held-out texts" if natural else row.verdict
+        return f"none: {winner} is less diverse" if winner in dull else row.verdict
 
     return [replace(row, verdict=verdict(row)) for row in rows]
+
+
+def _repeats_more_than_real(one: Evaluated, name: str) -> bool:
+    """Whether a figure of diversity is measurably above that of held-out texts; random words repeat less than those."""
+    if not name.startswith(_DIVERSITY) or one.result.generation is None:
+        return False
+    beside = getattr(one.result.generation.diversity, name.removeprefix("generated/"))
+    return beside is not None and bool(beside.generated.low > beside.real.high)
 
 
 def _note_documents(first: Evaluated, other: Evaluated, num_shared: int, notes: list[str]) -> None:

@@ -6,6 +6,7 @@ A part that was not measured is None; the notes say why.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -326,6 +327,8 @@ class Generation:
         if ours >= max(COLLAPSED_REPEATS, 3.0 * real):
             return f"{ours:.1f} % of its tokens repeat one of the same text ({real:.1f} % in held-out texts)"
         ours, real = 100 * different.generated.value, 100 * different.real.value
+        if math.isnan(ours) and real > 0:
+            return "its texts have no two tokens"
         if ours <= COLLAPSED_DISTINCT * real:
             return f"only {ours:.1f} % of its pairs of tokens differ ({real:.1f} % in held-out texts)"
         return None
