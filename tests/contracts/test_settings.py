@@ -7,8 +7,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
-from mmldlm.config import PARTS, Config, find_problems, leaves_condition_out
+from mmldlm.config import (
+    PARTS,
+    Config,
+    ObjectiveConfig,
+    OptimConfig,
+    find_problems,
+    leaves_condition_out,
+)
 from mmldlm.config.recipe import (
     config_from_dict,
     config_to_dict,
@@ -17,6 +25,11 @@ from mmldlm.config.recipe import (
     setting_names,
 )
 from mmldlm.errors import UserError
+from mmldlm.objective.losses import slot_errors
+from mmldlm.sampling.orders import ORDERS
+from mmldlm.sampling.solvers import LATENT_STEPS
+from mmldlm.training.optim import build_optimizers
+from tests.batches import small_denoiser
 
 SOURCE = Path(__file__).parents[2] / "src" / "mmldlm"
 MODES_PAGE = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -235,3 +248,23 @@ def test_defaults_are_valid_but_for_the_store():
     assert len(problems) == 1
     assert "data.store" in problems[0]
     assert math.isfinite(Config().optim.lr)
+
+
+def allowed(name: str) -> tuple[str, ...]:
+    """The words that a setting takes."""
+    section, key = name.split(".")
+    return tuple(type(getattr(Config(), section)).__dataclass_fields__[key].metadata["allowed"])
+
+
+def test_every_allowed_word_has_code_of_its_own():
+    """A word in the settings alone would silently do what another one does."""
+    assert set(allowed("sampling.text_sampler")) == set(allowed("sampling.joint_sampler")) == set(ORDERS)
+    assert set(allowed("sampling.latent_sampler")) == set(LATENT_STEPS)
+    prediction, target = torch.randn(2, 3, 1, 8, generator=torch.Generator().manual_seed(0))
+    words = [ObjectiveConfig(latent_loss=word) for word in allowed("objective.latent_loss")]
+    assert len({slot_errors(prediction, target, word).sum().item() for word in words}) == len(words)
+    optimizers = {
+        tuple(map(type, build_optimizers(small_denoiser(), OptimConfig(name=word), fused=False).parts))
+        for word in allowed("optim.name")
+    }
+    assert len(optimizers) == len(allowed("optim.name"))
