@@ -79,12 +79,9 @@ def evaluate(
     True
     """
     words = _words(
-        overrides,
-        num_documents=num,
-        num_decoded=num_decoded,
-        num_generated=num_generated,
+        overrides, num_documents=num, num_decoded=num_decoded, num_generated=num_generated,
         step_counts=None if steps is None else list(steps),
-    )
+    )  # fmt: skip
     chosen = _load(run, device, encoder)
     model = replace(chosen.loaded, config=_configure(chosen.loaded.config, words))
     split = split or model.config.data.valid_split

@@ -28,6 +28,8 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+
+# set_custom_all_gather and set_custom_reduce_scatter are public; what they take has no public name
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from mmldlm.config import DistributedConfig

@@ -215,10 +215,8 @@ def run(
         note(f"loading the encoder {settings.encoder}")
     elif ray is not None:
         raise UserError("engine=ray: the latents are given, so nothing is encoded; use engine=plain")
-    first_text, show = (
-        partial(_first_text, tokenizer, settings, sources),
-        progress or (lambda done, total: None),
-    )
+    first_text = partial(_first_text, tokenizer, settings, sources)
+    show = progress or (lambda done, total: None)
     try:
         if ray is not None:
             folder = cut_folder(out, written, sources)

@@ -64,11 +64,6 @@ class Record:
     has_own_time: bool = True
     """The time stood in the line; else it is when the line was read."""
 
-    @property
-    def is_line(self) -> bool:
-        """Whether it carries numbers of the curve."""
-        return not self.event
-
     def rate(self) -> tuple[str, float] | None:
         """Throughput, and which kind it is."""
         for name in RATES:
