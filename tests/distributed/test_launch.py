@@ -113,6 +113,7 @@ def test_what_cannot_be_launched_is_one_clear_line(environment, options, reporte
     ("--dry-run -- train --recipe small", "--dry-run belongs to --from-variables"),
     ("--sbatch time=1 -- train --recipe small", "belong to --slurm FILE"),
     ("--submit -- train --recipe small", "belong to --slurm FILE"),
+    ("--slurm -- train --recipe small", "--slurm --: the name of the job file is missing"),
 ])  # fmt: skip
 def test_an_option_that_would_count_for_nothing_is_rejected(line, reported, monkeypatch):
     monkeypatch.setattr("mmldlm.launch.ranks.run_ranks", lambda plan, words: Outcome())
