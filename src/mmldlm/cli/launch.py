@@ -59,7 +59,9 @@ def launch(given: Any) -> None:
     if (given.sbatch or given.submit) and given.slurm is None:
         raise UserError("--sbatch and --submit belong to --slurm FILE; add it, or leave them out")
     if str(given.slurm).startswith("-"):  # it took the next word for its file
-        raise UserError(f"--slurm {given.slurm}: the name of the job file is missing, as in --slurm job.sbatch")
+        raise UserError(
+            f"--slurm {given.slurm}: the name of the job file is missing, as in --slurm job.sbatch"
+        )
     if given.from_variables:
         plan, words = _plan_from_variables(words or [], given.log_dir, given.max_restarts, given.dry_run)
     elif not words:
