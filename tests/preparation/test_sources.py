@@ -56,6 +56,19 @@ def test_text_field(tmp_path: Path) -> None:
         _texts(resolve(PrepareSettings((str(files["a.parquet"]),), text_field="number")))
 
 
+@pytest.mark.parametrize(
+    "text", ["The first sentence.\nThe second.\n", "text\tnumber\nA treaty was signed.\t1\n"]
+)
+def test_a_table_without_names_does_not_lose_its_first_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lines.csv"
+    path.write_text(text)
+    with pytest.raises(
+        UserError, match=r"lines.csv:1: '.*' would be the name of its only column; .*text_field="
+    ):
+        _texts(resolve(PrepareSettings((str(path),))))
+    assert len(_texts(resolve(PrepareSettings((str(path),), text_field=text.splitlines()[0])))) == 1
+
+
 def test_globs_folders_and_repeats(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("b.txt", "a.txt", "deep/c.txt"):

@@ -243,6 +243,12 @@ def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ","
     csv.field_size_limit(MOST_CHARACTERS)
     rows = csv.DictReader(_lines(stream, path), delimiter=delimiter)
     try:
+        names = rows.fieldnames or [""]
+        if fields.text is None and len(names) == 1 and len(names[0].split()) > 1:
+            raise UserError(  # else that line would be lost
+                f"{path}:1: {names[0][:60]!r} would be the name of its only column; begin the file with a line of "
+                "names such as text, choose with text_field=NAME, or let a file of plain lines end in .txt"
+            )
         for row in rows:
             where = f"{path}:{rows.line_num}"
             if None in row:
