@@ -378,3 +378,17 @@ def test_odd_rows_are_one_clear_line(tmp_path: Path, name: str, content: str, ex
         _prepare(tmp_path / name, tmp_path / "s", cut="none")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_store_that_is_deleted_meanwhile_is_one_clear_line(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, finish = tmp_path / "s", pipeline.StoreWriter.finish
+
+    def finish_without(self: pipeline.StoreWriter, counts: dict[str, int]) -> PairStore:
+        (out / "train" / "shard-00000.arrow").unlink()
+        return finish(self, counts)
+
+    monkeypatch.setattr(pipeline.StoreWriter, "finish", finish_without)
+    with pytest.raises(UserError, match="s: files of it were deleted meanwhile"):
+        _prepare(text, out)

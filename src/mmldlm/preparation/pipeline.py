@@ -241,7 +241,12 @@ def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStor
     shutil.rmtree(writer.path / CUT_FOLDER, ignore_errors=True)
     if missing := missing_kinds(counts):
         note(missing)
-    return writer.finish(counts)
+    try:
+        return writer.finish(counts)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{writer.path}: files of it were deleted meanwhile; delete it and run the same command again"
+        ) from error
 
 
 def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:
