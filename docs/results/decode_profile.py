@@ -1,4 +1,4 @@
-"""The shares "Where a decode on a CPU goes" of docs/benchmarks.md: python docs/results/decode_profile.py RUN STORE [N]
+"""Where a decode on a CPU goes, docs/benchmarks.md: python docs/results/decode_profile.py RUN STORE [N [PRECISION]]
 
 Latents of the training split into texts, 16 steps, order by margin, one thread. Shares of the time of all operations.
 """
@@ -12,11 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import mmldlm
-from mmldlm.model.denoiser import Denoiser
+from mmldlm.model.frozen import FrozenDenoiser, Hidden
 from mmldlm.sampling import orders
 
 KINDS = {
-    "products": ("aten::addmm", "aten::mm", "aten::bmm"),
+    "products": ("mkldnn::_linear_pointwise", "aten::addmm", "aten::mm", "aten::bmm"),
     "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu",),
     "softmax and best values": ("aten::_softmax", "aten::amax", "aten::topk"),
 }
@@ -41,9 +41,12 @@ def part_of(event: Any) -> str:
 
 
 torch.set_num_threads(1)
-model, count = mmldlm.load(sys.argv[1], "cpu"), int(sys.argv[3]) if len(sys.argv) > 3 else 128
+precision = sys.argv[4] if len(sys.argv) > 4 else None
+model = mmldlm.load(sys.argv[1], "cpu", precision=precision)
+count = int(sys.argv[3]) if len(sys.argv) > 3 else 128
 latents = mmldlm.PairStore.open(sys.argv[2]).splits["train"].read(np.arange(count)).latents
-Denoiser.forward = marked("network", Denoiser.forward)  # type: ignore[method-assign]
+FrozenDenoiser.__call__ = marked("network", FrozenDenoiser.__call__)  # type: ignore[method-assign]
+Hidden.tokens = marked("network", Hidden.tokens)  # type: ignore[method-assign]
 orders.best_of_rows = marked("vocabulary", orders.best_of_rows)
 options: dict[str, Any] = {"steps": 16, "order": "margin", "temperature": 0, "candidates": 1}
 model.decode(latents[:16], **options)

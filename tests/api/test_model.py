@@ -18,6 +18,8 @@ from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
+from mmldlm.runtime import sampling_precision
+from mmldlm.sampling.predictor import ModelPredictor
 from tests.runs import write_recipe
 from tests.stores import write_store
 from tests.tiny_models import NUM_CHANNELS, FakeEncoder, make_run, make_store
@@ -348,14 +350,31 @@ def test_pairs_are_shown_in_one_line(model: Model) -> None:
 
 def test_products_may_be_computed_in_bf16(model: Model) -> None:
     """Numbers differ from those in fp32, by no more than rounding."""
-    half = mmldlm.load(model.source, "cpu", precision="bf16")
+    whole, half = (mmldlm.load(model.source, "cpu", precision=name) for name in ("fp32", "bf16"))
     latents = model.embed(TEXTS)
-    exact, rounded = (one.score(TEXTS, latents, draws=2) for one in (model, half))
+    exact, rounded = (one.score(TEXTS, latents, draws=2) for one in (whole, half))
     assert not np.array_equal(exact, rounded)
     assert rounded == pytest.approx(exact, rel=0.03)
     assert len(half.decode(latents, temperature=0)) == len(TEXTS)
     with pytest.raises(UserError, match=r"precision='fp8': allowed are fp32, bf16"):
         mmldlm.load(model.source, precision="fp8")
+
+
+@pytest.mark.parametrize(("has", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_a_cpu_samples_in_bf16_where_it_has_instructions_for_it(
+    has: bool, chosen: str, model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
+    sampling_precision.cache_clear()
+    with caplog.at_level("INFO"):
+        loaded = [mmldlm.load(model.source, "cpu").loaded for _ in range(2)]
+    sampling_precision.cache_clear()
+    assert [one.precision for one in loaded] == [chosen, chosen]
+    frozen = ModelPredictor.of(loaded[0]).frozen
+    assert frozen is not None
+    assert frozen.dtype == {"bf16": torch.bfloat16, "fp32": torch.float32}[chosen]
+    assert sum("instructions for bf16" in line for line in caplog.messages) == 1
+    assert mmldlm.load(model.source, "cpu", precision="fp32").loaded.precision == "fp32"
 
 
 def test_lengths_are_chosen_unless_one_candidate_is_requested(model: Model) -> None:

@@ -76,8 +76,8 @@ def load(
     `builtin:NAME` is the model that an installed package mmldlm_NAME carries. `source` may also be the run that
     `mmldlm.train` returned. `device`: "auto" takes a GPU where there is one.
     `encoder` is needed only for `embed`, and only where your own Python code made the training latents: the object, or
-    "module:name". `precision`: fp32 or bf16, the type of the matrix products; None: bf16 on a GPU that has it, else
-    fp32. On a CPU that multiplies bf16 (AVX-512 BF16, AMX) bf16 is faster.
+    "module:name". `precision`: fp32 or bf16, the type of the matrix products; None: bf16 on a GPU or CPU that has
+    instructions for it (CPUs: AVX-512 BF16), else fp32.
 
     >>> load(run).num_channels
     4

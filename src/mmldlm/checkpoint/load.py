@@ -56,7 +56,7 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import autocast, best_precision, flash_runs, kernels_run_on, plain_attention
+from mmldlm.runtime import autocast, flash_runs, kernels_run_on, plain_attention, sampling_precision
 from mmldlm.types import Piece
 
 RUNS = Path("saved")
@@ -239,7 +239,7 @@ def build_model(
         load_weights(denoiser, export.weights, source=source)
     except UserError as error:
         raise error if str(error).startswith(source) else UserError(f"{source}: {error}") from error
-    precision = precision or (best_precision(device) if device.type == "cuda" else "fp32")
+    precision = precision or sampling_precision(device)
     flash = flash_runs(device, precision, denoiser.config.head_width)
     attention = "varlen" if flash else plain_attention(device)
     denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))

@@ -71,7 +71,7 @@ OPTIONS = {
     "json_output": option(bool, False, "Print one JSON object.", "--json", panel=_OUTPUT),
     "device": option(str, "auto", "auto, cpu, cuda, ...", panel=_OUTPUT),
     "precision": option(
-        str | None, None, "Of matrix products: fp32 or bf16. [bf16 on a GPU, else fp32]", panel=_OUTPUT
+        str | None, None, "Of matrix products: fp32 or bf16. [bf16 if the device has it, else fp32]", panel=_OUTPUT
     ),
 }  # fmt: skip
 LATENT_OUT = {"out": option(Path | None, None, "Write latents to .npy, or records to .jsonl.", panel=_OUTPUT)}
