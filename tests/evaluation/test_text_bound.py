@@ -220,6 +220,6 @@ def test_wrong_words_and_lengths_are_refused() -> None:
     with pytest.raises(UserError, match="right, shuffled, none"):
         bound_of(model, documents, "left")
     model.denoiser.shape = replace(model.denoiser.shape, max_length=2)
-    with pytest.raises(UserError, match="more tokens than this model"):
+    with pytest.raises(UserError, match="3 tokens, and this model knows lengths up to 2"):
         bound_of(model, documents, "right")
     assert perplexity(1e4) == np.inf
