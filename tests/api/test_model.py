@@ -341,6 +341,14 @@ def test_neighbours_among_the_folder_of_a_store(model: Model) -> None:
     assert model.neighbours(["w3 w1"], among=folder, k=2) == near
 
 
+def test_neighbours_in_a_store_of_another_encoder_are_rejected(model: Model, tmp_path: Path) -> None:
+    other = write_store(tmp_path / "other", vocab_size=50, num_channels=8)
+    with pytest.raises(UserError, match="another tokenizer or encoder"):
+        model.neighbours(["w3 w1"], among=other)
+    with pytest.raises(UserError, match=r"among of shape \(.*4 channels"):
+        model.neighbours(["w3 w1"], among=other.split("train"))
+
+
 def test_pairs_are_shown_in_one_line(model: Model) -> None:
     shown = repr(model.generate(5, latent_steps=1, **QUICK))
     assert shown.startswith("Pairs(5: [")

@@ -69,6 +69,11 @@ def test_settings_come_as_mapping_words_config_or_nested_values(store, tmp_path,
     words = [f"{key}={value}" for key, value in QUICK.items()]
     as_words = make_config(str(recipe), [*words, "corruption.mode_weights={l2t: 1}", "optim.lr=0.001"])
     assert as_mapping == as_words == make_config(as_words) == make_config(config_to_dict(as_words))
+    assert make_config(recipe, "optim.lr=0.5").optim.lr == 0.5  # a single word
+    with pytest.raises(
+        mmldlm.UserError, match="recipe=None: a name, a file, a Config or a mapping is needed"
+    ):
+        make_config(None)
     assert make_config(as_words, {"train.seed": 5}).train.seed == 5
     with pytest.raises(mmldlm.UserError, match=r"overrides: .*optim\.lrr; did you mean optim\.lr"):
         make_config(recipe, {"optim.lrr": 1})

@@ -18,6 +18,7 @@ from mmldlm.api.values import (
     Neighbour,
     Texts,
     is_texts,
+    latents_array,
     like,
     one_each,
     require_at_least,
@@ -88,10 +89,12 @@ class Judging:
         if isinstance(among, os.PathLike) or (isinstance(among, str) and (Path(among) / MANIFEST).is_file()):
             among = self.open_store(among)
         if isinstance(among, PairStore):
+            require_same_fingerprint(self.loaded, among)
             among = among.split(self.loaded.config.data.train_split)
         wanted = self.codec.latents_of(queries, "queries")
         if isinstance(among, Split):
-            index, cosines = nearest(wanted, _latents_of(among), k)
+            parts = (latents_array(part, self.codec.latent_shape, "among") for part in _latents_of(among))
+            index, cosines = nearest(wanted, parts, k)
             texts = among.read_texts(index.reshape(-1))
         else:
             listed = text_list(among) if is_texts(among) else None  # type: ignore[arg-type]
