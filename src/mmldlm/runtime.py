@@ -19,7 +19,6 @@ import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +332,7 @@ def _measurements(what: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmldlm" / f"{what}.json"
 
 
-@cache
+@functools.cache
 def code_digest() -> str:
     """A short hash of the source code of this package: two installations of one version may differ."""
     package, digest = Path(__file__).parent, hashlib.sha256()
