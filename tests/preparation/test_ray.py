@@ -69,7 +69,7 @@ def cluster():
     ray.init(
         address="local", num_cpus=2, object_store_memory=2**27, include_dashboard=False, log_to_driver=False
     )
-    yield
+    yield ray
     assert ray.is_initialized(), "a Ray of the user's was shut down"
     ray.shutdown()
 
@@ -158,6 +158,10 @@ def test_a_job_that_kills_every_worker_ends_the_command(tmp_path, cluster):
         mmldlm.prepare(
             TEXTS, tmp_path / "ray", encoder=Deadly(), engine="ray", workers=2, shard_documents=SHARD
         )
+    deadline = time.monotonic() + 60
+    while cluster.available_resources().get("CPU") != cluster.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, "a worker that Ray has started again holds a CPU for ever"
+        time.sleep(0.2)
 
 
 def test_a_mistake_is_the_same_line_as_without_ray(tmp_path, cluster, monkeypatch):

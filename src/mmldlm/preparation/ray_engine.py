@@ -16,10 +16,11 @@ import heapq
 import logging
 import os
 import socket
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -91,10 +92,23 @@ class RayEngine:
         """The answers of the workers that hold the encoder."""
         from ray.data import ActorPoolStrategy
 
+        names: list[str] = []
+        self._leave.callback(self._end_workers, names)
+
+        def named() -> dict[str, str]:
+            names.append(f"mmldlm {uuid.uuid4()}")
+            return {"name": names[-1]}
+
         pool = ActorPoolStrategy(size=self._count, max_tasks_in_flight_per_actor=SHARDS_PER_WORKER)
         options = {"compute": pool, "fn_constructor_args": (replace(jobs, sources=()),), **self._resources}
         options |= {"max_concurrency": SHARDS_PER_WORKER, "max_task_retries": TRIES - 1}
-        return self._answers(Encoder, "encode", arguments, **options)
+        return self._answers(Encoder, "encode", arguments, ray_remote_args_fn=named, **options)
+
+    def _end_workers(self, names: list[str]) -> None:
+        """Those that are still there: one that was started again after a failure would hold its CPUs for ever."""
+        for name in names:
+            with suppress(ValueError):
+                self._ray.kill(self._ray.get_actor(name))
 
     def describe(self, jobs: Jobs, probe: str) -> Any:
         """What a worker says about the encoder."""
@@ -117,7 +131,7 @@ class RayEngine:
         with (
             warnings.catch_warnings()
         ):  # retries have no name of their own; hence the bound in pyproject.toml
-            warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
+            warnings.filterwarnings("ignore", "`ray_remote_args(_fn)?` is deprecated")
             mapped = dataset.map(function, **options)
         answers = iter(mapped.iter_rows())
         self._leave.callback(answers.close)  # type: ignore[attr-defined]  # or its workers stay for a while
