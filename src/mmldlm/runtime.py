@@ -262,13 +262,9 @@ def sampling_precision(device: torch.device) -> str:
     if device.type != "cpu":
         return best_precision(device)
     has = torch.cpu._is_avx512_bf16_supported()  # PyTorch 2.11 has no public name for it
-    if has:
-        log.info(
-            "products in bf16: this CPU has instructions for bf16; precision=fp32 is slower and more exact"
-        )
-    else:
-        log.info("products in fp32: this CPU has no instructions for bf16")
-    return "bf16" if has else "fp32"
+    precision, why = ("bf16", "; precision=fp32 is slower and more exact") if has else ("fp32", "")
+    log.info("products in %s: this CPU has %sinstructions for bf16%s", precision, "" if has else "no ", why)
+    return precision
 
 
 _PEAKS = {

@@ -340,10 +340,8 @@ def read_weights(folder: Path, *, averaged: bool = True) -> Export:
     export = read_export(folder) if (folder / WEIGHTS).exists() else _of_run(RunFolder(folder), averaged)
     if problem := unfit_data(export.data):
         raise UserError(f"{folder}: cannot be used ({problem}); copy or export it again")
-    if export.data.keys() >= {
-        "tokenizer",
-        "encoder",
-    }:  # what they say counts, also where the hash was made of others
+    # what they say counts, also where the hash was made of others
+    if export.data.keys() >= {"tokenizer", "encoder"}:
         export.data["fingerprint"] = fingerprint(export.data)
     return export
 

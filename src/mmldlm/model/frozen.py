@@ -85,9 +85,8 @@ class _Half:
         self.dtype, self.heads = dtype, (3, stream.num_heads, stream.head_width)
         pairs = torch.arange(stream.head_width).view(2, -1).t().flatten()  # 0, K/2, 1, K/2 + 1, ...
         weight = stream.qkv.weight.detach().unflatten(0, self.heads).clone()
-        weight[:2] = weight[
-            :2, :, pairs
-        ]  # a product of queries and keys does not depend on their common order
+        # a product of queries and keys does not depend on their common order
+        weight[:2] = weight[:2, :, pairs]
         self.qkv = Product(weight.flatten(0, 2), None, dtype)
         self.norm: Tensor | None = None
         if isinstance(stream.q_norm, nn.RMSNorm):
@@ -154,8 +153,9 @@ class FrozenDenoiser:
         self.dtype, self.config, self.shape = dtype, denoiser.config, denoiser.shape
         self.token_embed, self.latent_embed = denoiser.token_embed, denoiser.latent_embed
         self.slot_embed, self.time_embed = denoiser.slot_embed, denoiser.time_embed
-        self.blocks = [_FrozenBlock(block, dtype) for block in denoiser.blocks]  # type: ignore[arg-type]
-        sides = [side.modulation for block in self._streams(denoiser) for side in block]
+        blocks: list[Block] = list(denoiser.blocks)  # type: ignore[arg-type]
+        self.blocks = [_FrozenBlock(block, dtype) for block in blocks]
+        sides = [side.modulation for block in blocks for side in (block.text, block.latent)]
         linears = [*sides, denoiser.text_final, denoiser.latent_final]
         self.sizes = [linear.out_features for linear in linears]
         weights, biases = zip(*((linear.weight, linear.bias) for linear in linears), strict=True)
@@ -202,10 +202,6 @@ class FrozenDenoiser:
     def logit_blocks(self, hidden: Tensor) -> Iterator[Tensor]:
         """(R, D) -> logits in fp32, some columns after the other."""
         return (part(hidden).float() for part in self.token_head)
-
-    @staticmethod
-    def _streams(denoiser: Denoiser) -> list[tuple[Stream, Stream]]:
-        return [(block.text, block.latent) for block in denoiser.blocks]  # type: ignore[misc]
 
 
 def _groups(layout: Layout) -> list[tuple[int, slice, slice]]:

@@ -128,9 +128,8 @@ class RayEngine:
         dataset = data.from_items(rows, override_num_blocks=len(rows))
         dataset.context.execution_options.preserve_order = True
         dataset.context.enable_progress_bars = False
-        with (
-            warnings.catch_warnings()
-        ):  # retries have no name of their own; hence the bound in pyproject.toml
+        # retries and names of workers have no other way yet; hence the bound in pyproject.toml
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`ray_remote_args(_fn)?` is deprecated")
             mapped = dataset.map(function, **options)
         answers = iter(mapped.iter_rows())
