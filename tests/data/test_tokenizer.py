@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import unicodedata
 from base64 import b64decode
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmldlm.data import tokenizer
 from mmldlm.data.tokenizer import PROBE, QWEN_WORDS, Tokenizer
 from mmldlm.errors import UserError
 
@@ -28,6 +30,40 @@ def test_plain_ids_without_padding_or_truncation(minilm: Tokenizer) -> None:
     assert minilm.encode_arrays([]) == []
     assert minilm.vocab_size == 30522
     assert minilm.decode_batch([[101, *short, 102, 0]]) == ["hello world"]
+
+
+def test_the_table_of_words_gives_the_ids_of_whole_texts(
+    minilm: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands beside a space: other white space, control characters, accents, marks, special tokens."""
+    draws = random.Random(0)
+    pieces = [
+        *"aB3'-.,([#é中Σİ",
+        *"\t\n\r\v\f\x1c\x85\xa0\u200b\u2028\u3000\u0301\u0327",
+        "[MASK]",
+        "[UNK]",
+        "word",
+    ]
+    texts = ["".join(draws.choices([*pieces, *" " * 9], k=draws.randrange(30))) for _ in range(4000)]
+    texts += ["".join(map(chr, draws.choices([32, *range(33, 0xD800)], k=20))) for _ in range(2000)]
+    assert minilm._words is not None
+    monkeypatch.setattr(tokenizer, "MOST_KNOWN_IDS", 5000)
+    for start in range(0, len(texts), 500):
+        some = texts[start : start + 500]
+        assert [array.tolist() for array in minilm.encode_arrays(some)] == minilm.encode_batch(some)
+
+
+def test_a_tokenizer_whose_tokens_hold_spaces_has_no_table_of_words(
+    minilm: Tokenizer, tmp_path: Path
+) -> None:
+    gpt2 = Tokenizer.load("builtin:gpt2")
+    assert gpt2._words is None
+    assert [array.tolist() for array in gpt2.encode_arrays(["a b", ""])] == gpt2.encode_batch(["a b", ""])
+    minilm.save(tmp_path)
+    other = Tokenizer.load(tmp_path)
+    other.backend.add_tokens(["new york"])
+    assert other._words is None
+    assert len(other.encode_arrays(["in new york"])[0]) == 2
 
 
 def test_special_ids_leave_the_unknown_token_alone(minilm: Tokenizer) -> None:

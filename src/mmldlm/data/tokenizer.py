@@ -6,10 +6,13 @@ import contextlib
 import hashlib
 import json
 import logging
+import threading
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from importlib.util import find_spec
-from itertools import accumulate, chain
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ import numpy as np
 
 from mmldlm.data.files import MOST_BYTES, write_durably
 from mmldlm.data.format import too_large
+from mmldlm.data.shard import ranges
 from mmldlm.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ PROBE = (
     "Hello, wörld! 你好 мир 🙂 antidisestablishmentarianism x1=f(y_2);"
 )
 """How this text is cut tells tokenizers apart that share a vocabulary."""
+MOST_KNOWN_IDS = 2**22
+"""A table of words that holds more begins again; this bounds its memory."""
 
 
 class Tokenizer:
@@ -63,12 +69,23 @@ class Tokenizer:
             encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The same as arrays; quicker for many texts."""
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all texts one after the other, and how many belong to each; quicker for many texts."""
+        if self._words is not None and texts:
+            return self._words.encode(texts)
         lists = self.encode_batch(texts)
-        ends = list(accumulate(map(len, lists)))
-        flat = np.fromiter(chain.from_iterable(lists), np.uint32, ends[-1] if ends else 0)
-        return [flat[end - len(ids) : end].copy() for ids, end in zip(lists, ends, strict=True)]
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        return np.fromiter(chain.from_iterable(lists), np.uint32, int(lengths.sum())), lengths
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The same as an array for each text."""
+        flat, lengths = self.encode_flat(texts)
+        ends = lengths.cumsum().tolist()
+        return [flat[start:end].copy() for start, end in zip([0, *ends], ends, strict=False)]
+
+    @cached_property
+    def _words(self) -> WordTable | None:
+        return WordTable(self.encode_batch) if _splits_at_spaces(self.backend) else None
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text begins and ends, in characters."""
@@ -100,6 +117,54 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / "tokenizer.json", self.backend.to_str().encode())
+
+
+class WordTable:
+    """The ids of every word between spaces, looked up once: texts repeat their words, derived ones nearly all."""
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]]) -> None:
+        self._encode, self._lock = encode, threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+        self._ids, self._sizes = np.empty(0, np.uint32), np.empty(0, np.int64)
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As `Tokenizer.encode_flat`, for at least one text."""
+        words = " ".join(texts).split(" ")
+        with self._lock:
+            numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+            self._learn()
+            ids, all_sizes = self._ids, self._sizes
+            if len(ids) > MOST_KNOWN_IDS:
+                self._clear()
+        sizes = all_sizes[numbers]
+        num_words = np.fromiter((text.count(" ") for text in texts), np.int64, len(texts)) + 1
+        flat = ids[ranges((all_sizes.cumsum() - all_sizes)[numbers], sizes)]
+        return flat, np.add.reduceat(sizes, num_words.cumsum() - num_words)
+
+    def _learn(self) -> None:
+        """Look up the words that have a number and no ids yet."""
+        num_new = len(self._numbers) - len(self._sizes)
+        lists = self._encode(list(islice(reversed(self._numbers), num_new))[::-1])
+        self._sizes = np.append(self._sizes, np.fromiter(map(len, lists), np.int64, num_new))
+        self._ids = np.append(self._ids, np.fromiter(chain.from_iterable(lists), np.uint32))
+
+
+def _splits_at_spaces(backend: Backend) -> bool:
+    """True if no token and no rule of this tokenizer reaches across a space, and a space gives no token.
+
+    So it is with BERT's rules, which most encoders of sentences have; byte-level rules keep the spaces.
+    """
+    from tokenizers import normalizers, pre_tokenizers
+
+    added = [token.content for token in backend.get_added_tokens_decoder().values()]
+    return (
+        isinstance(backend.normalizer, normalizers.BertNormalizer)
+        and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+        and all(content.isascii() and " " not in content for content in added)
+    )
 
 
 def builtin_folder(package: str, install: str, name: str) -> Path:
