@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import compress, islice
 from typing import NamedTuple
 
@@ -35,6 +35,12 @@ FEWEST_WORDS = 3
 
 KEPT = ("derived_spans", "derived_splices", "derived_swaps")
 OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
+_PLACES = {"span": 0, "splice": 1, "swap": 2}
+"""Of the kinds, in `KEPT`."""
+LOT = 256
+"""Documents from which is drawn in one go."""
+LOTS_AHEAD = 16
+"""Lots that are begun before the first is waited for."""
 
 _WORD = re.compile(r"\S+")
 _BOUNDARY = re.compile(r"[:;,.!?](?=\s)")
@@ -53,6 +59,35 @@ class Candidate(NamedTuple):
     """`span ID FIRST END`: words FIRST to END (without it, from 0); `splice ID END ID START`: the characters up to
     END of one document, those from START of the other; `swap ID PLACE ID WORD ...`: the word at PLACE became word
     WORD of another document, and so on."""
+
+
+class Drawn(NamedTuple):
+    """All candidates of some documents, whether their texts are new or not."""
+
+    texts: list[str]
+    made_of: list[str]
+    ids: np.ndarray
+    outcomes: np.ndarray
+    """What becomes of each if its text is new: places in `OUTCOMES`."""
+    tokens: np.ndarray
+    """Of all of them, one after the other."""
+    lengths: np.ndarray
+
+    def segments(self, kept: np.ndarray) -> list[Segment]:
+        """Those for which `kept` is true."""
+        ends = self.lengths.cumsum()
+        columns = (column[kept].tolist() for column in (ends - self.lengths, ends, self.ids))
+        texts, made_of = (compress(column, kept.tolist()) for column in (self.texts, self.made_of))
+        return [
+            Segment(text, self.tokens[start:end], id, "train", origin)
+            for text, origin, start, end, id in zip(texts, made_of, *columns, strict=True)
+        ]
+
+
+Parent = tuple[int, str]
+"""Id and text of a document that others are derived from."""
+Begin = Callable[[list[Parent]], Callable[[], Drawn]]
+"""Begins `Deriver.draw` and returns what waits for its result."""
 
 
 @dataclass(frozen=True)
@@ -102,53 +137,58 @@ class Deriver:
         self._starts_of = lru_cache(len(survey.partners) + 1)(boundaries)
         self._words_of = lru_cache(len(survey.partners) + 1)(words_of)
 
-    def extend(self, segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-        """All segments, some at a time, each lot followed by the documents that are derived from it."""
-        passed, stream = 0, iter(segments)
+    def extend(self, segments: Iterable[Segment], begin: Begin | None = None) -> Iterator[list[Segment]]:
+        """All segments, each lot followed by the documents that are derived from it, some at a time.
+
+        `begin` begins to draw somewhere else; the lots that follow are begun before the first is waited for.
+        """
+        begin = begin or (lambda parents: partial(self.draw, parents))
+        begun: deque[tuple[list[Segment], float, Callable[[], Drawn]]] = deque()
+        for passed, parents, share in self._lots(segments):
+            begun.append((passed, share, begin(parents)))
+            if len(begun) > LOTS_AHEAD:
+                yield self._extended(*begun.popleft())
+        while begun:
+            yield self._extended(*begun.popleft())
+
+    def _lots(self, segments: Iterable[Segment]) -> Iterator[tuple[list[Segment], list[Parent], float]]:
+        """Documents to pass on, documents to draw from, and which share of all that is."""
+        stream = iter(segments)
         while batch := list(islice(stream, BATCH)):
-            passed += len(batch)
-            derived = self._derive([segment for segment in batch if segment.split == "train"])
-            self.share_done = passed / self.survey.num_documents
-            yield batch + derived
+            parents = [(segment.id, segment.text) for segment in batch if segment.split == "train"]
+            lots = [parents[start : start + LOT] for start in range(0, len(parents) or 1, LOT)]
+            for lot_idx, lot in enumerate(lots):
+                share = len(batch) / len(lots) / self.survey.num_documents
+                yield [] if lot_idx else batch, lot, share
 
-    def _derive(self, parents: list[Segment]) -> list[Segment]:
-        """The candidates whose text is not in the store, in no split, and whose length is allowed."""
-        candidates = self.candidates(parents)
-        ids = text_ids([candidate.text for candidate in candidates])
-        fresh = self._known.add(ids)
+    def _extended(self, passed: list[Segment], share: float, drawn: Callable[[], Drawn]) -> list[Segment]:
+        """With the candidates whose text is not in the store, in no split, and whose length is allowed."""
+        one = drawn()
+        fresh = self._known.add(one.ids)
         self.counts["derived_duplicates"] += int((~fresh).sum())
-        chosen = list(compress(candidates, fresh))
-        arrays = self.tokenizer.encode_arrays([candidate.text for candidate in chosen])
-        outcomes = [
-            self.outcome(candidate, len(tokens)) for candidate, tokens in zip(chosen, arrays, strict=True)
-        ]
-        self.counts.update(outcomes)
-        return [
-            Segment(candidate.text, tokens, id, "train", candidate.made_of)
-            for candidate, tokens, id, outcome in zip(
-                chosen, arrays, ids[fresh].tolist(), outcomes, strict=True
-            )
-            if outcome in KEPT
-        ]
+        numbers = np.bincount(one.outcomes[fresh], minlength=len(OUTCOMES)).tolist()
+        self.counts.update(dict(zip(OUTCOMES, numbers, strict=True)))
+        self.share_done += share
+        return passed + one.segments(fresh & (one.outcomes < len(KEPT)))
 
-    def candidates(self, parents: Iterable[Segment]) -> list[Candidate]:
-        """What is drawn from some documents."""
+    def draw(self, parents: Iterable[Parent]) -> Drawn:
+        """All candidates of some documents, whether their texts are new or not."""
         seed, count, partners = self.options.seed, self.options.derive, self.survey.partners
-        return [
+        candidates = [
             candidate
-            for id, text in ((parent.id, parent.text) for parent in parents)
+            for id, text in parents
             for candidate in (
                 *draw_spans(id, text, seed, count),
                 *draw_splices(id, text, seed, count, partners, self._starts_of),
                 *draw_swaps(id, text, seed, count, partners, self._words_of),
             )
         ]
-
-    def outcome(self, candidate: Candidate, num_tokens: int) -> str:
-        """What becomes of a candidate whose text is new: one of `OUTCOMES`."""
-        if num_tokens < self.options.min_tokens:
-            return "derived_too_short"
-        return "derived_too_long" if num_tokens > self.options.max_tokens else f"derived_{candidate.kind}s"
+        kinds, texts, made_of = map(list, zip(*candidates, strict=True)) if candidates else ([], [], [])
+        tokens, lengths = self.tokenizer.encode_flat(texts)
+        outcomes = np.array([_PLACES[kind] for kind in kinds], np.uint8)
+        outcomes[lengths < self.options.min_tokens] = OUTCOMES.index("derived_too_short")
+        outcomes[lengths > self.options.max_tokens] = OUTCOMES.index("derived_too_long")
+        return Drawn(texts, made_of, text_ids(texts), outcomes, tokens, lengths)
 
 
 def missing_kinds(counts: dict[str, int]) -> str:
@@ -224,13 +264,13 @@ def draw_swaps(
     seed: int,
     count: int,
     partners: list[tuple[int, str]],
-    words_of: Callable[[str], np.ndarray] = words_of,
+    words_of_partner: Callable[[str], np.ndarray] = words_of,
 ) -> list[Candidate]:
     """`count` times the text with up to a third of its words replaced, each by a word of some partner.
 
-    `words_of` gives the words of a partner, for a caller who remembers them.
+    `words_of_partner` gives the words of a partner, for a caller who remembers them.
     """
-    words = words_of(text)
+    words = words_of(text).tolist()
     if len(words) < FEWEST_WORDS or not partners:
         return []
     swaps: list[Candidate] = []
@@ -240,9 +280,9 @@ def draw_swaps(
         pieces, last, made_of = [], 0, [f"swap {id}"]
         for place in sorted(places):
             partner_id, partner = partners[_below(len(partners), f"swap partner {seed} {id} {draw} {place}")]
-            choices = words_of(partner)
+            choices = words_of_partner(partner)
             word = _below(len(choices), f"swap word {seed} {id} {draw} {place}")
-            (start, end), (first, after) = words[place].tolist(), choices[word].tolist()
+            (start, end), (first, after) = words[place], choices[word].tolist()
             pieces += [text[last:start], partner[first:after]]
             last = end
             made_of.append(f"{place} {partner_id} {word}")

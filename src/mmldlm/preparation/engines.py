@@ -11,9 +11,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -68,10 +68,13 @@ class Ahead(Generic[T]):
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            for item in self._items:
-                self._ready.put(item)
-                if self._stop.is_set():
-                    break
+            with ExitStack() as opened:
+                if isinstance(self._items, Generator):  # and with it what it has opened, such as processes
+                    opened.callback(self._items.close)
+                for item in self._items:
+                    self._ready.put(item)
+                    if self._stop.is_set():
+                        break
         except BaseException as raised:  # whatever it is, the caller gets it
             error = raised
         self._ready.put(_End(error))

@@ -28,6 +28,7 @@ from mmldlm.durable import require_writable
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey, missing_kinds
+from mmldlm.preparation.derive_processes import drawing
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.engines import Ahead, Behind, many_documents, until
 from mmldlm.preparation.ray_engine import CUT_FOLDER, RayEngine, RayOptions, cut_folder, fill
@@ -327,8 +328,12 @@ def _lots(
         batches = list(batches)
     deriver = _deriver(segmenter, batches, sources, stop) if options.derive else None
     if deriver is not None:
-        lots = _with_total(deriver.extend(chain.from_iterable(batches)), lambda: deriver.share_done)
-    elif isinstance(batches, list):
+        with drawing(deriver) as begin:
+            derived = deriver.extend(chain.from_iterable(batches), begin)
+            yield from _with_total(derived, lambda: deriver.share_done)
+        counts.update({**segmenter.counts, **deriver.counts})
+        return
+    if isinstance(batches, list):
         total = sum(map(len, batches))
         lots = ((batch, total) for batch in batches)
     else:
@@ -336,8 +341,6 @@ def _lots(
         lots = _with_total(batches, lambda: segmenter.read_bytes / size if size else 0.0)
     yield from lots
     counts.update(segmenter.counts)
-    if deriver is not None:
-        counts.update(deriver.counts)
 
 
 def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event) -> Iterator[list[Segment]]:

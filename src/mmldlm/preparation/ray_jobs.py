@@ -25,8 +25,8 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import ShardFormat
 from mmldlm.durable import is_full, staged_file
 from mmldlm.errors import UserError, first_line
-from mmldlm.preparation.cutting import SeenIds, Segment, Segmenter, text_ids
-from mmldlm.preparation.derive import OUTCOMES, Deriver, Survey, boundaries
+from mmldlm.preparation.cutting import SeenIds, Segment, Segmenter
+from mmldlm.preparation.derive import Deriver, Survey, boundaries
 from mmldlm.preparation.encoders import AnyEncoder, load_encoder
 from mmldlm.preparation.settings import PrepareSettings
 from mmldlm.preparation.sources import Portion, Sources
@@ -108,14 +108,8 @@ class Jobs:
         deriver = _deriver(self.folder, self.settings)
 
         def batches() -> Iterator[tuple[list[Segment], list[int]]]:
-            chosen = deriver.candidates(self.segments(parents))
-            texts = [candidate.text for candidate in chosen]
-            arrays, ids = deriver.tokenizer.encode_arrays(texts), text_ids(texts).tolist()
-            rows = list(zip(chosen, arrays, ids, strict=True))
-            yield (
-                [Segment(one.text, tokens, id, "train", one.made_of) for one, tokens, id in rows],
-                [OUTCOMES.index(deriver.outcome(one, len(tokens))) for one, tokens, _ in rows],
-            )
+            drawn = deriver.draw((segment.id, segment.text) for segment in self.segments(parents))
+            yield drawn.segments(np.ones(len(drawn.ids), bool)), drawn.outcomes.tolist()
 
         return self._written(name, batches, {})
 
