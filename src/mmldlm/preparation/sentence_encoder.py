@@ -24,11 +24,12 @@ from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.direct import TokenTable, direct_way, plain_copy
 
 if TYPE_CHECKING:
+    import torch
     from sentence_transformers import SentenceTransformer
     from tokenizers import Tokenizer as Backend
 
 Embed = Callable[[np.ndarray], Any]
-"""Latents of the texts at these rows: an array, or a tensor that a device may still be at work on."""
+"""Latents of the texts at these rows: an array, or what waits for the device and returns one."""
 CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 65536
 MAX_WORKERS = 16
@@ -194,7 +195,7 @@ class SentenceEncoder:
         direct, table, texts = self.direct, tokenized.table, tokenized.texts
         if direct is None or table is None:
             return lambda rows: self._encode([texts[row] for row in rows])
-        return lambda rows: direct.embed(table, rows)
+        return lambda rows: _on_the_way(direct.embed(table, rows))
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         return self.model.encode(
@@ -221,9 +222,25 @@ class SentenceEncoder:
         return self._halving(embed, rows[:half]) + self._halving(embed, rows[half:])
 
 
-def _on_host(latents: Any) -> np.ndarray:
+def _on_the_way(latents: torch.Tensor) -> Callable[[], np.ndarray]:
+    """Has the latents copied to the host before the next batch begins; a later copy would wait for that too."""
+    import torch
+
+    if latents.device.type != "cuda":
+        return lambda: latents.cpu().numpy()
+    host, copied = latents.to("cpu", non_blocking=True), torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(latents.device))
+
+    def wait() -> np.ndarray:
+        copied.synchronize()
+        return host.numpy()
+
+    return wait
+
+
+def _on_host(latents: np.ndarray | Callable[[], np.ndarray]) -> np.ndarray:
     """An array of float32; waits for the device if need be."""
-    array = latents if isinstance(latents, np.ndarray) else latents.cpu().numpy()
+    array = latents if isinstance(latents, np.ndarray) else latents()
     return array.astype(np.float32, copy=False)
 
 
