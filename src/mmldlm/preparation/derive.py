@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import compress, islice
+from itertools import compress, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ KEPT = ("derived_spans", "derived_splices", "derived_swaps")
 OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
 _PLACES = {"span": 0, "splice": 1, "swap": 2}
 """Of the kinds, in `KEPT`."""
-LOT = 256
+LOT = 128
 """Documents from which is drawn in one go."""
 LOTS_AHEAD = 16
 """Lots that are begun before the first is waited for."""
@@ -75,13 +75,12 @@ class Drawn(NamedTuple):
 
     def segments(self, kept: np.ndarray) -> list[Segment]:
         """Those for which `kept` is true."""
-        ends = self.lengths.cumsum()
-        columns = (column[kept].tolist() for column in (ends - self.lengths, ends, self.ids))
-        texts, made_of = (compress(column, kept.tolist()) for column in (self.texts, self.made_of))
-        return [
-            Segment(text, self.tokens[start:end], id, "train", origin)
-            for text, origin, start, end, id in zip(texts, made_of, *columns, strict=True)
-        ]
+        ends, rows = self.lengths.cumsum(), kept.tolist()
+        starts, stops, ids = (column[kept].tolist() for column in (ends - self.lengths, ends, self.ids))
+        tokens = [self.tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        texts, made_of = compress(self.texts, rows), compress(self.made_of, rows)
+        columns = zip(texts, tokens, ids, repeat("train"), made_of, repeat(None), strict=False)
+        return list(map(Segment._make, columns))
 
 
 Parent = tuple[int, str]

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,15 @@ class _Work:
 
     def shards(self, lots: Iterable[_Lot]) -> Iterator[_Shard]:
         """The documents of all lots, put together shard by shard."""
-        pending: dict[str, list[Segment]] = {}
-        total = None
+        pending: defaultdict[str, list[Segment]] = defaultdict(list)
+        total, size = None, self.writer.shard_documents
         for segments, total in lots:
-            for segment in segments:
-                waiting = pending.setdefault(segment.split, [])
-                waiting.append(segment)
-                if len(waiting) == self.writer.shard_documents:
-                    yield self._shard(segment.split, pending.pop(segment.split), total)
-        for split in sorted(pending):
+            for split, neighbours in groupby(segments, attrgetter("split")):
+                pending[split] += neighbours
+                while len(pending[split]) >= size:
+                    yield self._shard(split, pending[split][:size], total)
+                    del pending[split][:size]
+        for split in sorted(split for split, waiting in pending.items() if waiting):
             yield self._shard(split, pending[split], total)
 
     def _shard(self, split: str, segments: list[Segment], total: int | None) -> _Shard:
@@ -331,16 +332,15 @@ def _lots(
         with drawing(deriver) as begin:
             derived = deriver.extend(chain.from_iterable(batches), begin)
             yield from _with_total(derived, lambda: deriver.share_done)
-        counts.update({**segmenter.counts, **deriver.counts})
-        return
-    if isinstance(batches, list):
+    elif isinstance(batches, list):
         total = sum(map(len, batches))
-        lots = ((batch, total) for batch in batches)
+        yield from ((batch, total) for batch in batches)
     else:
         size = sum(part.num_bytes for part in sources)
-        lots = _with_total(batches, lambda: segmenter.read_bytes / size if size else 0.0)
-    yield from lots
+        yield from _with_total(batches, lambda: segmenter.read_bytes / size if size else 0.0)
     counts.update(segmenter.counts)
+    if deriver is not None:
+        counts.update(deriver.counts)
 
 
 def _cut(segmenter: Segmenter, sources: Iterable[Sources], stop: threading.Event) -> Iterator[list[Segment]]:
