@@ -81,8 +81,9 @@ def test_no_process_outlives_an_error(
         raise UserError("the encoder failed")
 
     monkeypatch.setattr(FakeEncoder, "embed", fail)
-    with pytest.raises(UserError, match="the encoder failed"):
+    with pytest.raises(UserError, match="the encoder failed") as error:
         _prepare(tmp_path, "s")
+    assert error.tb is not None  # who keeps the error keeps its frames, but no process
     assert len(started) == 2
     assert all(process._process.returncode is not None for process in started)
 
