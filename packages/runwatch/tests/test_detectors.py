@@ -221,3 +221,15 @@ def test_a_rank_that_the_trainer_names_is_a_straggler_until_it_names_another_or_
             subject for (code, subject), alert in alerts.items() if code == "M601" and alert.status == "open"
         } == ({f"rank {rank}"} if rank is not None else set())
     assert alerts["M601", "rank 3"].evidence == "rank 3 on node-1: the others wait for it"
+
+
+def test_a_rank_without_a_sign_of_life_is_reported_until_the_next_step():
+    panel = Panel()
+    panel.observe(Record(step=22, values={"loss": 7.5}))
+    facts = {"rank": 1, "name": "rank 1 on node-1", "seconds": 30.0}
+    panel.observe(Record(event="rank_silent", facts=facts))
+    alert = panel.book.alerts["M601", "rank 1"]
+    assert alert.status == "open"
+    assert "rank 1 on node-1: no sign of life for 30.0 s" in alert.evidence
+    panel.observe(Record(step=23, values={"loss": 7.4}))
+    assert alert.status != "open"

@@ -166,7 +166,7 @@ class Peers:
                 if self.on_silent is not None:
                     self.on_silent("rank_silent", rank=idx, name=self.names[idx], seconds=SILENT_SECONDS)
             for idx in self._silent - silent:
-                log.error("%s is back", self.names[idx])
+                log.warning("%s is back", self.names[idx])
             self._silent = silent
 
     def why_lost(self) -> str:

@@ -11,8 +11,8 @@ from runwatch.records import Record
 
 LEDGER = frozenset(
     ("started", "resumed", "finished", "stopped", "saved", "save_failed", "checkpoint", "skipped", "rolled_back",
-     "out_of_memory", "grown", "alert", "hung_step", "straggler", "loader_failed", "interrupted", "modes", "loss_spike",
-     "lr_reduced", "compile", "crash", "killed", "restored", "validated")
+     "out_of_memory", "grown", "alert", "hung_step", "straggler", "rank_silent", "loader_failed", "interrupted",
+     "modes", "loss_spike", "lr_reduced", "compile", "crash", "killed", "restored", "validated")
 )  # fmt: skip
 """Events of MM-LDLM's events.jsonl."""
 

@@ -44,9 +44,19 @@ class Stragglers(Detector):
         self.judged_step, self.num_judged = -1, 0
         self.before: float | None = None
         self.spacing = Recent(_JUDGED)
-        self.reported = ""
+        self.reported, self.silent = "", ""
+
+    def line(self, record: Record) -> None:
+        if self.silent and record.step is not None:  # a step needs all ranks
+            self.book.clear("M601", self.silent)
+            self.silent = ""
 
     def event(self, record: Record) -> None:
+        if record.event == "rank_silent":
+            self.silent = f"rank {record.facts.get('rank')}"
+            name, seconds = record.facts.get("name", self.silent), record.facts.get("seconds", "many")
+            evidence = f"{name}: no sign of life for {seconds} s; the others wait for it"
+            self.book.fire("M601", evidence, subject=self.silent, sure=0.95)
         if record.event != "straggler":
             return
         if self.reported:
