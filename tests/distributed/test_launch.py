@@ -114,6 +114,9 @@ def test_what_cannot_be_launched_is_one_clear_line(environment, options, reporte
     ("--sbatch time=1 -- train --recipe small", "belong to --slurm FILE"),
     ("--submit -- train --recipe small", "belong to --slurm FILE"),
     ("--slurm -- train --recipe small", "--slurm --: the name of the job file is missing"),
+    ("--slurm j --rdzv-endpoint h:1 -- train --recipe small", "do not go with --slurm"),
+    ("--log-dir /dev/null/logs -- train --recipe small", "/dev/null/logs: /dev/null is a file"),
+    ("--slurm /dev/null/job -- train --recipe small", "/dev/null/job: /dev/null is a file"),
 ])  # fmt: skip
 def test_an_option_that_would_count_for_nothing_is_rejected(line, reported, monkeypatch):
     monkeypatch.setattr("mmldlm.launch.ranks.run_ranks", lambda plan, words: Outcome())
@@ -127,6 +130,12 @@ def test_an_unknown_host_is_named_before_the_nodes_try_to_meet():
     assert "a host that this machine does not know" in plan.describe()
     plan.rdzv_endpoint = "127.0.0.1:29500"
     assert "does not know" not in plan.describe()
+
+
+def test_the_meeting_point_is_reported_as_stated():
+    assert "meeting at a free port" in plan_launch({}, nproc_per_node=1).describe()
+    stated = plan_launch({}, nproc_per_node=1, rdzv_endpoint="127.0.0.1:29533")
+    assert "meeting at 127.0.0.1:29533" in stated.describe()
 
 
 def test_a_misspelled_command_is_the_message_of_the_rank(monkeypatch, tmp_path):

@@ -50,6 +50,7 @@ def launch(given: Any) -> None:
 
     Exit code: that of the rank that failed first; 75 and 130 after an orderly stop.
     """
+    from mmldlm.durable import require_writable
     from mmldlm.errors import UserError
     from mmldlm.launch.ranks import plan_launch, run_ranks
 
@@ -58,10 +59,16 @@ def launch(given: Any) -> None:
         raise UserError("--dry-run belongs to --from-variables; for a run: launch -- train ... --dry-run")
     if (given.sbatch or given.submit) and given.slurm is None:
         raise UserError("--sbatch and --submit belong to --slurm FILE; add it, or leave them out")
+    if given.slurm is not None and (given.rdzv_endpoint or given.node_rank is not None):
+        raise UserError(
+            "--rdzv-endpoint and --node-rank do not go with --slurm: SLURM names the nodes; leave them out"
+        )
     if str(given.slurm).startswith("-"):  # it took the next word for its file
         raise UserError(
             f"--slurm {given.slurm}: the name of the job file is missing, as in --slurm job.sbatch"
         )
+    for path in [given.log_dir] + ([given.slurm] if given.slurm else []):
+        require_writable(path)
     if given.from_variables:
         plan, words = _plan_from_variables(words or [], given.log_dir, given.max_restarts, given.dry_run)
     elif not words:

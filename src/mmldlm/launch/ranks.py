@@ -53,7 +53,8 @@ class LaunchPlan:
         low, high = self.nnodes
         nodes = _counted(high, "node") if low == high else f"{low} to {high} nodes"
         taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())
-        meeting = "a free port of this machine" if self.nnodes == (1, 1) else self.rdzv_endpoint
+        free = self.rdzv_endpoint == "localhost:0"
+        meeting = "a free port of this machine" if free else self.rdzv_endpoint
         if self.nnodes != (1, 1) and not _resolves(self.rdzv_endpoint):
             meeting += " (a host that this machine does not know; is its name right?)"
         ranks = _counted(self.nproc_per_node, "rank")
