@@ -15,7 +15,7 @@ for word in "$@"; do
     --yes | -y) yes=1 ;;
     --unsafe) unsafe=(--unsafe) ;;
     --help | -h)
-      sed -n '2,7p' "$0" | sed 's/^# \{0,1\}//'
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
     -*)

@@ -11,7 +11,7 @@ set -euo pipefail
 
 case "${1:-}" in
   --help | -h)
-    sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac

@@ -9,6 +9,10 @@
 # (of the clone) and PYTHON can be set.
 set -euo pipefail
 
+if [[ "${1:-}" == -* ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 text=${1:+$(realpath "$1")}
 folder=${2:-$(mktemp -d "${TMPDIR:-/tmp}/newcomer-XXXXXX")}

@@ -22,7 +22,7 @@ settings=()
 for word in "$@"; do
   case "$word" in
     --help | -h)
-      sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//'
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
     --dry-run) dry_run=(--dry-run) ;;

@@ -135,6 +135,14 @@ def test_the_latent_width_is_compared_with_the_store(tmp_path):
         read_variables({"L2T_STORE": str(tmp_path / "store"), "LATENT_DIM": "32"}, Machine())
 
 
+@pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.sh")), ids=lambda path: path.stem)
+def test_help_is_the_whole_head_of_a_script_and_nothing_else(script):
+    head = script.read_text().split("\nset -", 1)[0].splitlines()[1:]
+    shown = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines() == [line[2:] for line in head]
+
+
 def test_scripts_are_clean_for_shellcheck():
     tool = Path(sys.executable).with_name("shellcheck")
     if not tool.exists():
