@@ -1,5 +1,6 @@
 """Old settings, command lines and data become ours, and everything that was lost is said."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,44 @@ def test_other_kinds_of_model_are_rejected(checkout: Path, change: dict) -> None
     assert [translation.source for translation in migration.translations] == ["configs/mmdit.yaml"]
     assert "only masked diffusion is trained here" in migration.rejected[0]
     assert "not translated: configs/other.yaml" in report_text(migration)
+    with pytest.raises(UserError, match=r"research code for an? .*only masked diffusion is trained here$"):
+        load_recipe(str(checkout / "configs" / "other.yaml"))
+
+
+@pytest.mark.parametrize("loss", ["cosine", "normalized_mse"])
+def test_a_loss_that_ignores_length_gets_a_prediction_that_it_can_use(loss: str) -> None:
+    result = translate(
+        yaml.safe_load(OLD.replace("latent_loss_weight", f"latent_loss_type: {loss}, latent_loss_weight")),
+        "x",
+    )
+    assert result.recipe["corruption"]["prediction_type"] == "clean"
+    assert any("prediction_type=clean instead of noise" in line for line in result.notes)
+    assert check_recipe(result.recipe) == []
+
+
+def test_an_effective_batch_is_not_called_a_product() -> None:
+    result = translate(yaml.safe_load(OLD.replace("seed: 42", "effective_batch_size: 128")), "x")
+    assert result.recipe["batch"]["documents_per_step"] == 128
+    assert any("=128 is training.effective_batch_size" in line for line in result.notes)
+
+
+def test_commands_of_a_migration_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders and files whose names hold spaces, and a checkout that is the current folder."""
+    (tmp_path / "my code").mkdir()
+    monkeypatch.chdir(tmp_path / "my code")
+    Path("my mmdit.yaml").write_text(
+        OLD.replace("data:", "data:\n  token_dir: /a b/tokens\n  latent_dir: /a b/latents")
+    )
+    Path("run.sh").write_text(
+        'torchrun train_mmdit.py --config-name "my mmdit" data.token_dir=/t data.latent_dir=/l\n'
+    )
+    migration = examine_repository(Path())
+    assert report_text(migration).startswith("# Migration of my code\n")
+    (translation,), (command,) = migration.translations, migration.commands
+    words = shlex.split(translation.make_store)
+    assert words[:6] == ["mmldlm", "data", "import", "/a b", "--out", "data/my mmdit"]
+    assert shlex.split(command.new)[:4] == ["mmldlm", "train", "--recipe", "recipes/my mmdit.yaml"]
+    assert command.make_store.startswith("mmldlm data import FOLDER --out data/run ")
 
 
 def test_group_files_count_as_hydra_composes_them(checkout: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -176,8 +177,27 @@ def nearest_old(key: str) -> str | None:
     return near[0] if near and near[0].split(".")[0] == key.split(".")[0] else None
 
 
+def other_model(flat: Mapping[str, Any]) -> str | None:
+    """What these settings train, where it is no masked diffusion of tokens and so not turned into one."""
+    kind, loss, process = (
+        str(flat.get(key)) for key in ("model.type", "loss.loss_type", "model.diffusion_process")
+    )
+    clusters = flat.get("model.cluster_size")
+    if kind == "autoregressive" or loss == "ar":
+        return "an autoregressive model (model.type=autoregressive)"
+    if process == "hdlm" or loss == "hdlm" or (isinstance(clusters, int) and clusters > 0):
+        return f"a hierarchical model with token clusters (model.cluster_size={clusters})"
+    if float(flat.get("model.p_uniform") or 0) > 0:
+        return f"a model that replaces tokens at random (model.p_uniform={flat['model.p_uniform']})"
+    return None
+
+
 def old_settings_message(values: dict[str, Any], path: str) -> str:
     """For somebody who trains with an old file: what its settings are called now, and what translates them."""
+    if what := other_model(flatten(values)):
+        return (
+            f"{path}: settings of the MM-LDLM research code for {what}; only masked diffusion is trained here"
+        )
     new_names = TRANSLATED | DIRECT
     names = [
         f"{key} is now {re.split('[:,]', new_names[key])[0]}"
@@ -185,7 +205,7 @@ def old_settings_message(values: dict[str, Any], path: str) -> str:
         if new_names.get(key, key) != key
     ]
     listed = f" ({', '.join(names)})" if names else ""
-    remedy = f"'mmldlm migrate {path} --out new' writes a recipe of them, or says why not"
+    remedy = f"'mmldlm migrate {shlex.quote(path)} --out new' writes a recipe of them, or says why not"
     return f"{path}: settings of the MM-LDLM research code{listed}; {remedy}"
 
 

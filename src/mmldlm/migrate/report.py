@@ -60,7 +60,7 @@ def translation_lines(translation: Translation) -> list[str]:
 def report_text(migration: Migration) -> str:
     """The whole report as Markdown."""
     lines = [
-        f"# Migration of {migration.root.name}",
+        f"# Migration of {migration.root.resolve().name}",
         "",
         f"{len(migration.translations)} settings files, {len(migration.commands)} command lines, "
         f"{len(migration.data)} data folders, {len(migration.environment)} remarks on environment variables. "

@@ -20,6 +20,8 @@ from mmldlm.config.old_settings import DROPPED, IGNORED, KNOWN, TRANSLATED, flat
 from mmldlm.errors import UserError
 from mmldlm.migrate.translation import Translation, read_composed, translate
 
+_REST = "--out store --tokenizer NAME --validation 0.01"
+
 
 @dataclass
 class OldCommand:
@@ -134,7 +136,7 @@ def _command(
     launch = [f"--nnodes {num_nodes} --rdzv-endpoint HOST:29500"] if num_nodes > 1 else []
     launch += [f"--nproc-per-node {num_local}"] if num_local > 1 else []
     start = ["mmldlm launch", *launch, "-- train"] if launch else ["mmldlm train"]
-    recipe = f"recipes/{config}.yaml" + ("" if known else " (not found)")
+    recipe = shlex.quote(f"recipes/{config}.yaml") + ("" if known else " (not found)")
     folder, name = changed.get("logging.save_dir"), changed.get("logging.run_name")
     run = [f"--run {shlex.quote(f'{folder}/{name}')}"] if folder and name else []
     result.new = " ".join([*start, "--recipe", recipe, *run, *words])
@@ -228,10 +230,8 @@ def _data(root: Path) -> list[tuple[str, str]]:
         base = tokens.parent
         if tokens.is_dir() and (base / "latents").is_dir():
             relative = base.relative_to(root).as_posix()
-            folders.append(
-                (relative, f"mmldlm data import {base} --out store --tokenizer NAME --validation 0.01")
-            )
+            folders.append((relative, f"{shlex.join(['mmldlm', 'data', 'import', str(base)])} {_REST}"))
     for file in sorted(root.rglob("*_data.jsonl")):
         relative = file.relative_to(root).as_posix()
-        folders.append((relative, f"mmldlm prepare {file} --out store"))
+        folders.append((relative, shlex.join(["mmldlm", "prepare", str(file), "--out", "store"])))
     return folders

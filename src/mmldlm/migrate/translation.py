@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mmldlm.config.old_settings import (
     TRANSLATED,
     flatten,
     nearest_old,
+    other_model,
 )
 from mmldlm.errors import UserError
 
@@ -85,21 +87,8 @@ def translate(values: dict[str, Any], source: str, ranks: int | None = None) -> 
 
 
 def _reject_other_models(flat: dict[str, Any], source: str) -> None:
-    """What is no masked diffusion of tokens is not turned into one."""
-    kind, loss, process = (
-        str(flat.get(key)) for key in ("model.type", "loss.loss_type", "model.diffusion_process")
-    )
-    if kind == "autoregressive" or loss == "ar":
-        what = "an autoregressive model (model.type=autoregressive)"
-    elif process == "hdlm" or loss == "hdlm" or (_integer(flat.get("model.cluster_size")) or 0) > 0:
-        what = (
-            f"a hierarchical model with token clusters (model.cluster_size={flat.get('model.cluster_size')})"
-        )
-    elif float(flat.get("model.p_uniform") or 0) > 0:
-        what = f"a model that replaces tokens at random (model.p_uniform={flat['model.p_uniform']})"
-    else:
-        return
-    raise UserError(f"{source}: {what}; only masked diffusion is trained here, so it is not translated")
+    if what := other_model(flat):
+        raise UserError(f"{source}: {what}; only masked diffusion is trained here, so it is not translated")
 
 
 def _translate_key(result: Translation, key: str, value: Any) -> None:
@@ -137,15 +126,19 @@ def _translate_batch(result: Translation, flat: dict[str, Any], ranks: int | Non
     accumulation = _integer(flat.get("training.gradient_accumulation_steps")) or 1
     world = ranks or _integer(flat.get("training.world_size")) or 1
     length = _integer(flat.get("model.max_seq_len")) or 512
-    documents = _integer(flat.get("training.effective_batch_size")) or batch * accumulation * world
+    effective = _integer(flat.get("training.effective_batch_size"))
+    documents = effective or batch * accumulation * world
+    origin = f"batch {batch} x {accumulation} micro-batches x {world} processes"
+    if effective:
+        origin = f"training.effective_batch_size (not {origin})"
     _put(result, "batch.documents_per_step", documents)
     _put(result, "batch.tokens_per_step", documents * length)
     _put(result, "batch.micro_tokens", batch * length)
     result.notes.append(
-        f"batch.documents_per_step={documents} is batch {batch} x {accumulation} micro-batches x {world} processes; "
-        "it stays the same on any number of GPUs, so do not scale it by hand"
+        f"batch.documents_per_step={documents} is {origin}; it stays the same on any number of GPUs, "
+        "so do not scale it by hand"
     )
-    if accumulation > 1:
+    if accumulation > 1 and not effective:
         result.notes.append(
             f"training.gradient_accumulation_steps={accumulation} was never read by the old trainer, whose steps had "
             f"{batch * world} documents; it counts here"
@@ -225,6 +218,14 @@ def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
         value = flat.get(key)
         if isinstance(value, str | bool) and value in values:
             _put(result, ours, values[value])
+    loss = result.recipe.get("objective", {}).get("latent_loss", "mse")
+    kind = result.recipe.get("corruption", {}).get("prediction_type", "clean")
+    if loss != "mse" and kind != "clean":
+        _put(result, "corruption.prediction_type", "clean")
+        result.notes.append(
+            f"loss.latent_loss_type={loss} ignores the length of a vector, so it needs clean predictions: "
+            f"corruption.prediction_type=clean instead of {kind}"
+        )
     _translate_betas(result, flat)
 
 
@@ -286,10 +287,11 @@ def _translate_store(result: Translation, flat: dict[str, Any]) -> None:
     store = f"data/{Path(result.source).stem or 'store'}"
     tokens, latents = flat.get("data.token_dir"), flat.get("data.latent_dir")
     if tokens and latents:
-        folder = str(Path(str(tokens)).parent.parent)
-        if folder != str(Path(str(latents)).parent.parent):
+        roots = {_root(Path(str(tokens)), "tokens"), _root(Path(str(latents)), "latents")}
+        folder = str(roots.pop() or "FOLDER") if len(roots) == 1 else "FOLDER"
+        if folder == "FOLDER":
             result.notes.append(
-                f"{tokens} and {latents} are in different folders; link them into one as tokens/ and latents/"
+                f"{tokens} and {latents}: 'data import' reads FOLDER/tokens/train and FOLDER/latents/train; link them"
             )
     else:
         folder = str(flat.get("data.latent_data_root") or "FOLDER")
@@ -297,9 +299,13 @@ def _translate_store(result: Translation, flat: dict[str, Any]) -> None:
     known = {"bert-base-uncased": "builtin:minilm", "gpt2": "builtin:gpt2", "None": "NAME"}
     named = known.get(str(tokenizer), str(tokenizer))
     _put(result, "data.store", store)
-    result.make_store = (
-        f"mmldlm data import {folder} --out {store} --tokenizer {named} --validation {VALIDATION:g}"
-    )
+    words = ["mmldlm", "data", "import", folder, "--out", store, "--tokenizer", named]
+    result.make_store = shlex.join([*words, "--validation", f"{VALIDATION:g}"])
+
+
+def _root(path: Path, kind: str) -> Path | None:
+    """The folder that `kind/<split>` or `kind` lies in."""
+    return path.parent if path.name == kind else path.parent.parent if path.parent.name == kind else None
 
 
 def _find_contradictions(result: Translation, flat: dict[str, Any]) -> None:
