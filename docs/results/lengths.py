@@ -1,7 +1,8 @@
 """The table "The length, when it is not known" of docs/results.md: python docs/results/lengths.py RUN STORE [STEPS]
 
 Decodes the latents of the validation split with their true length, with the likeliest one, and with the best of the
-likeliest few by several scores: w log p(length) + cosine of the text's own latent - b nats per token of its bound.
+likeliest few by several scores: w log p(length) + cosine of the text's own latent - b nats per token of its bound, or
+- log of what the model misses of the noisy latent when it sees the text (`read_errors`).
 """
 
 import copy
@@ -12,21 +13,26 @@ import time
 import numpy as np
 
 import mmldlm
+from mmldlm import randomness
 from mmldlm.latents import cosine
-from mmldlm.sampling.decode import likely_lengths
+from mmldlm.sampling.decode import likely_lengths, read_errors
+from mmldlm.sampling.options import SamplingOptions
 from mmldlm.statistics import aligned_tokens, bleu_counts, bleu_of_sums
 
 SCORES = {
-    "cosine": (0.0, 1.0, 0.0),
-    "cosine + 0.003 log p": (0.003, 1.0, 0.0),
-    "cosine + 0.01 log p": (0.01, 1.0, 0.0),
-    "cosine + 0.03 log p": (0.03, 1.0, 0.0),
-    "bound": (1.0, 0.0, 1.0),
-    "bound per token": (0.0, 0.0, 1.0),
-    "cosine + 0.01 log p - 0.01 bound per token": (0.01, 1.0, 0.01),
-    "cosine + 0.01 log p - 0.03 bound per token": (0.01, 1.0, 0.03),
-    "cosine + 0.01 log p - 0.1 bound per token": (0.01, 1.0, 0.1),
+    "cosine": (0.0, 1.0, 0.0, 0.0),
+    "cosine + 0.01 log p": (0.01, 1.0, 0.0, 0.0),
+    "cosine + 0.03 log p": (0.03, 1.0, 0.0, 0.0),
+    "- log error": (0.0, 0.0, 0.0, 1.0),
+    "- log error + 0.01 log p": (0.01, 0.0, 0.0, 1.0),
+    "- log error + 0.02 log p": (0.02, 0.0, 0.0, 1.0),
+    "- log error + 0.03 log p": (0.03, 0.0, 0.0, 1.0),
+    "bound": (1.0, 0.0, 1.0, 0.0),
+    "bound per token": (0.0, 0.0, 1.0, 0.0),
+    "cosine + 0.01 log p - 0.01 bound per token": (0.01, 1.0, 0.01, 0.0),
+    "- log error + 0.01 log p - 0.05 bound per token": (0.01, 0.0, 0.05, 1.0),
 }
+"""Weights of the log-probability, the cosine, the bound and the logarithm of the error."""
 COUNTS = (1, 2, 3, 4, 6, 8)
 model, split = mmldlm.load(sys.argv[1]), mmldlm.PairStore.open(sys.argv[2]).splits["validation"]
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 16
@@ -77,7 +83,9 @@ decode(lengths=lengths)  # what is done once is done
 for name, options in (("true length", {"lengths": lengths}), ("likeliest length", {})):
     tokens, texts, seconds = decode(**options)
     Texts(tokens, texts).show(name, seconds)
-likely = likely_lengths(model.loaded, model.loaded.normalizer.normalize(latents), max(COUNTS))
+normalised = model.loaded.normalizer.normalize(latents)
+likely = likely_lengths(model.loaded, normalised, max(COUNTS))
+keys = randomness.make_key(0, np.arange(len(latents)))
 for count in COUNTS:
     share = (likely.lengths[:, :count] == lengths[:, None]).any(1).mean()
     print(json.dumps({"true length among the likeliest": count, "share": round(100 * float(share), 2)}))
@@ -89,12 +97,14 @@ for number in range(likely.lengths.shape[1]):
     began = time.perf_counter()
     nearness = cosine(model.encode(texts), latents)
     middle = time.perf_counter()
+    missed = np.log(read_errors(model.loaded, tokens, normalised, SamplingOptions(), keys=keys))
+    after = time.perf_counter()
     nats = model.score(texts, latents, draws=8)
     spent["cosine"] += seconds + middle - began
-    spent["bound"] += seconds + time.perf_counter() - began
-    for name, (prior, near, cost) in SCORES.items():
+    spent["bound"] += seconds + time.perf_counter() - after
+    for name, (prior, near, cost, read) in SCORES.items():
         paid = nats if name == "bound" else nats / likely.lengths[:, number]
-        score = prior * likely.log_probabilities[:, number] + near * nearness - cost * paid
+        score = prior * likely.log_probabilities[:, number] + near * nearness - cost * paid - read * missed
         kept, kept_score = best.get(name) or (copy.deepcopy(scored), np.full(len(tokens), -np.inf))
         kept.put(score > kept_score, scored)
         best[name] = (kept, np.maximum(score, kept_score))

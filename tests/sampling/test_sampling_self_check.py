@@ -6,16 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.config import ModeWeights, SamplingConfig
 from mmldlm.latents import cosine
 from mmldlm.sampling import judge
-from mmldlm.sampling.decode import decode_latents, encode_tokens, likely_lengths
+from mmldlm.sampling.decode import READ_TIME, decode_latents, encode_tokens, likely_lengths
 from mmldlm.sampling.judge import NUM_REPLACEMENTS, Checked, probed_places
 from mmldlm.sampling.options import SamplingOptions, for_joint, lengths_tried
-from mmldlm.sampling.pack import document_keys
-from mmldlm.sampling.self_check import LENGTH_PRIOR, checked_stages, decode_checked, decode_unknown_length
+from mmldlm.sampling.pack import document_keys, latent_noise
+from mmldlm.sampling.predictor import ModelPredictor
+from mmldlm.sampling.self_check import (
+    LENGTH_PRIOR,
+    READ_PRIOR,
+    checked_stages,
+    decode_checked,
+    decode_unknown_length,
+)
 from tests.sampling.sampling_oracles import random_model, spy
 
 OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
@@ -53,16 +61,38 @@ def test_candidates_and_rounds_only_help() -> None:
     assert both.cosine == pytest.approx(again, abs=1e-4)  # the text is the one that the cosine speaks of
 
 
-def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths() -> None:
+def misread(model: LoadedModel, texts: list[np.ndarray]) -> np.ndarray:
+    """Mean square of what the network misses of each latent at READ_TIME beside its text, one document at a time."""
+    process, predictor = model.corruption.latent, ModelPredictor.of(model)
+    errors = []
+    for text, clean, key in zip(texts, torch.from_numpy(LATENTS), KEYS, strict=True):
+        time = torch.tensor([READ_TIME])
+        noisy = process.corrupt(clean[None], latent_noise(np.array([key]), clean.shape), time)
+        layout = predictor.arrange(np.array([len(text)]), len(clean))
+        inputs = (torch.from_numpy(text), noisy, torch.zeros(1), time)
+        errors.append(float((predictor.predict(*inputs, layout).latents() - clean).square().mean()))
+    return np.array(errors)
+
+
+@pytest.mark.parametrize("judge_of", ["model", "encoder"])
+def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths(judge_of: str) -> None:
     model = random_model()
     greedy = SamplingOptions(num_sampling_steps=3, batch_tokens=60, temperature=0.0)
     likely = likely_lengths(model, LATENTS, 3)
+    turned = np.roll(LATENTS, 1, axis=2)
+
+    def encode(tokens: list[np.ndarray]) -> np.ndarray:
+        return np.stack([turned[len(text) % 6] for text in tokens])
+
     texts, scores = [], []
     for lengths, nats in zip(likely.lengths.T, likely.log_probabilities.T, strict=True):
         texts.append(decode_latents(model, LATENTS, greedy, lengths=lengths, keys=KEYS))
-        own = encode_tokens(model, texts[-1], greedy, keys=KEYS)
-        scores.append(cosine(own, LATENTS) + LENGTH_PRIOR * nats)
-    checked = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3)
+        if judge_of == "model":
+            scores.append(READ_PRIOR * nats - np.log(misread(model, texts[-1])))
+        else:
+            scores.append(cosine(encode(texts[-1]), LATENTS) + LENGTH_PRIOR * nats)
+    own = encode if judge_of == "encoder" else None
+    checked = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3, encode=own)
     best = np.argmax(scores, axis=0)
     assert len(set(best)) > 1
     for document, choice in enumerate(best):

@@ -36,13 +36,16 @@ from mmldlm.sampling.options import (
     require_unconditional,
 )
 from mmldlm.sampling.orders import draw
-from mmldlm.sampling.pack import Pack, Step, Tally, group_documents, latent_noise
+from mmldlm.sampling.pack import Pack, Step, Tally, group_documents, latent_noise, make_steps
 from mmldlm.sampling.predictor import ModelPredictor
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total work, counted in steps of documents."""
 _LENGTHS_AT_ONCE = 8192
 """Documents whose length is predicted at a time."""
+READ_TIME = 0.5
+"""How noisy latents are when `read_errors` looks at them. Of 0.3, 0.5, 0.7, 0.8, 0.9 and 1 it told texts of a latent
+apart best (docs/results.md)."""
 PACKS_AHEAD = 3
 """Packs that are launched before the first of them is waited for."""
 
@@ -111,6 +114,31 @@ def encode_tokens(
     require_guidable(model, options.guidance)
     call = _Call(model, options, keys, progress, passes)
     return call.sample(_Start(_lengths(tokens), tokens), encode_steps(options, model.corruption)).latents
+
+
+def read_errors(
+    model: LoadedModel,
+    tokens: list[np.ndarray],
+    latents: np.ndarray,
+    options: SamplingOptions,
+    *,
+    keys: np.ndarray,
+    passes: np.ndarray | None = None,
+) -> np.ndarray:
+    """(n,) how much of normalised latents (n, S, C) under noise the network misses that sees texts (token ids) of them.
+
+    The mean square of its error in one pass; documents with the same key get the same noise.
+    """
+    require_trained(model, latent=True)
+    call, clean, process = (
+        _Call(model, options, keys, None, passes),
+        _tensor(latents),
+        model.corruption.latent,
+    )
+    noisy = process.corrupt(clean, call.noise, torch.full((len(clean),), READ_TIME))
+    start = _Start(_lengths(tokens), tokens, noisy, latent_time=READ_TIME)
+    missed = call.sample(start, make_steps("latent", 1, READ_TIME)).latents - latents
+    return np.square(missed, dtype=np.float64).mean((1, 2))
 
 
 def generate(

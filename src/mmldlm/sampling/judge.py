@@ -29,7 +29,7 @@ from mmldlm.data.shard import ranges
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
-from mmldlm.sampling.decode import encode_tokens
+from mmldlm.sampling.decode import encode_tokens, read_errors
 from mmldlm.sampling.moves import time_of_share
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, Tally, group_documents
@@ -110,6 +110,15 @@ class Judge:
             for part in slices(sizes, CHUNK_TOKENS)
         ]
         return np.concatenate(parts) if parts else np.empty(0)
+
+    def read_errors(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
+        """(m,) of each text and the latent of its owner, by the model; the cost is added to the owner's."""
+        spent = np.zeros(len(texts), np.int64)
+        errors = read_errors(
+            self.model, texts, self.latents[owner], self.reading, keys=self.keys[owner], passes=spent
+        )
+        np.add.at(passes, owner, spent)
+        return errors
 
     def _latents(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m, S, C) raw."""

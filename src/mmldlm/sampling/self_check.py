@@ -2,8 +2,9 @@
 
 Candidates: of several texts for a latent, the one whose own latent is nearest (cosine of raw latents) is kept. Where
 the length is not known, at temperature 0, candidates are the texts of the likeliest lengths, and the log-probability of
-the length counts a little; elsewhere they are drawn. The former is how a latent is decoded by default. Rounds then
-improve the text: tokens are replaced by others that bring it nearer (`judge`).
+the length counts a little; elsewhere they are drawn. The former is how a latent is decoded by default; there the model
+compares texts by how well each helps it to see the latent under noise. Rounds then improve the text: tokens are
+replaced by others that bring it nearer (`judge`).
 Shapes: n documents, S latent slots, C latent channels.
 """
 
@@ -23,9 +24,9 @@ from mmldlm.sampling.options import SamplingOptions, lengths_tried
 
 CANDIDATE = 2**40
 """Word of the keys of further candidates; no step has such a number."""
-LENGTH_PRIOR = 0.01
-"""What one nat of the length's log-probability counts against the cosine. Of 0, 0.003, 0.01 and 0.03 it gave the most
-tokens right on held-out WordNet sentences (docs/results.md)."""
+LENGTH_PRIOR, READ_PRIOR = 0.01, 0.02
+"""What one nat of the length's log-probability counts against the cosine, and against the logarithm of `read_errors`
+(docs/results.md)."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,12 @@ def _best_length(judge: Judge, count: int, progress: Progress | None) -> Checked
     )  # fmt: skip
     passes, encoded = spent.reshape(num, count).sum(1), np.zeros(num, np.int64)
     nearness = judge.cosine(tokens, owner, passes, encoded).reshape(num, count)
-    best = (nearness + LENGTH_PRIOR * log_probabilities).argmax(1)
-    rows = np.arange(num)
+    if judge.encode is None:
+        errors = judge.read_errors(tokens, owner, passes).reshape(num, count)
+        score = READ_PRIOR * log_probabilities - np.log(np.maximum(errors, np.finfo(np.float32).tiny))
+    else:
+        score = nearness + LENGTH_PRIOR * log_probabilities
+    best, rows = score.argmax(1), np.arange(num)
     kept = [tokens[place] for place in rows * count + best]
     return Checked(
         kept, nearness[rows, best], nearness[:, 0].copy(), passes, encoded, np.zeros(num, np.int64)
