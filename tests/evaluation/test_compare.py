@@ -18,7 +18,16 @@ from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
 from mmldlm.evaluation.report import load_evaluated, number_files
-from mmldlm.evaluation.results import Agreement, Beside, Diversity, DocumentSet, Evaluation, Generation
+from mmldlm.evaluation.results import (
+    Agreement,
+    Beside,
+    Diversity,
+    DocumentSet,
+    Evaluation,
+    Generation,
+    Histogram,
+    Retrieval,
+)
 from mmldlm.json_lines import encode
 from mmldlm.reports import Table, publish, show_tables
 from mmldlm.statistics import SAME, Estimate, Quantity, bootstrap, bootstrap_p_value
@@ -270,6 +279,26 @@ def test_random_words_that_repeat_less_than_real_texts_win_nothing() -> None:
         comparison = compare_results(pair)
         assert comparison["generated/agreement/own"].verdict == "good is better"
         assert comparison["generated/repeated_1"].verdict == "none: good repeats no more than held-out texts"
+
+
+def encoding(label: str, cosine: float, stranger: float, retrieved: float) -> Evaluated:
+    """A result whose own latents have these cosines, and are among the ten nearest of 200 so often."""
+    rng = np.random.default_rng(0)
+    values = Quantity("cosine", "more", cosine + rng.normal(0, 0.01, COUNT))
+    names = ("t2l/cosine", "round_trip/latent/own")
+    documents = {"held_out": DocumentSet(list(range(COUNT)), dict.fromkeys(names, values))}
+    own, other, near = (Estimate(value, 0.0, value, value) for value in (cosine, stranger, retrieved))
+    retrieval = Retrieval(own, other, near, near, 0.005, 0.05, 9.0, COUNT, COUNT, Histogram([], [], []))
+    return Evaluated(label, replace(empty_evaluation(label, documents), retrieval=retrieval), Path(label))
+
+
+def test_one_latent_for_all_texts_wins_no_cosine() -> None:
+    good, mean = encoding("good", 0.31, 0.1, 0.8), encoding("mean", 0.37, 0.37, 0.05)
+    for pair in ([good, mean], [mean, good]):
+        for name in ("t2l/cosine", "round_trip/latent/own"):
+            assert compare_results(pair)[name].verdict == "none: latents of mean do not depend on the text"
+    best = encoding("best", 0.5, 0.1, 0.9)
+    assert compare_results([mean, best])["t2l/cosine"].verdict == "best is better"
 
 
 def test_texts_of_single_words_have_collapsed() -> None:

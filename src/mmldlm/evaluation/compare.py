@@ -4,7 +4,8 @@ Each result is compared with the first one. A difference is (other - first); its
 resamples of documents in which both results keep the same documents, so what is hard for both cancels.
 
 Figures of generated pairs count only beside their diversity: a model that has collapsed is not better at anything, and
-one whose texts repeat more gets no verdict on the rest.
+one whose texts repeat more gets no verdict on the rest. Nor does one whose latents are the same for all texts win by
+their mean cosine.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _MUST_AGREE = (
 )
 """Quantities by the beginning of their names, and what both results must have in common for them."""
 _DIVERSITY = ("generated/repeated_", "generated/self_bleu")
+_OWN_COSINES = ("t2l/cosine", "round_trip/latent/own")
+"""What the mean latent, given for every text, would be good at."""
 
 
 @dataclass(frozen=True)
@@ -208,10 +211,11 @@ def _compare_two(first: Evaluated, other: Evaluated, seed: int, notes: list[str]
 def _beside_diversity(
     rows: list[ComparedQuantity], first: Evaluated, other: Evaluated, notes: list[str]
 ) -> list[ComparedQuantity]:
-    """The rows with verdicts on generated pairs that a lack of diversity cannot win."""
+    """The rows, with verdicts that neither a lack of diversity nor one latent for all texts can win."""
     reasons = {one.label: one.result.generation and one.result.generation.collapsed for one in (first, other)}
     collapsed = [label for label, reason in reasons.items() if reason]
     notes += [f"{label} has collapsed: {reasons[label]}" for label in collapsed]
+    blind = {one.label for one in (first, other) if one.result.retrieval and one.result.retrieval.blind}
     dull = {
         one.label
         for one, rival in ((first, other), (other, first))
@@ -221,6 +225,8 @@ def _beside_diversity(
 
     def verdict(row: ComparedQuantity) -> str:
         winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
+        if row.name in _OWN_COSINES and winner in blind:
+            return f"none: latents of {winner} do not depend on the text"
         if row.about != GENERATED or winner is None:
             return row.verdict
         if winner in collapsed:

@@ -195,6 +195,12 @@ class Retrieval:
     num_candidates: int
     histogram: Histogram
 
+    @property
+    def blind(self) -> bool:
+        """The latents are no nearer to those of their own texts than to others: they do not depend on the text."""
+        by_chance = self.retrieval_at_10.low <= self.chance_at_10
+        return by_chance and self.cosine.low <= self.stranger_cosine.high
+
 
 @dataclass(frozen=True)
 class Similarity:
