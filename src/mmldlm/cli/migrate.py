@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def migrate(words: Any) -> None:
         typer.echo(str(path))
     typer.echo(
         f"next: read {out / 'migration.md'}; make the pair store that the head of a recipe names, then mmldlm train "
-        f"--recipe {out / 'recipes'}/..."
+        f"--recipe {shlex.quote(str(out / 'recipes'))}/..."
     )
 
 

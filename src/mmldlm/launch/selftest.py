@@ -6,6 +6,7 @@ Every check ends as a line with a tick or a cross, and a remedy where it failed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import platform
@@ -65,8 +66,10 @@ def check_folder(name: str, folder: Path, size: int = 64 * MEBIBYTE) -> Check:
         rate = size / MEBIBYTE / (time.perf_counter() - began)
         free = shutil.disk_usage(folder).free / 2**30
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, or choose" if full else "choose"
         return Check(
-            name, False, f"{folder}: {error.strerror}", "choose a folder that all ranks may write to"
+            name, False, f"{folder}: {error.strerror}", f"{remedy} a folder that all ranks may write to"
         )
     finally:
         with contextlib.suppress(OSError):
@@ -83,7 +86,8 @@ def check_store(path: Path) -> Check:
         split = store.split("train")
         split.read(torch.tensor([0, len(split) - 1]).numpy())
     except (UserError, OSError) as error:
-        return Check("store", False, str(error), "make it, or share its folder with this machine")
+        remedy = "put it right" if path.exists() else "make it, or share its folder with this machine"
+        return Check("store", False, str(error), remedy)
     return Check("store", True, f"{path}: {len(store):,} documents, fingerprint {store.fingerprint[:12]}")
 
 
