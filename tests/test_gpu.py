@@ -230,6 +230,13 @@ def test_recorded_graphs_read_the_newest_factors(store, tmp_path):
     slow = make_trainer(tmp_path / "slow", store, *words, "speed.cuda_graphs=false")
     np.testing.assert_allclose(losses(fast, 12), losses(slow, 12), rtol=1e-3)
     assert fast.stepper.graphs.recordings
+    assert fast.stepper.graphs.fresh
+    assert set(fast.stepper.graphs._updates) == set(fast.stepper.graphs.recordings)
+    ours, theirs = (
+        torch.cat([p.detach().flatten() for p in trainer.setup.denoiser.parameters()])
+        for trainer in (fast, slow)
+    )
+    assert (ours - theirs).norm() < 1e-3 * theirs.norm()
     factors = fast.stepper.balance.fields()
     assert factors["text_factor"] != 1.0
     assert factors["text_factor"] == pytest.approx(slow.stepper.balance.fields()["text_factor"], rel=1e-2)

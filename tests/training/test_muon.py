@@ -136,7 +136,7 @@ def test_an_update_that_asks_the_device_whether_to_skip_is_not_recorded(tmp_path
     calls = []
 
     class Graphs:
-        broken = ""
+        broken, fresh = "", False
 
         def __call__(self, parcel, run):
             return run(parcel.open())

@@ -12,7 +12,7 @@ import torch
 from mmldlm.data.loader import plan_steps
 from mmldlm.errors import UserError
 from mmldlm.metrics import read_log
-from mmldlm.training.graphs import LaunchWatch
+from mmldlm.training.graphs import Graphs, LaunchWatch
 from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
 from mmldlm.training.start import Beside, rehearse
@@ -260,3 +260,60 @@ def test_whether_launching_is_slow_is_measured_once(tmp_path, monkeypatch):
     assert answers == [("done", None)] * (len(answers) - 1) + [("done", True)]
     assert watch("this GPU").remembered() is True
     assert watch("another GPU").remembered() is None
+
+
+class Played:
+    """What a recorded graph does, without a GPU: the work again, with its results in the same memory.
+
+    Work is done while it is recorded, so the replay that follows at once does nothing.
+    """
+
+    def __init__(self, work):
+        self.work, self.result, self.done = work, work(), True
+
+    def replay(self):
+        if not self.done:
+            for old, new in zip(tensors(self.result), tensors(self.work()), strict=True):
+                old.copy_(new)
+        self.done = False
+
+
+def tensors(result):
+    return list(result if isinstance(result, tuple) else vars(result).values())
+
+
+@pytest.mark.parametrize(("words", "fresh"), [((), True), (("batch.micro_tokens=80",), False)])
+def test_recorded_steps_train_as_plain_ones_do(store, tmp_path, monkeypatch, words, fresh):
+    def capture(self, work, name):
+        graph = Played(work)
+        return graph, graph.result
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    plain, recorded = (make_trainer(tmp_path / name, store, *words) for name in ("plain", "recorded"))
+    recorded.stepper.graphs = Graphs()
+    plain.fit()
+    recorded.fit()
+    graphs = recorded.stepper.graphs
+    assert graphs.fresh == fresh
+    assert not graphs.broken
+    assert graphs.recordings
+    assert set(graphs._updates) == (set(graphs.recordings) if fresh else {"all"})
+    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    kept = [parameter.grad is not None for parameter in recorded.setup.denoiser.parameters()]
+    assert any(kept) != fresh
+
+
+def test_a_recording_that_fails_leaves_no_gradient_behind(store, tmp_path, monkeypatch):
+    def capture(self, work, name):
+        work()
+        raise RuntimeError("cannot be recorded")
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    plain, recorded = (make_trainer(tmp_path / name, store) for name in ("plain", "recorded"))
+    recorded.stepper.graphs = Graphs()
+    plain.fit()
+    recorded.fit()
+    assert recorded.stepper.graphs.broken == "cannot be recorded"
+    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)

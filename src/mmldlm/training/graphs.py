@@ -1,7 +1,11 @@
 """Micro-batches and updates recorded as CUDA graphs: a launch of one graph instead of thousands of kernels.
 
-A graph works on fixed memory, so a micro-batch is copied into the buffer of the recording, and gradients are added in
-place. Shapes differ only in the number of chunks of scored rows; each gets a recording of its own, all in one pool.
+A graph works on fixed memory, so a micro-batch is copied into the buffer of the recording. Shapes differ only in the
+number of chunks of scored rows; each gets a recording of its own, all in one pool.
+
+Where a step is one micro-batch, the backward pass writes its gradients into memory of the recording, and an update that
+was recorded with it reads them there: nothing is set to zero or added up, and before the backward pass they take no
+memory. Otherwise gradients stay where they are, and recordings add to them.
 """
 
 from __future__ import annotations
@@ -50,13 +54,18 @@ class Graphs:
     """Most bytes that were allocated while recording; replays allocate nothing that PyTorch would count."""
     broken: str = ""
     """Why nothing can be recorded, if so."""
+    fresh: bool = True
+    """Each pass begins without gradients, and an update follows."""
     _pool: Any = None
-    _updates: int = 0
-    _update: tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]] | None = None
+    _replayed: Any = None
+    """Template of the last micro-batch; None where it was not replayed."""
+    _updates: dict[Any, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """By the recording whose gradients they read; one for all where gradients stay where they are."""
 
     def __call__(self, parcel: Parcel[MicroBatch], run: Pass) -> LossTerms:
         """Forward and backward of a micro-batch that is on the device."""
         key = parcel.template
+        self._replayed = None
         if key not in self.seen:
             self.seen.add(key)
             return run(parcel.open())
@@ -65,23 +74,26 @@ class Graphs:
         known = self.recordings[key]
         known.parcel.buffer.copy_(parcel.buffer)
         known.graph.replay()
+        self._replayed = key
         return known.terms.copy()
 
     def update(self, run: Update) -> tuple[Tensor, Tensor]:
-        """The update of the weights, whose gradients stay where they are; the second of its kind is recorded."""
-        if self.broken or self._updates == 0:
-            self._updates += 1
+        """The update of the weights; recorded after a pass that was, but for the first of all."""
+        key = self._replayed if self.fresh else "all"
+        if self.broken or key is None:
             return run()
-        if self._update is None:
+        if key not in self.seen:
+            self.seen.add(key)
+            return run()
+        if key not in self._updates:
             try:
-                graph, results = self._capture(run, "the update")
+                self._updates[key] = self._capture(run, "the update")
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 self._give_up(error)
                 return run()
-            self._update = (graph, results)
-        graph, results = self._update
+        graph, results = self._updates[key]
         graph.replay()
         return results[0].clone(), results[1].clone()
 
@@ -101,7 +113,7 @@ class Graphs:
         self.broken = str(error).split("\n")[0]
         log.warning("steps cannot be recorded here, continuing without: %s", self.broken)
         self.recordings.clear()
-        self._update = None
+        self._updates.clear()
 
     def _record(self, parcel: Parcel[MicroBatch], run: Pass) -> Recording:
         own = parcel.with_buffer(parcel.buffer.clone())

@@ -199,9 +199,12 @@ class Stepper:
 
     def _own_gradients(self, batch: StepBatch) -> LossTerms:
         """Of this rank's documents, by this rank alone."""
+        single = len(batch.micro_batches) == 1 and self.replicas is None and self._update_recordable
+        if self.graphs is not None and self.graphs.fresh and not single:
+            self.graphs = Graphs(fresh=False, broken=self.graphs.broken)
         terms: LossTerms | None = None
         for parcel in batch.micro_batches:
-            part = self.graphs(parcel, self.pass_over) if self.graphs else self.pass_over(parcel.open())
+            part = self.graphs(parcel, self._recorded_pass) if self.graphs else self.pass_over(parcel.open())
             terms = add_terms(terms, part)
         assert terms is not None
         return terms
@@ -216,11 +219,31 @@ class Stepper:
         self.optimizers.set_lr(lr)
         if self.ema is not None:
             self.ema.set_step(step + 1)
-        recorded = self.graphs is not None and self.optimizers.recordable and not self.scaler.is_enabled()
-        grad_norm, skipped = self.graphs.update(self._update) if recorded and self.graphs else self._update()
+        if self.graphs is not None and self._update_recordable:
+            grad_norm, skipped = self.graphs.update(self._update)
+        else:
+            grad_norm, skipped = self._update()
+        if not self._keeps_gradients:
+            self.optimizers.zero_grad(set_to_none=True)
         if self.balance is not None and self._norms is not None:
             self.balance.settle(self._norms, step)
         return StepResult(terms, grad_norm, skipped)
+
+    @property
+    def _update_recordable(self) -> bool:
+        return self.optimizers.recordable and not self.scaler.is_enabled()
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether gradients stay where they are: in the buckets of DDP, or where recordings add to them."""
+        recorded = self.graphs is not None and not self.graphs.broken and not self.graphs.fresh
+        return recorded or self.replicas is not None
+
+    def _recorded_pass(self, micro_batch: MicroBatch) -> LossTerms:
+        """As `pass_over`; what a recording that failed left behind is no gradient."""
+        if self.graphs is not None and self.graphs.fresh:
+            self.optimizers.zero_grad(set_to_none=True)
+        return self.pass_over(micro_batch)
 
     def pass_over(self, micro_batch: MicroBatch) -> LossTerms:
         """Forward and backward; adds to the gradients."""
@@ -259,9 +282,8 @@ class Stepper:
         grad_norm = self._grad_norm()
         skipped = (~torch.isfinite(grad_norm)).float()
         self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
-        moving = self.graphs is None or bool(self.graphs.broken)
-        in_buckets = self.replicas is not None  # DDP's gradients are parts of its buckets
-        self.optimizers.zero_grad(set_to_none=moving and not in_buckets)
+        if self._keeps_gradients:
+            self.optimizers.zero_grad(set_to_none=False)
         if self.ema is not None:
             self.ema.update(skipped)
         return grad_norm, skipped

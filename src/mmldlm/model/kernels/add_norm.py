@@ -90,12 +90,13 @@ def _backward_kernel(
         normed = (tl.load(out + here, inside, other=0.0).to(tl.float32) - tl.load(mean + row)) * inverse
         normed = tl.where(inside, normed, 0.0)
         upstream = tl.load(grad_y + here, inside, other=0.0).to(tl.float32)
+        # read before the sums, which all threads wait for: so all four loads are under way at once
+        total = tl.load(grad_out + here, inside, other=0.0).to(tl.float32)
+        branches = tl.load(branch + here, inside, other=0.0).to(tl.float32)
         scaled = upstream * (1.0 + scales)
         along = tl.sum(scaled * normed, 0) / width
         level = tl.sum(scaled, 0) / width
-        total = tl.load(grad_out + here, inside, other=0.0).to(tl.float32)
         total += (scaled - level - normed * along) * inverse
-        branches = tl.load(branch + here, inside, other=0.0).to(tl.float32)
         tl.store(grad_x + here, total, inside)
         tl.store(grad_branch + here, total * gates, inside)
         gate_sum += total * branches
