@@ -25,8 +25,9 @@ from mmldlm.model.layers import (
     Stream,
     TiedHead,
     TimeEmbedding,
+    Times,
 )
-from mmldlm.model.ops import RowsOf, add_and_norm, rotary_angles
+from mmldlm.model.ops import RowsOf, add_and_norm, all_modulations, rotary_angles
 from mmldlm.model.weights import allocate, init_weights
 from mmldlm.types import DenoiserOutput
 
@@ -118,9 +119,10 @@ class Denoiser(nn.Module):
         places = self._places(layout)
         token_rows = self.token_embed(noisy_tokens)
         latent_rows = (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1).float()
-        text, latent = self._begin(token_rows, time_embedding), self._begin(latent_rows, time_embedding)
+        times = self._times_of_blocks(time_embedding)
+        text, latent = (self._begin(x, time_embedding, times[0]) for x in (token_rows, latent_rows))
         for number, block in enumerate(self.blocks):
-            inputs = (text, latent, time_embedding, places, self.kernels)
+            inputs = (text, latent, times[number], places, self.kernels)
             if number in self.recomputed and self.training and torch.is_grad_enabled():
                 text, latent = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -136,6 +138,19 @@ class Denoiser(nn.Module):
             else self.length_head(noisy_latents, latent_time).float(),
         )
 
+    def _times_of_blocks(self, time_embedding: Tensor) -> list[Times]:
+        """For few documents one product makes the modulations of all blocks: 48 small ones wait for each other.
+
+        Not where ranks share the weights, which are there only inside their block.
+        """
+        layers = [side.modulation for block in self.blocks for side in (block.text, block.latent)]
+        whole = all(type(layer.weight) is nn.Parameter for layer in layers)
+        training = self.training and torch.is_grad_enabled()
+        if not (self.kernels.fused and training and whole and len(time_embedding) <= FEW_DOCUMENTS):
+            return [time_embedding] * len(self.blocks)
+        parts = all_modulations(F.silu(time_embedding), layers)
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
     def _places(self, layout: Layout) -> Places:
         cosine, sine = rotary_angles(layout.position, self.config.head_width, self.config.rope_base)
         slots = torch.arange(layout.num_documents + 1, device=layout.document.device) * self.shape.num_slots
@@ -143,13 +158,14 @@ class Denoiser(nn.Module):
         latent = RowsOf(owner.repeat_interleave(self.shape.num_slots), slots)
         return Places(layout, RowsOf(layout.document, layout.starts), latent, cosine[:, 0], sine[:, 0])
 
-    def _begin(self, x: Tensor, time_embedding: Tensor) -> Residual:
+    def _begin(self, x: Tensor, time_embedding: Tensor, times: Times) -> Residual:
         """A stream to which nothing has been added yet: an empty branch, so that one graph serves all blocks."""
         device = x.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         x = x.to(self.kernels.residual)
-        gates = (time_embedding[:, :1] * 0.0).to(kind).expand(-1, 6 * x.shape[1]).contiguous()
-        return Residual(x, (x * 0.0).to(kind), gates.chunk(6, dim=-1)[5])
+        columns = 6 * x.shape[1] if isinstance(times, Tensor) else times[0].stride(0)
+        gates = (time_embedding[:, :1] * 0.0).to(kind).expand(-1, columns).contiguous()
+        return Residual(x, (x * 0.0).to(kind), gates[:, -x.shape[1] :])
 
     def _end(self, stream: Residual, modulation: Tensor, where: RowsOf) -> Tensor:
         shift, scale = modulation.chunk(2, dim=-1)
@@ -224,3 +240,5 @@ def _document_weights(model: ModelShape, data: DataShape, *, text: bool, latent:
 
 VOCABULARY_MULTIPLE = 64
 """The output matrix has a row count that matrix units like; the rows past the vocabulary are never used."""
+FEW_DOCUMENTS = 128
+"""Up to here the modulations of all blocks take little memory, and computing them one by one takes long."""

@@ -28,6 +28,10 @@ _KEPT = ("mm", "addmm", "multiply8", "attend_tiles", "_flash_attention_forward")
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 
+Times = Tensor | tuple[Tensor, Tensor]
+"""The time embedding (N, E), or the modulation of both streams (N, 6*D) that was computed from it before."""
+
+
 class Modulation(NamedTuple):
     """Per document: shift, scale and gate of the attention and of the feed-forward half, (N, D) each."""
 
@@ -115,9 +119,10 @@ class Stream(nn.Module):
         """What every row is multiplied with."""
         return [self.qkv, self.attention_out, self.mlp_in, self.mlp_out]
 
-    def modulation_of(self, time_embedding: Tensor) -> Modulation:
-        """Computed once per document."""
-        return Modulation(*self.modulation(F.silu(time_embedding)).chunk(6, dim=-1))
+    def modulation_of(self, time_embedding: Tensor) -> Tensor:
+        """(N, 6*D), computed once per document."""
+        result: Tensor = self.modulation(F.silu(time_embedding))
+        return result
 
     def heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(M, 3*H*K) -> q, k, v (M, H, K), the first two normalised."""
@@ -158,22 +163,24 @@ class Block(nn.Module):
         self.text, self.latent = text, latent
 
     def forward(
-        self, text: Residual, latent: Residual, time_embedding: Tensor, places: Places, kernels: Kernels
+        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels
     ) -> tuple[Residual, Residual]:
         if kernels.keep == "products" and self.training and torch.is_grad_enabled():
             result: tuple[Residual, Residual] = checkpoint(
-                self._compute, text, latent, time_embedding, places, kernels,
+                self._compute, text, latent, times, places, kernels,
                 use_reentrant=False, preserve_rng_state=False, context_fn=keep_products,
             )  # fmt: skip
             return result
-        return self._compute(text, latent, time_embedding, places, kernels)
+        return self._compute(text, latent, times, places, kernels)
 
     def _compute(
-        self, text: Residual, latent: Residual, time_embedding: Tensor, places: Places, kernels: Kernels
+        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels
     ) -> tuple[Residual, Residual]:
         fused = kernels.fused
         fp8 = kernels.fp8 and self.training and torch.is_grad_enabled()  # what is judged is judged in bf16
-        text_mod, latent_mod = (side.modulation_of(time_embedding) for side in (self.text, self.latent))
+        if isinstance(times, Tensor):
+            times = (self.text.modulation_of(times), self.latent.modulation_of(times))
+        text_mod, latent_mod = (Modulation(*part.chunk(6, dim=-1)) for part in times)
 
         add = add_and_norm_rounded if fp8 and fits(self.text.qkv) else add_and_norm
         text_x, text_y = add(

@@ -5,11 +5,12 @@ Shapes: N documents, T tokens, M rows of a stream, K head width, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmldlm.model.fp8 import Rounded, round_rows
 
@@ -103,3 +104,46 @@ def add_and_norm_rounded(
 
     out, y, _, _, q, q_scale = add_norm(x, branch, gate, shift, scale, where.document, where.starts, True)
     return out, Rounded(y, q, q_scale)
+
+
+class _AllModulations(torch.autograd.Function):
+    """Linear layers with one input, as one product. Gradients of the weights leave it in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, condition: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        weights, biases = parameters[::2], parameters[1::2]
+        device = condition.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else condition.dtype
+        ctx.sizes = [len(weight) for weight in weights]
+        matrix = condition.new_empty((sum(ctx.sizes), condition.shape[1]), dtype=kind)
+        torch._foreach_copy_(list(matrix.split(ctx.sizes)), list(weights))
+        rows = condition.to(kind)
+        with torch.autocast(device, enabled=False):
+            result = torch.addmm(torch.cat(biases).to(kind), rows, matrix.t())
+        ctx.save_for_backward(rows, matrix)
+        ctx.kind = condition.dtype
+        return result.split(ctx.sizes, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        rows, matrix = ctx.saved_tensors
+        with torch.autocast(rows.device.type, enabled=False):
+            grad = torch.cat(grads, dim=1)
+            weights = product_in_fp32(grad.t(), rows).split(ctx.sizes)
+            biases = grad.sum(0, dtype=torch.float32).split(ctx.sizes)
+            condition = (grad @ matrix).to(ctx.kind)
+        both = [part for pair in zip(weights, biases, strict=True) for part in pair]
+        needed = ctx.needs_input_grad[1:]
+        return condition, *(part if wanted else None for part, wanted in zip(both, needed, strict=True))
+
+
+def all_modulations(condition: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """What each layer makes of the condition (N, E), in one product: (N, outputs) each."""
+    return _AllModulations.apply(condition, *(part for layer in layers for part in (layer.weight, layer.bias)))
+
+
+def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; not rounded to the type of the factors where the device can do that."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).float()
