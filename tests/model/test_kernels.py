@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "20 passed" in done.stdout
+    assert "24 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -124,6 +124,54 @@ def test_a_denoiser_of_kernels_is_the_plain_denoiser():
         answers.append([text, latent, *[grad for grad in grads if grad is not None]])
     for ours, theirs in zip(answers[1], answers[0], strict=True):
         torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=3e-4)
+
+
+@here
+@pytest.mark.parametrize(("keep", "kind", "tolerance"), [
+    (True, torch.float32, 2e-5), (False, torch.float32, 2e-5), (False, torch.bfloat16, 2e-2),
+])  # fmt: skip
+def test_the_feed_forward_half_and_its_gradient(keep, kind, tolerance):
+    """More rows than a program takes, a width that is no multiple of its columns; a weight that is not trained."""
+    from mmldlm.model.products import linear, mlp
+
+    torch.manual_seed(0)
+    first, second, last = torch.nn.Linear(24, 300), torch.nn.Linear(300, 24), torch.nn.Linear(24, 8, bias=False)
+    x, weight = torch.randn(150, 24), torch.randn(150, 8)
+    rows = x.to(kind).requires_grad_()
+    leaves = [first.weight, first.bias, second.weight, second.bias, last.weight]
+
+    def answer(out, x):
+        return [out, *torch.autograd.grad((out * weight).sum(), [x, *leaves])]
+
+    found = answer(linear(last, mlp(first, second, rows, keep=keep)), rows)
+    exact = x.requires_grad_()
+    expected = answer(last(second(F.gelu(first(exact), approximate="tanh"))), exact)
+    assert [part.dtype for part in found] == [kind, kind, *[torch.float32] * 5]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < tolerance
+    for part in (first.weight, first.bias, second.weight, second.bias):
+        part.requires_grad_(False)
+    part = torch.autograd.grad((linear(last, mlp(first, second, rows, keep=keep)) * weight).sum(), rows)[0]
+    assert torch.equal(part, found[1])
+
+
+@here
+def test_one_product_makes_all_modulations():
+    from mmldlm.model.ops import all_modulations
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, size) for size in (12, 4, 12)]
+    condition, weights = torch.randn(3, 6, requires_grad=True), [torch.randn(3, size) for size in (12, 4)]
+    leaves = [condition, *(part for layer in layers[:2] for part in layer.parameters())]
+    found, expected = all_modulations(condition, layers), [layer(condition) for layer in layers]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    grads = [
+        torch.autograd.grad(sum((a * b).sum() for a, b in zip(parts[:2], weights, strict=True)), leaves)
+        for parts in (found, expected)
+    ]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @here

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mmldlm.layout import Layout
+from mmldlm.model import products
 from mmldlm.model.attention import attend
 from mmldlm.model.fp8 import Rounded, fits, linear8, mlp8, round_rows
 from mmldlm.model.ops import RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
@@ -24,7 +25,7 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
     lambda record: "context_fn" not in record.getMessage()
 )
 
-_KEPT = ("mm", "addmm", "multiply8", "attend_tiles", "_flash_attention_forward")
+_KEPT = ("mm", "addmm", "product", "feed_forward", "multiply8", "attend_tiles", "_flash_attention_forward")
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 
@@ -141,17 +142,19 @@ class Stream(nn.Module):
             return self.qkv.weight.new_ones(2, self.head_width)
         return torch.stack([self.q_norm.weight, self.k_norm.weight]).float()
 
-    def mlp(self, y: Tensor | Rounded) -> Tensor:
-        """The feed-forward half."""
+    def mlp(self, y: Tensor | Rounded, *, own: bool, keep: bool) -> Tensor:
+        """The feed-forward half. `own`: by our operators; `keep`: with the result of GELU for the backward pass."""
         if isinstance(y, Rounded):
             return mlp8(self.mlp_in, self.mlp_out, y)
+        if own:
+            return products.mlp(self.mlp_in, self.mlp_out, y, keep=keep)
         return self.mlp_out(F.gelu(self.mlp_in(y), approximate="tanh"))
 
 
-def _product(linear: nn.Linear, rows: Tensor | Rounded) -> Tensor:
+def _product(linear: nn.Linear, rows: Tensor | Rounded, own: bool) -> Tensor:
     if isinstance(rows, Rounded):
         return linear8(linear, rows)
-    result: Tensor = linear(rows)
+    result: Tensor = products.linear(linear, rows) if own else linear(rows)
     return result
 
 
@@ -176,8 +179,9 @@ class Block(nn.Module):
     def _compute(
         self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels
     ) -> tuple[Residual, Residual]:
-        fused = kernels.fused
-        fp8 = kernels.fp8 and self.training and torch.is_grad_enabled()  # what is judged is judged in bf16
+        fused, trained = kernels.fused, self.training and torch.is_grad_enabled()
+        fp8 = kernels.fp8 and trained  # what is judged is judged in bf16
+        own, keep = fused and trained, kernels.keep == "all"
         if isinstance(times, Tensor):
             times = (self.text.modulation_of(times), self.latent.modulation_of(times))
         text_mod, latent_mod = (Modulation(*part.chunk(6, dim=-1)) for part in times)
@@ -189,15 +193,18 @@ class Block(nn.Module):
         latent_x, latent_y = add_and_norm(
             *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
         )
-        qkv = self._qkv(_product(self.text.qkv, text_y), self.latent.qkv(latent_y), places, fused)
+        text_qkv, latent_qkv = _product(self.text.qkv, text_y, own), _product(self.latent.qkv, latent_y, own)
+        qkv = self._qkv(text_qkv, latent_qkv, places, fused)
         attended = attend(qkv, places.layout, kernels.attention).flatten(1)
         attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
         num_tokens = text_x.shape[0]
         of_text = attended[:num_tokens]
         text_branch = _product(
-            self.text.attention_out, round_rows(of_text) if fp8 and fits(self.text.attention_out) else of_text
+            self.text.attention_out,
+            round_rows(of_text) if fp8 and fits(self.text.attention_out) else of_text,
+            own,
         )
-        latent_branch = self.latent.attention_out(attended[num_tokens:])
+        latent_branch = _product(self.latent.attention_out, attended[num_tokens:], own)
 
         add = add_and_norm_rounded if fp8 and fits(self.text.mlp_in) else add_and_norm
         text_x, text_y = add(
@@ -209,8 +216,8 @@ class Block(nn.Module):
             places.latent, fused=fused,
         )  # fmt: skip
         return (
-            Residual(text_x, self.text.mlp(text_y), text_mod.mlp_gate),
-            Residual(latent_x, self.latent.mlp(latent_y), latent_mod.mlp_gate),
+            Residual(text_x, self.text.mlp(text_y, own=own, keep=keep), text_mod.mlp_gate),
+            Residual(latent_x, self.latent.mlp(latent_y, own=own, keep=keep), latent_mod.mlp_gate),
         )
 
     def _qkv(self, text: Tensor, latent: Tensor, places: Places, fused: bool) -> Tensor:

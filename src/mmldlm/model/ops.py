@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmldlm.model.fp8 import Rounded, round_rows
+from mmldlm.model.products import product_in_fp32
 
 
 class _MoveRows(torch.autograd.Function):
@@ -139,11 +140,6 @@ class _AllModulations(torch.autograd.Function):
 
 def all_modulations(condition: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """What each layer makes of the condition (N, E), in one product: (N, outputs) each."""
-    return _AllModulations.apply(condition, *(part for layer in layers for part in (layer.weight, layer.bias)))
-
-
-def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; not rounded to the type of the factors where the device can do that."""
-    if a.is_cuda and a.dtype != torch.float32:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).float()
+    return _AllModulations.apply(
+        condition, *(part for layer in layers for part in (layer.weight, layer.bias))
+    )
