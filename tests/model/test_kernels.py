@@ -135,7 +135,11 @@ def test_the_feed_forward_half_and_its_gradient(keep, kind, tolerance):
     from mmldlm.model.products import linear, mlp
 
     torch.manual_seed(0)
-    first, second, last = torch.nn.Linear(24, 300), torch.nn.Linear(300, 24), torch.nn.Linear(24, 8, bias=False)
+    first, second, last = (
+        torch.nn.Linear(24, 300),
+        torch.nn.Linear(300, 24),
+        torch.nn.Linear(24, 8, bias=False),
+    )
     x, weight = torch.randn(150, 24), torch.randn(150, 8)
     rows = x.to(kind).requires_grad_()
     leaves = [first.weight, first.bias, second.weight, second.bias, last.weight]
