@@ -32,6 +32,11 @@ def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b).float()
 
 
+def _weight_gradient(grad: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
+    """Sum over the rows of grad' x, in the type of the weight, which ranks may share in half precision."""
+    return grad.t() @ x if kind == x.dtype else product_in_fp32(grad.t(), x).to(kind)
+
+
 def _rounded(weight: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weight in this type, and what is to be returned of it: nothing where it is the weight itself."""
     if weight.dtype == kind:
@@ -72,7 +77,7 @@ def product_backward(
     if needed[0]:
         grad_x = grad @ matrix
     if needed[1]:
-        grad_weight = product_in_fp32(grad.t(), x).to(weight.dtype)
+        grad_weight = _weight_gradient(grad, x, weight.dtype)
     return grad_x, grad_weight
 
 
@@ -133,8 +138,8 @@ def feed_forward_backward(
     if not trained:
         return grad_x, w_in.new_empty((0, 0)), b_in.new_empty(0), w_out.new_empty((0, 0)), b_out.new_empty(0)
     active = active if again_active is None else again_active
-    grad_in = product_in_fp32(grad_hidden.t(), x).to(w_in.dtype)
-    grad_out = product_in_fp32(grad.t(), active).to(w_out.dtype)
+    grad_in = _weight_gradient(grad_hidden, x, w_in.dtype)
+    grad_out = _weight_gradient(grad, active, w_out.dtype)
     sums_out = grad.sum(0, dtype=torch.float32).to(b_out.dtype)
     return grad_x, grad_in, sums.to(b_in.dtype), grad_out, sums_out
 
