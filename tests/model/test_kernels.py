@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "24 passed" in done.stdout
+    assert "25 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -75,8 +75,10 @@ def test_tiles_and_their_gradient():
 
 
 @here
-@pytest.mark.parametrize(("heads", "width", "norm"), [(3, 12, True), (2, 8, False)])
-def test_gather_qkv_and_its_gradient(heads, width, norm):
+@pytest.mark.parametrize(
+    ("heads", "width", "norm", "apart"), [(3, 12, True, False), (2, 8, False, False), (9, 64, True, True)]
+)
+def test_gather_qkv_and_its_gradient(heads, width, norm, apart):
     from mmldlm.model.kernels.gather_qkv import gather_qkv
     from mmldlm.model.ops import rotary_angles, rotate
 
@@ -95,9 +97,19 @@ def test_gather_qkv_and_its_gradient(heads, width, norm):
     q, k, v = heads_of(text, norms[0])
     turned = torch.stack([rotate(q, cosine, sine), rotate(k, cosine, sine), v], 1)
     expected = torch.cat([turned, torch.stack(heads_of(latent, norms[1]), 1)])[layout.to_stream]
-    found = gather_qkv(
-        text, latent, *norms, cosine[:, 0], sine[:, 0], layout.to_stream, layout.from_stream, heads, norm
+    parts = gather_qkv(
+        text,
+        latent,
+        *norms,
+        cosine[:, 0],
+        sine[:, 0],
+        layout.to_stream,
+        layout.from_stream,
+        heads,
+        norm,
+        apart,
     )
+    found = torch.stack(parts, 1) if apart else parts[0]
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     weight, leaves = torch.randn_like(expected), [text, latent, *(norms if norm else [])]
     ours, theirs = (torch.autograd.grad((out * weight).sum(), leaves) for out in (found, expected))

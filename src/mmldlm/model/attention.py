@@ -25,14 +25,20 @@ log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
 
 
-def attend(qkv: Tensor, layout: Layout, backend: str) -> Tensor:
-    """qkv (L, 3, H, K) in stream order -> (L, H, K)."""
+def apart(layout: Layout, backend: str) -> bool:
+    """Whether a backend takes q, k and v from tensors of their own."""
+    return backend == "sdpa" and layout.full
+
+
+def attend(qkv: Tensor | tuple[Tensor, ...], layout: Layout, backend: str) -> Tensor:
+    """qkv (L, 3, H, K) in stream order, or each of the three (L, H, K) where they are `apart` -> (L, H, K)."""
+    if apart(layout, backend):
+        return _attend_full(qkv.unbind(1) if isinstance(qkv, Tensor) else qkv, layout)
+    assert isinstance(qkv, Tensor)
     if backend == "tiles":
         return _attend_tiles(qkv, layout)
     if backend == "varlen":
         return _attend_varlen(qkv, layout)
-    if backend == "sdpa" and layout.full:
-        return _attend_full(qkv, layout)
     if backend in ("sdpa", "rows"):
         return _attend_rows(qkv, layout)
     return _attend_reference(qkv, layout)
@@ -57,9 +63,9 @@ def _attend_varlen(qkv: Tensor, layout: Layout) -> Tensor:
     return out
 
 
-def _attend_full(qkv: Tensor, layout: Layout) -> Tensor:
+def _attend_full(qkv: tuple[Tensor, ...], layout: Layout) -> Tensor:
     """Every document fills its row: no mask, so cuDNN and flash attention apply."""
-    q, k, v = qkv.view(-1, layout.max_segment, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+    q, k, v = (part.unflatten(0, (-1, layout.max_segment)).transpose(1, 2) for part in qkv)
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,

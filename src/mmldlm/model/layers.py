@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from mmldlm.layout import Layout
 from mmldlm.model import products
-from mmldlm.model.attention import attend
+from mmldlm.model.attention import apart, attend
 from mmldlm.model.fp8 import Rounded, fits, linear8, mlp8, round_rows
 from mmldlm.model.ops import RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
 
@@ -194,7 +194,7 @@ class Block(nn.Module):
             *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
         )
         text_qkv, latent_qkv = _product(self.text.qkv, text_y, own), _product(self.latent.qkv, latent_y, own)
-        qkv = self._qkv(text_qkv, latent_qkv, places, fused)
+        qkv = self._qkv(text_qkv, latent_qkv, places, kernels)
         attended = attend(qkv, places.layout, kernels.attention).flatten(1)
         attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
         num_tokens = text_x.shape[0]
@@ -220,17 +220,21 @@ class Block(nn.Module):
             Residual(latent_x, self.latent.mlp(latent_y, own=own, keep=keep), latent_mod.mlp_gate),
         )
 
-    def _qkv(self, text: Tensor, latent: Tensor, places: Places, fused: bool) -> Tensor:
-        """Projections of both streams -> (L, 3, H, K) in stream order, normalised, tokens turned by their position."""
+    def _qkv(
+        self, text: Tensor, latent: Tensor, places: Places, kernels: Kernels
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Projections of both streams -> q, k and v in stream order, normalised, tokens turned by their position."""
         layout = places.layout
-        if fused:
+        if kernels.fused:
             from mmldlm.model.kernels.gather_qkv import gather_qkv
 
-            return gather_qkv(
+            three = apart(layout, kernels.attention)
+            parts: tuple[Tensor, ...] = gather_qkv(
                 text, latent, self.text.norm_weights(), self.latent.norm_weights(), places.cosine, places.sine,
                 layout.to_stream, layout.from_stream, self.text.num_heads,
-                not isinstance(self.text.q_norm, nn.Identity),
+                not isinstance(self.text.q_norm, nn.Identity), three,
             )  # fmt: skip
+            return parts if three else parts[0]
         cosine, sine = places.cosine[:, None], places.sine[:, None]
         text_q, text_k, text_v = self.text.heads(text)
         text_q, text_k = rotate(text_q, cosine, sine), rotate(text_k, cosine, sine)

@@ -230,5 +230,7 @@ def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
     """total += gradient^T rows, added up in fp32."""
     if gradient.dtype == torch.float32:
         total.addmm_(gradient.T, rows)
+    elif gradient.is_cuda:
+        torch.addmm(total, gradient.T, rows, out_dtype=torch.float32, out=total)
     else:
         total += gradient.T @ rows

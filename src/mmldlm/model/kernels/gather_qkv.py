@@ -1,8 +1,9 @@
 """From the projections of both streams to the queries, keys and values of the packed stream, in one pass.
 
 Each place of the stream reads its row of the text or of the latent stream, normalises the heads of q and k, turns those
-of tokens by their rotary angles, and writes all three side by side. Backward, each row reads the gradient at its place.
-The gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
+of tokens by their rotary angles, and writes all three, side by side or each into a tensor of its own: attention that
+returns its gradients apart would have them copied together. Backward, each row reads the gradients at its place. The
+gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
 Shapes: T tokens, M slots, L = T + M places, H heads, K head width.
 """
 
@@ -18,12 +19,14 @@ from torch import Tensor
 from mmldlm.model.operators import operator
 
 ROWS = 16
+_CELLS = 2048
+"""Of one half of the channels, that a program works on at a time."""
 EPS = 1e-6
 
 
 @triton.jit
 def _gather_kernel(
-    text, latent, to_stream, cosine, sine, text_weight, latent_weight, out, num_tokens, eps,
+    text, latent, to_stream, cosine, sine, text_weight, latent_weight, q, k, v, stride, num_tokens, eps,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, HALF_UP: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
@@ -45,7 +48,7 @@ def _gather_kernel(
         mine, theirs = real_head & of_text[None, :], real_head & of_latent[None, :]
         first = tl.load(from_text, mine, other=0.0) + tl.load(from_latent, theirs, other=0.0)
         second = tl.load(from_text + HALF, mine, other=0.0) + tl.load(from_latent + HALF, theirs, other=0.0)
-        goal = out + place * size + at
+        goal = (q if part == 0 else k if part == 1 else v) + place * stride + cell
         if part < 2:
             first, second = first.to(tl.float32), second.to(tl.float32)
             if NORM:
@@ -66,37 +69,43 @@ def _gather_kernel(
 
 @triton.jit
 def _return_kernel(
-    grad, raw, from_stream, cosine, sine, weight, grad_raw, partial, num_rows, first_place, eps,
+    grad_q, grad_k, grad_v, raw, from_stream, cosine, sine, weight, grad_raw, partial,
+    stride, num_rows, first_place, eps,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, HALF_UP: tl.constexpr,
-    NORM: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr,
+    NORM: tl.constexpr, TURN: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the projections of one stream, and partial sums for the weights of its norms."""
+    """Gradient of the projections of one stream, and partial sums for the weights of its norms; STEP rows at a time."""
     block = tl.program_id(0).to(tl.int64)
-    head, channel = tl.arange(0, HEADS_UP), tl.arange(0, HALF_UP)
+    index, channel = tl.arange(0, STEP * HEADS_UP), tl.arange(0, HALF_UP)
+    head = index % HEADS_UP
     HALF: tl.constexpr = WIDTH // 2
-    inside = (head[:, None] < HEADS) & (channel[None, :] < HALF)
     used = channel < HALF
     cell = head[:, None] * WIDTH + channel[None, :]
     size = 3 * HEADS * WIDTH
     for part in tl.static_range(3):
         low_sum = tl.zeros([HALF_UP], tl.float32)
         high_sum = tl.zeros([HALF_UP], tl.float32)
-        at = part * HEADS * WIDTH + cell
-        for row in range(block * ROWS, tl.minimum(block * ROWS + ROWS, num_rows)):
-            place = tl.load(from_stream + first_place + row).to(tl.int64)
-            first = tl.load(grad + place * size + at, inside, other=0.0)
-            second = tl.load(grad + place * size + at + HALF, inside, other=0.0)
+        grad = grad_q if part == 0 else grad_k if part == 1 else grad_v
+        for start in range(0, ROWS, STEP):
+            row = block * ROWS + start + index // HEADS_UP
+            inside = ((row < num_rows) & (head < HEADS))[:, None] & used[None, :]
+            place = tl.load(from_stream + first_place + row, row < num_rows, other=0).to(tl.int64)
+            source = grad + place[:, None] * stride + cell
+            here = row[:, None] * size + part * HEADS * WIDTH + cell
+            first = tl.load(source, inside, other=0.0)
+            second = tl.load(source + HALF, inside, other=0.0)
             if part < 2:
                 first, second = first.to(tl.float32), second.to(tl.float32)
                 if TURN:
-                    cosines = tl.load(cosine + row * HALF + channel, used, other=1.0)[None, :]
-                    sines = tl.load(sine + row * HALF + channel, used, other=0.0)[None, :]
+                    angle = row[:, None] * HALF + channel[None, :]
+                    cosines = tl.load(cosine + angle, inside, other=1.0)
+                    sines = tl.load(sine + angle, inside, other=0.0)
                     turned = first * cosines + second * sines
                     second = second * cosines - first * sines
                     first = turned
                 if NORM:
-                    x_low = tl.load(raw + row * size + at, inside, other=0.0).to(tl.float32)
-                    x_high = tl.load(raw + row * size + at + HALF, inside, other=0.0).to(tl.float32)
+                    x_low = tl.load(raw + here, inside, other=0.0).to(tl.float32)
+                    x_high = tl.load(raw + here + HALF, inside, other=0.0).to(tl.float32)
                     square = tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)
                     inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
                     x_low, x_high = x_low * inverse, x_high * inverse
@@ -108,8 +117,8 @@ def _return_kernel(
                     along = (tl.sum(first * x_low, 1) + tl.sum(second * x_high, 1))[:, None] / WIDTH
                     first = (first - x_low * along) * inverse
                     second = (second - x_high * along) * inverse
-            tl.store(grad_raw + row * size + at, first, inside)
-            tl.store(grad_raw + row * size + at + HALF, second, inside)
+            tl.store(grad_raw + here, first, inside)
+            tl.store(grad_raw + here + HALF, second, inside)
         if NORM and part < 2:
             goal = partial + (block * 2 + part) * WIDTH + channel
             tl.store(goal, low_sum, used)
@@ -130,72 +139,91 @@ def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
 @operator
 def gather_qkv(
     text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
-    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
-) -> Tensor:  # fmt: skip
+    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool, apart: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """text (T, 3*H*K), latent (M, 3*H*K); weights (2, K) of the norms of q and k; cosine, sine (T, K/2).
 
-    Returns (L, 3, H, K). Without `norm` the weights are not looked at.
+    Returns (L, 3, H, K) and twice nothing, or `apart` q, k and v (L, H, K). Without `norm` the weights are not looked
+    at.
     """
     text, latent = text.contiguous(), latent.contiguous()
     width = text.shape[1] // (3 * num_heads)
     places = len(to_stream)
-    out = torch.empty((places, 3, num_heads, width), device=text.device, dtype=text.dtype)
+    results = _empty(text, places, num_heads, width, apart)
+    q, k, v = results if apart else results[0].unbind(1)
     _gather_kernel[(places,)](
-        text, latent, to_stream, cosine, sine, text_weight, latent_weight, out, text.shape[0], EPS,
+        text, latent, to_stream, cosine, sine, text_weight, latent_weight, q, k, v, q.stride(0), text.shape[0], EPS,
         **_sizes(num_heads, width, norm), num_warps=2,
     )  # fmt: skip
-    return out
+    return results
+
+
+def _empty(
+    text: Tensor, places: int, num_heads: int, width: int, apart: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not apart:
+        return text.new_empty((places, 3, num_heads, width)), text.new_empty(0), text.new_empty(0)
+    q, k, v = (text.new_empty((places, num_heads, width)) for _ in range(3))
+    return q, k, v
 
 
 @torch.library.register_fake(gather_qkv)
 def _(
     text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
-    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool,
-) -> Tensor:  # fmt: skip
-    return text.new_empty((to_stream.shape[0], 3, num_heads, text.shape[1] // (3 * num_heads)))
+    to_stream: Tensor, from_stream: Tensor, num_heads: int, norm: bool, apart: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _empty(text, to_stream.shape[0], num_heads, text.shape[1] // (3 * num_heads), apart)
 
 
 @operator
 def return_qkv(
-    grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
-    first_place: int, turn: bool, norm: bool,
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor,
+    from_stream: Tensor, first_place: int, turn: bool, norm: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the projections (rows, 3*H*K) of one stream and of its norms' weights (2, K)."""
-    grad, raw = grad.contiguous(), raw.contiguous()
-    num_heads, width = grad.shape[2:]
+    """Gradients of the projections (rows, 3*H*K) of one stream and of its norms' weights (2, K).
+
+    Those of q, k and v are (L, H, K), with any distance between places.
+    """
+    num_heads, width = grad_q.shape[1:]
+    strides = (grad_q.stride(0), width, 1)
+    if any(part.stride() != strides for part in (grad_q, grad_k, grad_v)):
+        grad_q, grad_k, grad_v = (part.contiguous() for part in (grad_q, grad_k, grad_v))
+    raw = raw.contiguous()
+    sizes = _sizes(num_heads, width, norm)
     num_blocks = triton.cdiv(raw.shape[0], ROWS)
     grad_raw = torch.empty_like(raw)
     partial = torch.empty((num_blocks, 2, width), device=raw.device, dtype=torch.float32)
+    step = min(ROWS, triton.next_power_of_2(max(1, _CELLS // (sizes["HEADS_UP"] * sizes["HALF_UP"]))))
     _return_kernel[(num_blocks,)](
-        grad, raw, from_stream, cosine, sine, weight, grad_raw, partial, raw.shape[0], first_place, EPS,
-        **_sizes(num_heads, width, norm), TURN=turn, ROWS=ROWS, num_warps=4,
+        grad_q, grad_k, grad_v, raw, from_stream, cosine, sine, weight, grad_raw, partial,
+        grad_q.stride(0), raw.shape[0], first_place, EPS, **sizes, TURN=turn, ROWS=ROWS, STEP=step, num_warps=4,
     )  # fmt: skip
     return grad_raw, partial.sum(0) if norm else torch.zeros_like(weight)
 
 
 @torch.library.register_fake(return_qkv)
 def _(
-    grad: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, from_stream: Tensor,
-    first_place: int, turn: bool, norm: bool,
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor,
+    from_stream: Tensor, first_place: int, turn: bool, norm: bool,
 ) -> Any:  # fmt: skip
-    return raw.new_empty(raw.shape), weight.new_empty((2, grad.shape[3]), dtype=torch.float32)
+    return raw.new_empty(raw.shape), weight.new_empty((2, grad_q.shape[2]), dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    text, latent, text_weight, latent_weight, cosine, sine, _, from_stream, _, ctx.norm = inputs
+    text, latent, text_weight, latent_weight, cosine, sine, _, from_stream, _, ctx.norm, ctx.apart = inputs
     ctx.save_for_backward(text, latent, text_weight, latent_weight, cosine, sine, from_stream)
 
 
 def _gradients(ctx: Any, *upstream: Any) -> Any:
     text, latent, text_weight, latent_weight, cosine, sine, from_stream = ctx.saved_tensors
-    grad = upstream[0]
+    grads = upstream if ctx.apart else upstream[0].contiguous().unbind(1)
     grad_text, grad_text_weight = return_qkv(
-        grad, text, text_weight, cosine, sine, from_stream, 0, True, ctx.norm
+        *grads, text, text_weight, cosine, sine, from_stream, 0, True, ctx.norm
     )
     grad_latent, grad_latent_weight = return_qkv(
-        grad, latent, latent_weight, cosine, sine, from_stream, text.shape[0], False, ctx.norm
+        *grads, latent, latent_weight, cosine, sine, from_stream, text.shape[0], False, ctx.norm
     )
-    return grad_text, grad_latent, grad_text_weight, grad_latent_weight, *[None] * 6
+    return grad_text, grad_latent, grad_text_weight, grad_latent_weight, *[None] * 7
 
 
 torch.library.register_autograd(gather_qkv, _gradients, setup_context=_keep)
