@@ -54,14 +54,23 @@ def add_norm(rounded):
     (out.sum() + y.float().sum()).backward()
 
 
-def gather_qkv(norm):
+def gather_qkv(apart):
     from mmldlm.model.kernels.gather_qkv import gather_qkv
 
     layout, weight = packed(), torch.zeros(2, 64)
     angles = torch.zeros(64, 32)
     text, latent = bf16(64, 3 * 8 * 64), bf16(4, 3 * 8 * 64)
     places = (layout.to_stream, layout.from_stream)
-    gather_qkv(text, latent, weight, weight, angles, angles, *places, 8, norm).float().sum().backward()
+    parts = gather_qkv(text, latent, weight, weight, angles, angles, *places, 8, True, apart)
+    torch.cat([part.flatten() for part in parts]).float().sum().backward()
+
+
+def gelu(_):
+    from mmldlm.model.kernels.gelu import gelu, gelu_backward
+
+    h = bf16(40, 300).detach()
+    for again in (True, False):
+        gelu_backward(gelu(h), h, again=again)
 
 
 def tiles(width):
@@ -92,7 +101,8 @@ def scoring(_):
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(("use", "way"), [
-    (add_norm, False), (add_norm, True), (gather_qkv, True), (tiles, 64), (quantize, None), (scoring, None),
+    (add_norm, False), (add_norm, True), (gather_qkv, False), (gather_qkv, True), (gelu, None),
+    (tiles, 64), (quantize, None), (scoring, None),
 ])  # fmt: skip
 def test_kernels_compile_for_a_gpu(use, way, monkeypatch, tmp_path):
     compiled = []
