@@ -120,6 +120,21 @@ def recorded(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
 
 @scenario
+def recorded_later(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """With DDP, from the fifth step on without, as where recording seems to help, and with it again from the ninth."""
+    trainer = make_trainer(folder, store, "train.log_every=1", "distributed.bucket_mb=0.01", ranks=ranks)
+    run = trainer.train_step
+
+    def one_step(*args: Any) -> None:
+        if trainer.step in (4, 8):
+            trainer.stepper.record(trainer.step == 4)
+        run(*args)
+
+    trainer.train_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+@scenario
 def resumed(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     """The middle of a run that one rank began and one rank will end."""
     trainer = make_trainer(folder, store, "train.log_every=1", ranks=ranks)

@@ -95,9 +95,10 @@ def test_two_ranks_give_the_curve_of_one_and_equal_weights(both, began, alone, n
     assert both[name][0]["state"] == both[name][1]["state"]
 
 
-def test_passes_without_ddp_and_one_sum_give_the_same_curve(both, began, alone):
-    assert_same_curve(lines(began[0] / "recorded" / "run" / "training_log.jsonl"), alone()[0], ROUNDING)
-    assert both["recorded"][0]["state"] == both["recorded"][1]["state"]
+@pytest.mark.parametrize("name", ["recorded", "recorded_later"])
+def test_passes_without_ddp_and_one_sum_give_the_same_curve(both, began, alone, name):
+    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone()[0], ROUNDING)
+    assert both[name][0]["state"] == both[name][1]["state"]
 
 
 def test_the_scenarios_are_what_they_say(both, began):

@@ -317,3 +317,25 @@ def test_a_recording_that_fails_leaves_no_gradient_behind(store, tmp_path, monke
     assert recorded.stepper.graphs.broken == "cannot be recorded"
     pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("recorded", "kept"), [(0.002, True), (0.02, False)])
+def test_ranks_record_only_where_the_slowest_of_them_gains(tmp_path, monkeypatch, recorded, kept):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    clock = [0.0]
+    monkeypatch.setattr("mmldlm.training.graphs.time.perf_counter", lambda: clock[0])
+    watch = LaunchWatch(torch.device("cpu"), "two", lambda own: max(own, 500))  # another rank is quicker
+    assert watch.remembered() is None
+
+    def step(seconds):
+        clock[0] += seconds
+
+    answers = [watch.measure(lambda: step(0.01))[1] for _ in range(9)]
+    assert answers == [None] * 8 + [True]
+    assert not watch.decided
+    answers = [watch.measure(lambda: step(recorded))[1] for _ in range(13)]
+    assert answers == [None] * 12 + [kept]
+    assert watch.decided
+    alone = LaunchWatch(torch.device("cpu"), "two")
+    assert alone.remembered() is None  # the share of ranks says nothing about one process

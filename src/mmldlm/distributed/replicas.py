@@ -46,6 +46,8 @@ class Replicas:
         self.lockstep = Lockstep(ranks)
         self._lost: LostRankError | None = None
         self._works: list[Any] = []
+        self._laid: list[tuple[Tensor, nn.Parameter]] = []
+        """Where passes run without DDP: the buckets, and the first parameter of each."""
         torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one; they need no further cuts
 
     def __call__(self, compute: Callable[[Any], T]) -> T:
@@ -79,24 +81,43 @@ class Replicas:
             raise self.ranks.lost(str(error)) from error
         return local
 
-    def run_apart(self, work: Callable[[], T], gradients: Callable[[], list[Tensor]]) -> T:
-        """Passes without DDP, as recorded graphs; afterwards the gradients are summed in place, bucket by bucket."""
+    def run_apart(self, passes: Callable[[], T], trial: Callable[[], object]) -> T:
+        """Passes without DDP, as recorded graphs; gradients lie in buckets, which are summed after the last pass.
+
+        `trial` is one pass, which shows what the loss reaches.
+        """
+        self._unwrap()
+
+        def work() -> T:
+            self._lay_out_gradients(trial)
+            return passes()
+
         done = self.lockstep.run("apart", work)
-        pending: list[tuple[list[Tensor], Tensor, Future[Tensor]]] = []
         try:
-            for bucket in _buckets(gradients(), self.config.bucket_mb):
-                flat = torch.cat([gradient.flatten() for gradient in bucket])
-                pending.append((bucket, flat, sum_bucket(flat, self.config.compression)[1]))
-            for bucket, flat, summed in pending:
+            sums = [sum_bucket(bucket, self.config.compression)[1] for bucket, _ in self._laid]
+            for summed in sums:
                 summed.wait()
-                parts = flat.split([gradient.numel() for gradient in bucket])
-                views = [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)]
-                torch._foreach_copy_(bucket, views)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise self.ranks.lost(str(error)) from error
         return done
+
+    def _lay_out_gradients(self, trial: Callable[[], object]) -> None:
+        """Zeros to add gradients to, side by side in buckets; they stay where they are until they are dropped."""
+        if self._laid and self._laid[0][1].grad is not None:
+            return
+        if self.unreached is None:
+            self.unreached = self._find_unreached(trial)
+        named, unreached = self.module.named_parameters(), set(self.unreached)
+        reached = [p for name, p in named if p.requires_grad and name not in unreached]
+        self._laid = []
+        for bucket in _buckets(reached, self.config.bucket_mb):
+            sizes = [parameter.numel() for parameter in bucket]
+            flat = torch.zeros(sum(sizes), dtype=bucket[0].dtype, device=bucket[0].device)
+            for parameter, part in zip(bucket, flat.split(sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
+            self._laid.append((flat, bucket[0]))
 
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
         """The communication hook, called for each bucket in turn when its gradients are ready."""
@@ -129,6 +150,7 @@ class Replicas:
         if self.ddp is None:
             if self.unreached is None:
                 self.unreached = self._find_unreached(passes[0])
+            self._laid = []
             # a static graph is learned in the first backward pass, which has to be one that adds up
             self.ddp = self._wrap(self.unreached, static=self.config.static_graph and len(passes) == 1)
         return self.ddp
@@ -163,7 +185,7 @@ class Replicas:
         """Other parameters are trained from now on: take DDP off, and look again for what the loss leaves out."""
         self._unwrap()
         self.lockstep.forget()
-        self.unreached = None
+        self.unreached, self._laid = None, []
 
     def _unwrap(self) -> None:
         """Take DDP off after a step that was given up; sums that were begun end first, they write into its memory."""
@@ -203,16 +225,16 @@ def sum_bucket(buffer: Tensor, compression: str) -> tuple[Any, Future[Tensor]]:
     return work, work.get_future().then(lambda future: buffer.copy_(future.value()[0]).mul_(share))
 
 
-def _buckets(gradients: Sequence[Tensor], megabytes: float) -> list[list[Tensor]]:
-    """The gradients in turn, in lists of so many MiB each."""
-    buckets: list[list[Tensor]] = [[]]
+def _buckets(parameters: Sequence[nn.Parameter], megabytes: float) -> list[list[nn.Parameter]]:
+    """The parameters in turn, in lists of so many MiB each."""
+    buckets: list[list[nn.Parameter]] = [[]]
     room = megabytes * 2**20
-    for gradient in gradients:
-        if buckets[-1] and gradient.nbytes > room:
+    for parameter in parameters:
+        if buckets[-1] and parameter.nbytes > room:
             buckets.append([])
             room = megabytes * 2**20
-        buckets[-1].append(gradient)
-        room -= gradient.nbytes
+        buckets[-1].append(parameter)
+        room -= parameter.nbytes
     return [bucket for bucket in buckets if bucket]
 
 

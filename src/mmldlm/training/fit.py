@@ -85,8 +85,10 @@ class Trainer:
         self.plateau = Plateau()
         self.straggler = Straggler()
         self.modes = ModeStages(self.config, setup.denoiser, self._record)
-        undecided = speed.cuda_graphs is None and device.type == "cuda" and not self.ranks.joined
-        self.attempts = Attempts(self.stepper, LaunchWatch(device, launch_key(setup)) if undecided else None)
+        undecided = speed.cuda_graphs is None and device.type == "cuda" and self.shards is None
+        together = self.ranks.largest if self.ranks.joined else None
+        watch = LaunchWatch(device, launch_key(setup), together) if undecided else None
+        self.attempts = Attempts(self.stepper, watch)
         self.batches = Batches(setup, self.stop, self._record)
         leave = hooks.leave if settings.step_timeout_action == "exit" else None
         self.watchdog = Watchdog(run, settings.step_timeout, self._hung, leave=leave, rank=self.ranks.rank)

@@ -136,27 +136,38 @@ class Graphs:
 
 @dataclass
 class LaunchWatch:
-    """Whether the host is slower at launching a step than the device at computing it; from a few steps early on."""
+    """Whether the host is slower at launching a step than the device at computing it; from a few steps early on.
+
+    On several ranks recorded passes have a price: gradients are summed after them, not beside. There recorded steps are
+    timed too, and kept only where the slowest rank gains.
+    """
 
     device: torch.device
     key: str
     """What the share depends on; later runs with the same need not measure it."""
+    largest: Callable[[int], int] | None = None
+    """Over ranks; None: there is one process."""
     first: int = 4
-    """Steps before these compile."""
+    """Steps before these compile, or record."""
     steps: int = 5
     share: float = 0.5
     """Launching takes at least this share of a step. A recorded step also needs less time on the device itself, since
     nothing comes between its kernels (docs/bottlenecks.md), so recording pays before the host is too slow."""
-    shares: list[float] = field(default_factory=list)
+    decided: bool = False
+    """Nothing remains to be measured."""
+    _times: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds to launch a step, and until it was done."""
     _done: int = 0
+    _plain: int = 0
+    """Microseconds of a step that was not recorded."""
 
     def remembered(self) -> bool | None:
         """The answer, if an earlier run has found it."""
-        share = recall("launching", self.key).get("share")
+        share = None if self.largest else recall("launching", self.key).get("share")
         return None if share is None else self._decide(share)
 
     def measure(self, step: Callable[[], Result]) -> tuple[Result, bool | None]:
-        """Run a step. Also true or false once it is known, None before."""
+        """Run a step. Also whether to record from now on, when that is known; None before."""
         self._done += 1
         if self._done <= self.first:
             return step(), None
@@ -165,15 +176,30 @@ class LaunchWatch:
         result = step()
         launched = time.perf_counter() - began
         torch.cuda.synchronize(self.device)
-        self.shares.append(launched / (time.perf_counter() - began))
-        if len(self.shares) < self.steps:
+        self._times.append((launched, time.perf_counter() - began))
+        if len(self._times) < self.steps:
             return result, None
-        share = statistics.median(self.shares)  # a step that compiled or failed does not sway it
-        remember("launching", self.key, {"share": share})
-        return result, self._decide(share)
+        # the median: a step that compiled or failed does not sway it
+        share = statistics.median(launched / whole for launched, whole in self._times)
+        micros = round(1e6 * statistics.median(whole for _, whole in self._times))
+        if self.largest is None:
+            remember("launching", self.key, {"share": share})
+            return result, self._decide(share)
+        return result, self._decide_together(self.largest(round(1000 * share)) / 1000, self.largest(micros))
 
     def _decide(self, share: float) -> bool:
-        slow = share >= self.share
+        slow, self.decided = share >= self.share, True
         note = "; micro-batches are recorded" if slow else ""
         log.info("launching takes %.0f %% of a step%s", 100 * share, note)
         return slow
+
+    def _decide_together(self, share: float, micros: int) -> bool:
+        if not self._plain:
+            slow, self._plain = self._decide(share), micros
+            self.decided = not slow
+            self._times, self._done, self.first = [], 0, 2 * self.first
+            return slow
+        self.decided, faster = True, micros < self._plain
+        note = "" if faster else "; micro-batches are no longer recorded"
+        log.info("a recorded step takes %.1f ms, one before %.1f ms%s", micros / 1e3, self._plain / 1e3, note)
+        return faster

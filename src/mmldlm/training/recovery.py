@@ -33,7 +33,7 @@ from mmldlm.data.store import Split
 from mmldlm.distributed.ranks import is_compiler_error
 from mmldlm.errors import UserError
 from mmldlm.objective.joint import LossTerms
-from mmldlm.training.graphs import Graphs, LaunchWatch
+from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.step import Stepper, StepResult
 from mmldlm.types import Piece
 
@@ -82,9 +82,12 @@ class Attempts:
         return attempt
 
     def _record_if(self, slow: bool | None) -> None:
-        """Record micro-batches from now on, or never; None: not decided yet."""
-        if slow is not None:
-            self.stepper.graphs = Graphs() if slow else None
+        """Record micro-batches from now on, or do not; None: nothing new is known."""
+        if slow is None or self.watch is None:
+            return
+        if slow != (self.stepper.graphs is not None):
+            self.stepper.record(slow)
+        if self.watch.decided:
             self.watch = None
 
     def expect_compilation(self) -> None:

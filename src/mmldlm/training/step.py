@@ -192,7 +192,10 @@ class Stepper:
             norms_of = self._norms_of if self.shards is None else partial(self._norms_of_shards, self.shards)
             self._norms = norms_of_shared(norms_of(batch, "text"), norms_of(batch, "latent"))
         if self.replicas is not None and self.graphs is not None:
-            return self.replicas.run_apart(partial(self._own_gradients, batch), self.optimizers.gradients)
+            first = batch.micro_batches[0]
+            return self.replicas.run_apart(
+                partial(self._own_gradients, batch), lambda: self.pass_over(first.open())
+            )
         if (joined := self.joined) is not None:
             return self._gradients_of_all(joined, batch)
         return self._own_gradients(batch)
@@ -260,6 +263,11 @@ class Stepper:
             return vars(terms)
 
         return LossTerms(**(compute(self.denoiser) if self.joined is None else self.joined(compute)))
+
+    def record(self, yes: bool) -> None:
+        """Record micro-batches from now on, or run them kernel by kernel."""
+        self.graphs = Graphs() if yes else None
+        self.optimizers.zero_grad(set_to_none=True)
 
     def run_eagerly(self) -> None:
         """Undo compilation, after the compiler failed."""
