@@ -23,6 +23,8 @@ from mmldlm.model.kernels.quantize import to_eight_bits
 from mmldlm.model.operators import operator
 
 ROWS = 32
+_VALUES, _STAGES = 4, 1
+"""Of the backward pass: values of a row for each thread, and rows that are under way at once."""
 EPS = 1e-5
 
 
@@ -59,7 +61,8 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-    gate_stride, scale_stride, num_rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    gate_stride, scale_stride, num_rows, width,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -72,7 +75,7 @@ def _backward_kernel(
     gate_sum = tl.zeros([WIDTH], tl.float32)
     shift_sum = tl.zeros([WIDTH], tl.float32)
     scale_sum = tl.zeros([WIDTH], tl.float32)
-    for row in range(first, end):
+    for row in tl.range(first, end, num_stages=STAGES):
         d = tl.load(document + row).to(tl.int64)
         if d != current:
             place = partial + (block + current) * 3 * width + column
@@ -186,10 +189,11 @@ def add_norm_backward(
     num_blocks = triton.cdiv(num_rows, ROWS)
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
     partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
-    padded, warps = triton.next_power_of_2(width), 2 * _warps(width)
+    padded = triton.next_power_of_2(width)
+    warps = min(16, max(1, padded // (32 * _VALUES)))
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, num_warps=warps,
+        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, STAGES=_STAGES, num_warps=warps,
     )  # fmt: skip
     sums = torch.empty((num_documents, 3, width), device=out.device, dtype=gate.dtype)
     _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=ROWS, WIDTH=padded, num_warps=warps)

@@ -83,8 +83,8 @@ def _return_kernel(
     cell = head[:, None] * WIDTH + channel[None, :]
     size = 3 * HEADS * WIDTH
     for part in tl.static_range(3):
-        low_sum = tl.zeros([HALF_UP], tl.float32)
-        high_sum = tl.zeros([HALF_UP], tl.float32)
+        low_sum = tl.zeros([STEP * HEADS_UP, HALF_UP], tl.float32)
+        high_sum = tl.zeros([STEP * HEADS_UP, HALF_UP], tl.float32)
         grad = grad_q if part == 0 else grad_k if part == 1 else grad_v
         for start in range(0, ROWS, STEP):
             row = block * ROWS + start + index // HEADS_UP
@@ -109,8 +109,8 @@ def _return_kernel(
                     square = tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)
                     inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
                     x_low, x_high = x_low * inverse, x_high * inverse
-                    low_sum += tl.sum(first * x_low, 0)
-                    high_sum += tl.sum(second * x_high, 0)
+                    low_sum += first * x_low
+                    high_sum += second * x_high
                     low = tl.load(weight + part * WIDTH + channel, used, other=0.0)[None, :]
                     high = tl.load(weight + part * WIDTH + HALF + channel, used, other=0.0)[None, :]
                     first, second = first * low, second * high
@@ -121,8 +121,8 @@ def _return_kernel(
             tl.store(grad_raw + here + HALF, second, inside)
         if NORM and part < 2:
             goal = partial + (block * 2 + part) * WIDTH + channel
-            tl.store(goal, low_sum, used)
-            tl.store(goal + HALF, high_sum, used)
+            tl.store(goal, tl.sum(low_sum, 0), used)
+            tl.store(goal + HALF, tl.sum(high_sum, 0), used)
 
 
 def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:

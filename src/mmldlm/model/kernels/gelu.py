@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-_ROWS, _COLUMNS, _TILES = 8, 256, 8
+_ROWS, _COLUMNS, _TILES, _WARPS = 8, 256, 8, 4
 """Tile of a program, and how many of them, one below the other, it walks over."""
 
 
@@ -32,7 +32,7 @@ def _slope_kernel(
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(TILES):
         row = (block * TILES + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row[:, None] < num_rows) & (column[None, :] < width)
@@ -45,8 +45,8 @@ def _slope_kernel(
         tl.store(out + place, result, inside)
         if AGAIN:
             tl.store(a + place, value * share, inside)
-        total += tl.sum(result, 0)
-    tl.store(partial + block * width + column, total, column < width)
+        total += result
+    tl.store(partial + block * width + column, tl.sum(total, 0), column < width)
 
 
 def gelu(h: Tensor) -> Tensor:
@@ -66,6 +66,6 @@ def gelu_backward(grad: Tensor, h: Tensor, *, again: bool) -> tuple[Tensor, Tens
     partial = torch.empty((num_blocks, width), device=h.device, dtype=torch.float32)
     _slope_kernel[(num_blocks, triton.cdiv(width, _COLUMNS))](
         grad, h, grad, h if a is None else a, partial, num_rows, width,
-        AGAIN=again, ROWS=_ROWS, COLUMNS=_COLUMNS, TILES=_TILES, num_warps=4,
+        AGAIN=again, ROWS=_ROWS, COLUMNS=_COLUMNS, TILES=_TILES, num_warps=_WARPS,
     )  # fmt: skip
     return grad, partial.sum(0), a
