@@ -247,6 +247,21 @@ def memory_before(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
 
 @scenario
+def memory_after_recording(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Memory runs out in the first step with DDP after some without it."""
+    trainer = limited(ranks, folder, store, "distributed.bucket_mb=0.01", at=(8,))
+    run = trainer.train_step
+
+    def one_step(*args: Any) -> None:
+        if trainer.step in (4, 8):
+            trainer.stepper.record(trainer.step == 4)
+        run(*args)
+
+    trainer.train_step = one_step  # type: ignore[method-assign]
+    return trainer
+
+
+@scenario
 def memory_at_once(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     """Memory runs out in the very first pass, the one that looks for gradients."""
     return limited(ranks, folder, store, at=(0,))

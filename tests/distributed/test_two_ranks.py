@@ -176,6 +176,7 @@ def test_a_signal_to_either_rank_ends_the_waiting_of_both(both, began, name):
 
 @pytest.mark.parametrize(("name", "changes"), [
     ("memory_before", [("out_of_memory", 4), ("grown", 7)]),
+    ("memory_after_recording", [("out_of_memory", 8), ("grown", 11)]),
     ("memory_at_once", [("out_of_memory", 0), ("grown", 3)]),
     ("memory_inside", [("out_of_memory", 3), ("grown", 6), ("out_of_memory", 9)]),
     ("memory_measuring", [("out_of_memory", 6), ("grown", 9)]),

@@ -319,6 +319,26 @@ def test_a_recording_that_fails_leaves_no_gradient_behind(store, tmp_path, monke
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("words", [(), ("batch.micro_tokens=80",)])
+def test_an_update_for_whose_recording_there_is_no_memory_is_done_plainly(
+    store, tmp_path, monkeypatch, words
+):
+    def capture(self, work, name):
+        if name == "the update":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        graph = Played(work)
+        return graph, graph.result
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    plain, recorded = (make_trainer(tmp_path / name, store, *words) for name in ("plain", "recorded"))
+    recorded.stepper.graphs = Graphs()
+    plain.fit()
+    recorded.fit()
+    assert "out of memory" in recorded.stepper.graphs.broken
+    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
 @pytest.mark.parametrize(("recorded", "kept"), [(0.002, True), (0.02, False)])
 def test_ranks_record_only_where_the_slowest_of_them_gains(tmp_path, monkeypatch, recorded, kept):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -339,3 +359,24 @@ def test_ranks_record_only_where_the_slowest_of_them_gains(tmp_path, monkeypatch
     assert watch.decided
     alone = LaunchWatch(torch.device("cpu"), "two")
     assert alone.remembered() is None  # the share of ranks says nothing about one process
+
+
+def test_recording_that_is_only_tried_ends_where_memory_does(store, tmp_path, monkeypatch):
+    """Without it there was enough: no micro-batch is halved for it."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    trainer = make_trainer(tmp_path, store)
+    trainer.attempts.watch = LaunchWatch(torch.device("cpu"), "two", lambda own: max(own, 500))
+    run, tried = trainer.stepper.pass_over, []
+
+    def pass_over(micro_batch):
+        if trainer.stepper.graphs is not None and len(micro_batch.noisy.tokens) > 150:
+            tried.append(trainer.step)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return run(micro_batch)
+
+    trainer.stepper.pass_over = pass_over
+    trainer.fit()
+    assert tried == [9]
+    assert trainer.step == 12
+    assert trainer.resizing.halvings == 0
+    assert trainer.stepper.graphs is trainer.attempts.watch is None

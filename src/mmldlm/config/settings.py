@@ -371,7 +371,7 @@ class SpeedConfig:
     varlen: flash; sdpa: cuDNN or flash on documents of equal length, else rows; rows: padded inside attention only;
     reference: one dense mask."""
     fused_kernels: bool | None = None
-    """Triton kernels for norms, modulation and the way into attention; null: on where they run."""
+    """Triton kernels for norms, modulation, GELU and the way into attention; null: on where they run."""
     layout: str = choice("packed", "packed", "padded")
     """packed: one stream without padding; padded: the classic rectangular batch, the honest baseline."""
     activation_checkpointing: str = choice("off", "off", "selective", "block", "budget")
@@ -380,8 +380,8 @@ class SpeedConfig:
     activation_budget: float = number(0.5, 0, 1)
     """Share of the blocks that keep their activations under activation_checkpointing=budget."""
     cuda_graphs: bool | None = None
-    """Record the work of a micro-batch once and replay it; null: on with a GPU where launching takes longer than
-    computing, which the first steps show."""
+    """Record the work of a micro-batch once and replay it; null: on with a GPU where launching takes half of a
+    step or more, which the first steps show; ranks of ddp also time recorded steps."""
     residual: str = choice("fp32", "fp32", "bf16")
     """Type of the residual stream; bf16 takes less memory and time, and rounds after every block."""
     overlap_copies: bool = True

@@ -188,7 +188,7 @@ class Replicas:
         self.unreached, self._laid = None, []
 
     def _unwrap(self) -> None:
-        """Take DDP off after a step that was given up; sums that were begun end first, they write into its memory."""
+        """Take DDP off; sums that were begun end first, they write into its memory. The next DDP has other buckets."""
         for work in self._works:
             work.wait()
         self._works.clear()
@@ -196,6 +196,7 @@ class Replicas:
             # DDP has no public way to take itself off a module that is to be wrapped again
             self.ddp._remove_autograd_hooks()
             self.ddp = None
+            self.lockstep.forget()
 
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -73,7 +73,7 @@ class Kernels(NamedTuple):
     attention: str = "rows"
     """One of the backends of `attention`."""
     fused: bool = False
-    """Triton kernels for norms, modulation and the way into attention."""
+    """Triton kernels for norms, modulation, GELU and the way into attention; in training products by our operators."""
     residual: torch.dtype = torch.float32
     """Type of the residual streams."""
     keep: str = "all"

@@ -78,7 +78,7 @@ class Graphs:
         return known.terms.copy()
 
     def update(self, run: Update) -> tuple[Tensor, Tensor]:
-        """The update of the weights; recorded after a pass that was, but for the first of all."""
+        """The update of the weights; recorded after a pass that was, or from the second on where gradients stay."""
         key = self._replayed if self.fresh else "all"
         if self.broken or key is None:
             return run()
@@ -88,9 +88,7 @@ class Graphs:
         if key not in self._updates:
             try:
                 self._updates[key] = self._capture(run, "the update")
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
+            except Exception as error:  # also for want of memory: nothing was done yet
                 self._give_up(error)
                 return run()
         graph, results = self._updates[key]

@@ -78,6 +78,11 @@ class Attempts:
         if self.watch is None:
             return self._step(batch, lr, step)
         attempt, slow = self.watch.measure(lambda: self._step(batch, lr, step))
+        if attempt.out_of_memory and self.stepper.graphs is not None:
+            log.info("recorded steps take too much memory; micro-batches are no longer recorded")
+            self.stepper.record(False)
+            self.watch = None
+            return self._step(batch, lr, step)
         self._record_if(slow)
         return attempt
 
