@@ -15,6 +15,7 @@ from mmldlm.metrics import read_log
 from mmldlm.training.graphs import Graphs, LaunchWatch
 from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
+from mmldlm.training.recovery import Attempts
 from mmldlm.training.start import Beside, rehearse
 from tests.runs import make_trainer
 
@@ -361,11 +362,14 @@ def test_ranks_record_only_where_the_slowest_of_them_gains(tmp_path, monkeypatch
     assert alone.remembered() is None  # the share of ranks says nothing about one process
 
 
-def test_recording_that_is_only_tried_ends_where_memory_does(store, tmp_path, monkeypatch):
-    """Without it there was enough: no micro-batch is halved for it."""
+@pytest.mark.parametrize("alone", [True, False])
+def test_recording_that_nobody_asked_for_ends_where_memory_does(store, tmp_path, monkeypatch, alone):
+    """While ranks try it, and once it is decided. Without it there was enough: no micro-batch is halved for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     trainer = make_trainer(tmp_path, store)
-    trainer.attempts.watch = LaunchWatch(torch.device("cpu"), "two", lambda own: max(own, 500))
+    watch = LaunchWatch(torch.device("cpu"), "two", None if alone else lambda own: max(own, 500))
+    trainer.attempts = Attempts(trainer.stepper, watch)
     run, tried = trainer.stepper.pass_over, []
 
     def pass_over(micro_batch):

@@ -67,8 +67,11 @@ class Attempts:
     """Measures whether recording micro-batches is worth it; None once that is decided."""
     _compiled: bool = field(init=False)
     _may_blame_compiler: bool = field(init=False)
+    _chosen: bool = field(init=False)
+    """Recording is our choice. Then it ends where memory does: a new shape runs once beside what is recorded."""
 
     def __post_init__(self) -> None:
+        self._chosen = self.watch is not None
         self._compiled = self._may_blame_compiler = self.stepper.runtime.compile
         if self.watch is not None:
             self._record_if(self.watch.remembered())
@@ -76,9 +79,10 @@ class Attempts:
     def __call__(self, batch: StepBatch, lr: float, step: int) -> Attempt:
         """One step; nothing of a failed one remains."""
         if self.watch is None:
-            return self._step(batch, lr, step)
-        attempt, slow = self.watch.measure(lambda: self._step(batch, lr, step))
-        if attempt.out_of_memory and self.stepper.graphs is not None:
+            attempt, slow = self._step(batch, lr, step), None
+        else:
+            attempt, slow = self.watch.measure(lambda: self._step(batch, lr, step))
+        if attempt.out_of_memory and self.stepper.graphs is not None and self._chosen:
             log.info("recorded steps take too much memory; micro-batches are no longer recorded")
             self.stepper.record(False)
             self.watch = None

@@ -23,8 +23,6 @@ from mmldlm.model.kernels.quantize import to_eight_bits
 from mmldlm.model.operators import operator
 
 ROWS = 32
-_VALUES, _STAGES = 4, 1
-"""Of the backward pass: values of a row for each thread, and rows that are under way at once."""
 EPS = 1e-5
 
 
@@ -190,10 +188,13 @@ def add_norm_backward(
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
     partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
     padded = triton.next_power_of_2(width)
-    warps = min(16, max(1, padded // (32 * _VALUES)))
+    values, stages = (
+        (4, 1) if padded <= 1024 else (16, 2)
+    )  # of a thread in a row; rows under way: as timed on an H200
+    warps = min(16, max(1, padded // (32 * values)))
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, STAGES=_STAGES, num_warps=warps,
+        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     sums = torch.empty((num_documents, 3, width), device=out.device, dtype=gate.dtype)
     _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=ROWS, WIDTH=padded, num_warps=warps)

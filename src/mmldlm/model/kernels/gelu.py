@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-_ROWS, _COLUMNS, _TILES, _WARPS = 8, 256, 8, 4
+_ROWS, _COLUMNS, _TILES, _WARPS = 4, 512, 16, 4
 """Tile of a program, and how many of them, one below the other, it walks over."""
 
 
