@@ -287,12 +287,13 @@ def find_bad_documents(stepper: Stepper, reader: StepReader, steps: Sequence[Ste
 
 
 def _bad_within(where: StepRange, is_bad: Callable[[StepRange], bool]) -> list[int]:
-    """Bad documents of a range; nothing where so much is bad that no document can be the reason."""
+    """Bad documents of a range; nothing where so many are bad that none can be the reason: then the weights are it."""
     bad: list[int] = []
     parts = [where]
+    most = max(1, (where.end - where.start) // 2)
     for _ in range(_MOST_TRIES):
-        if not parts:
-            return bad
+        if not parts or len(bad) > most:
+            return bad if len(bad) <= most else []
         part = parts.pop()
         if not is_bad(part):
             continue
