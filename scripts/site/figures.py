@@ -1,10 +1,13 @@
-"""The figures of docs/concepts.md as SVG: python scripts/site/figures.py writes docs/figures/.
+"""The figures of docs/concepts.md and docs/improvements.md as SVG: python scripts/site/figures.py writes docs/figures/.
 
-Each figure brings its own background, so it can be read on a light and on a dark page.
+Each figure brings its own background, so it can be read on a light and on a dark page. Where Chromium is installed, the
+headline is also written as a PNG file, for slides.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -198,7 +201,62 @@ def flow() -> str:
     return svg(480, 402, "From text to a model", parts)
 
 
-FIGURES = {"flow.svg": flow, "modes.svg": modes, "packing.svg": packing, "streams.svg": streams}
+HEADLINE: dict[str, tuple[str, dict[str, float]]] = {
+    "Training speed": ("samples/s, 2,048 tokens, batch 4", {"original": 8.9, "MM-LDLM": 82.1}),
+    "Memory": ("GiB in the same run", {"original": 41, "MM-LDLM": 15.3}),
+    "Quality": (
+        "% held-out tokens right, ≈ 100 s",
+        {"original": 14.3, "autoregressive": 26.7, "MM-LDLM": 34.9},
+    ),
+}
+"""The measured figures of docs/improvements.md, "All of it together"."""
+BARS = {"original": ("pad", "t"), "autoregressive": ("latent", "lt"), "MM-LDLM": ("text", "tt")}
+
+
+def headline() -> str:
+    """Speed, memory and quality beside the original, for a slide."""
+    parts = [
+        label(800, 84, "MM-LDLM beside the original research code", extra='font-size="54" font-weight="600"')
+    ]
+    for number, (title, (unit, bars)) in enumerate(HEADLINE.items()):
+        middle, ratio = 280 + 520 * number, bars["MM-LDLM"] / bars["original"]
+        claim = f"{ratio:.1f} times as many" if ratio > 1 else f"{100 * ratio:.0f} % of it"
+        parts += [
+            label(middle, 176, title, extra='font-size="42" font-weight="600"'),
+            label(middle, 222, unit, extra='font-size="27"'),
+            label(middle, 794, claim, "tt", extra='font-size="38" font-weight="600"'),
+            *_bars(middle, 690, bars),
+        ]
+    parts += [
+        label(800, 846, "One NVIDIA H200, the original's shape; quality: models of 113, 104 and 70 M parameters.",
+              extra='font-size="25"'),
+        label(800, 880, "Commands, dates and conditions: docs/improvements.md", extra='font-size="25"'),
+    ]  # fmt: skip
+    return svg(1600, 900, "MM-LDLM beside the original research code: speed, memory, quality", parts)
+
+
+def _bars(middle: float, floor: float, values: dict[str, float]) -> list[str]:
+    """Bars around `middle`, the largest 380 high, each with its value above and its name below."""
+    pitch = 170 if len(values) > 2 else 210
+    parts = [f'<path class="l" d="M{middle - 244} {floor}H{middle + 244}"/>']
+    for number, (name, value) in enumerate(values.items()):
+        x, height = middle + pitch * (number - (len(values) - 1) / 2), 380 * value / max(values.values())
+        kind, colour = BARS[name]
+        parts += [
+            box(x - 62, floor - height, 124, height, kind, 4),
+            label(x, floor - height - 18, f"{value:g}", colour, extra='font-size="50" font-weight="600"'),
+            label(x, floor + 38, name, extra='font-size="24"'),
+        ]
+    return parts
+
+
+FIGURES = {
+    "flow.svg": flow,
+    "headline.svg": headline,
+    "modes.svg": modes,
+    "packing.svg": packing,
+    "streams.svg": streams,
+}
 
 
 def draw_all(folder: Path) -> None:
@@ -208,5 +266,20 @@ def draw_all(folder: Path) -> None:
         (folder / name).write_text(draw())
 
 
+def photograph(drawing: Path) -> None:
+    """Write the PNG file beside a drawing."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print(f"no Chromium: {drawing.with_suffix('.png').name} stays as it is")
+        return
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1600,900"]
+    picture = f"--screenshot={drawing.with_suffix('.png')}"
+    subprocess.run(
+        [browser, *options, picture, drawing.as_uri()], check=True, capture_output=True, timeout=120
+    )
+
+
 if __name__ == "__main__":
-    draw_all(Path(__file__).resolve().parents[2] / "docs" / "figures")
+    figures = Path(__file__).resolve().parents[2] / "docs" / "figures"
+    draw_all(figures)
+    photograph(figures / "headline.svg")

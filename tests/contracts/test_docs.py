@@ -185,6 +185,14 @@ def test_figures_are_what_their_script_draws(tmp_path, monkeypatch):
         assert drawn.read_text() == (ROOT / "docs" / "figures" / drawn.name).read_text(), drawn.name
 
 
+def test_improvements_have_every_row_of_the_plan_and_the_figures_of_their_picture(monkeypatch):
+    text = (ROOT / "docs" / "improvements.md").read_text()
+    assert re.findall(r"^\| (T\d+) ", text, flags=re.MULTILINE) == [f"T{row}" for row in range(1, 19)]
+    together = text.split("## All of it together")[1].split("\n## ")[0]
+    for _, bars in site_module("figures", monkeypatch).HEADLINE.values():
+        assert [value for value in bars.values() if not re.search(rf"\b{value:g}\b", together)] == []
+
+
 def test_every_page_is_in_the_reading_order_once():
     nav = (ROOT / "zensical.toml").read_text().split("nav = [")[1].split("\n]\n")[0]
     listed = re.findall(r'= "([\w/-]+\.md)"', nav)
