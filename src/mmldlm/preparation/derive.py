@@ -137,38 +137,43 @@ class Deriver:
         self._words_of = lru_cache(len(survey.partners) + 1)(words_of)
 
     def extend(self, segments: Iterable[Segment], begin: Begin | None = None) -> Iterator[list[Segment]]:
-        """All segments, each lot followed by the documents that are derived from it, some at a time.
+        """All segments, some at a time, each time followed by the documents that are derived from them.
 
         `begin` begins to draw somewhere else; the lots that follow are begun before the first is waited for.
         """
-        begin = begin or (lambda parents: partial(self.draw, parents))
-        begun: deque[tuple[list[Segment], float, Callable[[], Drawn]]] = deque()
-        for passed, parents, share in self._lots(segments):
-            begun.append((passed, share, begin(parents)))
-            if len(begun) > LOTS_AHEAD:
-                yield self._extended(*begun.popleft())
-        while begun:
-            yield self._extended(*begun.popleft())
+        extended: list[Segment] = []
+        for passed, share, drawn in self._begun(
+            segments, begin or (lambda parents: partial(self.draw, parents))
+        ):
+            extended += passed + self._fresh(drawn())
+            if share:
+                self.share_done += share
+                yield extended
+                extended = []
 
-    def _lots(self, segments: Iterable[Segment]) -> Iterator[tuple[list[Segment], list[Parent], float]]:
-        """Documents to pass on, documents to draw from, and which share of all that is."""
+    def _begun(
+        self, segments: Iterable[Segment], begin: Begin
+    ) -> Iterator[tuple[list[Segment], float, Callable[[], Drawn]]]:
+        """Lots whose documents are being drawn: what goes before them, the share of all that ends here, the result."""
+        begun: deque[tuple[list[Segment], float, Callable[[], Drawn]]] = deque()
         stream = iter(segments)
         while batch := list(islice(stream, BATCH)):
             parents = [(segment.id, segment.text) for segment in batch if segment.split == "train"]
-            lots = [parents[start : start + LOT] for start in range(0, len(parents) or 1, LOT)]
-            for lot_idx, lot in enumerate(lots):
-                share = len(batch) / len(lots) / self.survey.num_documents
-                yield [] if lot_idx else batch, lot, share
+            starts = range(0, len(parents) or 1, LOT)
+            for start in starts:
+                share = len(batch) / self.survey.num_documents if start == starts[-1] else 0.0
+                begun.append(([] if start else batch, share, begin(parents[start : start + LOT])))
+                if len(begun) > LOTS_AHEAD:
+                    yield begun.popleft()
+        yield from begun
 
-    def _extended(self, passed: list[Segment], share: float, drawn: Callable[[], Drawn]) -> list[Segment]:
-        """With the candidates whose text is not in the store, in no split, and whose length is allowed."""
-        one = drawn()
-        fresh = self._known.add(one.ids)
+    def _fresh(self, drawn: Drawn) -> list[Segment]:
+        """The candidates whose text is not in the store, in no split, and whose length is allowed."""
+        fresh = self._known.add(drawn.ids)
         self.counts["derived_duplicates"] += int((~fresh).sum())
-        numbers = np.bincount(one.outcomes[fresh], minlength=len(OUTCOMES)).tolist()
+        numbers = np.bincount(drawn.outcomes[fresh], minlength=len(OUTCOMES)).tolist()
         self.counts.update(dict(zip(OUTCOMES, numbers, strict=True)))
-        self.share_done += share
-        return passed + one.segments(fresh & (one.outcomes < len(KEPT)))
+        return drawn.segments(fresh & (drawn.outcomes < len(KEPT)))
 
     def draw(self, parents: Iterable[Parent]) -> Drawn:
         """All candidates of some documents, whether their texts are new or not."""
