@@ -119,10 +119,8 @@ def recorded(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     return trainer
 
 
-@scenario
-def recorded_later(ranks: Ranks, folder: Path, store: Path) -> Trainer:
-    """With DDP, from the fifth step on without, as where recording seems to help, and with it again from the ninth."""
-    trainer = make_trainer(folder, store, "train.log_every=1", "distributed.bucket_mb=0.01", ranks=ranks)
+def apart_for_a_while(trainer: Trainer) -> Trainer:
+    """Its passes run without DDP from the fifth step to the eighth."""
     run = trainer.train_step
 
     def one_step(*args: Any) -> None:
@@ -132,6 +130,13 @@ def recorded_later(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 
     trainer.train_step = one_step  # type: ignore[method-assign]
     return trainer
+
+
+@scenario
+def recorded_later(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """With DDP, from the fifth step on without, as where recording seems to help, and with it again from the ninth."""
+    words = ("train.log_every=1", "distributed.bucket_mb=0.01")
+    return apart_for_a_while(make_trainer(folder, store, *words, ranks=ranks))
 
 
 @scenario
@@ -249,16 +254,7 @@ def memory_before(ranks: Ranks, folder: Path, store: Path) -> Trainer:
 @scenario
 def memory_after_recording(ranks: Ranks, folder: Path, store: Path) -> Trainer:
     """Memory runs out in the first step with DDP after some without it."""
-    trainer = limited(ranks, folder, store, "distributed.bucket_mb=0.01", at=(8,))
-    run = trainer.train_step
-
-    def one_step(*args: Any) -> None:
-        if trainer.step in (4, 8):
-            trainer.stepper.record(trainer.step == 4)
-        run(*args)
-
-    trainer.train_step = one_step  # type: ignore[method-assign]
-    return trainer
+    return apart_for_a_while(limited(ranks, folder, store, "distributed.bucket_mb=0.01", at=(8,)))
 
 
 @scenario

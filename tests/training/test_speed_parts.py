@@ -283,6 +283,17 @@ def tensors(result):
     return list(result if isinstance(result, tuple) else vars(result).values())
 
 
+def trained_as_plain(store, tmp_path, *words):
+    """The trainer of a run whose steps are recorded, after it has ended with the weights of one without."""
+    plain, recorded = (make_trainer(tmp_path / name, store, *words) for name in ("plain", "recorded"))
+    recorded.stepper.graphs = Graphs()
+    plain.fit()
+    recorded.fit()
+    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    return recorded
+
+
 @pytest.mark.parametrize(("words", "fresh"), [((), True), (("batch.micro_tokens=80",), False)])
 def test_recorded_steps_train_as_plain_ones_do(store, tmp_path, monkeypatch, words, fresh):
     def capture(self, work, name):
@@ -290,17 +301,12 @@ def test_recorded_steps_train_as_plain_ones_do(store, tmp_path, monkeypatch, wor
         return graph, graph.result
 
     monkeypatch.setattr(Graphs, "_capture", capture)
-    plain, recorded = (make_trainer(tmp_path / name, store, *words) for name in ("plain", "recorded"))
-    recorded.stepper.graphs = Graphs()
-    plain.fit()
-    recorded.fit()
+    recorded = trained_as_plain(store, tmp_path, *words)
     graphs = recorded.stepper.graphs
     assert graphs.fresh == fresh
     assert not graphs.broken
     assert graphs.recordings
     assert set(graphs._updates) == (set(graphs.recordings) if fresh else {"all"})
-    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
     kept = [parameter.grad is not None for parameter in recorded.setup.denoiser.parameters()]
     assert any(kept) != fresh
 
@@ -311,13 +317,8 @@ def test_a_recording_that_fails_leaves_no_gradient_behind(store, tmp_path, monke
         raise RuntimeError("cannot be recorded")
 
     monkeypatch.setattr(Graphs, "_capture", capture)
-    plain, recorded = (make_trainer(tmp_path / name, store) for name in ("plain", "recorded"))
-    recorded.stepper.graphs = Graphs()
-    plain.fit()
-    recorded.fit()
+    recorded = trained_as_plain(store, tmp_path)
     assert recorded.stepper.graphs.broken == "cannot be recorded"
-    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("words", [(), ("batch.micro_tokens=80",)])
@@ -331,13 +332,8 @@ def test_an_update_for_whose_recording_there_is_no_memory_is_done_plainly(
         return graph, graph.result
 
     monkeypatch.setattr(Graphs, "_capture", capture)
-    plain, recorded = (make_trainer(tmp_path / name, store, *words) for name in ("plain", "recorded"))
-    recorded.stepper.graphs = Graphs()
-    plain.fit()
-    recorded.fit()
+    recorded = trained_as_plain(store, tmp_path, *words)
     assert "out of memory" in recorded.stepper.graphs.broken
-    pairs = zip(plain.setup.denoiser.parameters(), recorded.setup.denoiser.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize(("recorded", "kept"), [(0.002, True), (0.02, False)])

@@ -143,7 +143,7 @@ class Denoiser(nn.Module):
 
         Not where ranks share the weights, which are there only inside their block.
         """
-        layers = [module.modulation for module in self.blocks.modules() if isinstance(module, Stream)]
+        layers = [side.modulation for block in self.blocks for side in (block.text, block.latent)]
         whole = all(type(layer.weight) is nn.Parameter for layer in layers)
         training = self.training and torch.is_grad_enabled()
         if not (self.kernels.fused and training and whole and len(time_embedding) <= FEW_DOCUMENTS):
