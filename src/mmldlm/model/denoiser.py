@@ -143,7 +143,8 @@ class Denoiser(nn.Module):
 
         Not where ranks share the weights, which are there only inside their block.
         """
-        layers = [side.modulation for block in self.blocks for side in (block.text, block.latent)]
+        sides = (side for block in self.blocks for side in block.children())
+        layers = [side.modulation for side in sides if isinstance(side, Stream)]
         whole = all(type(layer.weight) is nn.Parameter for layer in layers)
         training = self.training and torch.is_grad_enabled()
         if not (self.kernels.fused and training and whole and len(time_embedding) <= FEW_DOCUMENTS):
