@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_compiler_error
+from mmldlm.distributed.shards import Shards, make_mesh
 from mmldlm.errors import UserError
 from mmldlm.runtime import spare_workers
+from mmldlm.types import Piece
 
 
 def test_for_one_rank_every_answer_is_its_own():
@@ -51,6 +53,28 @@ def test_a_lost_rank_is_told_without_the_source_code_of_others():
     assert "\n" not in told
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[pair.cc:1] Connection closed by peer"), LostRankError),
+        (torch.OutOfMemoryError("full"), torch.OutOfMemoryError),
+    ],
+)
+def test_a_rank_that_dies_between_the_agreement_and_the_sum_is_named(monkeypatch, error, expected):
+    def all_reduce(tensor, *unused, group=None):
+        if group != "host":
+            raise error
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("mmldlm.distributed.shards._gather_rows", all_reduce)
+    ranks = Ranks(0, 2, host="host")
+    with pytest.raises(expected):
+        ranks.sum(torch.ones(2))
+    shards = SimpleNamespace(ranks=ranks, num_shards=2, group=None)
+    with pytest.raises(expected):
+        Shards.gathered(shards, torch.ones(1, 1, 2), Piece(0, 1, (2, 2)))
+
+
 @pytest.mark.parametrize(("cpus", "ranks", "workers"), [(24, 4, 6), (64, 4, 8), (2, 1, 2), (2, 8, 1)])
 def test_loader_processes_are_shared_among_the_ranks_of_a_machine(monkeypatch, cpus, ranks, workers):
     monkeypatch.setattr("os.cpu_count", lambda: cpus)
@@ -58,8 +82,6 @@ def test_loader_processes_are_shared_among_the_ranks_of_a_machine(monkeypatch, c
 
 
 def test_hybrid_needs_the_same_number_of_ranks_on_every_machine():
-    from mmldlm.distributed.shards import make_mesh
-
     for world, local, equal in ((3, 2, True), (4, 2, False)):
         ranks = SimpleNamespace(
             world_size=world,

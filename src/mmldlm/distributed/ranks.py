@@ -6,9 +6,10 @@ With one rank nothing is sent.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,8 @@ class Ranks:
             return tensor
         self.barrier()
         summed = tensor.clone()
-        dist.all_reduce(summed)
+        with self.exchange():
+            dist.all_reduce(summed)
         return summed
 
     def from_main(self, word: str) -> str:
@@ -136,12 +138,20 @@ class Ranks:
 
     def _agreed(self, values: Tensor, how: Any) -> Tensor:
         self.own.arrive()
-        try:
+        with self.exchange():
             dist.all_reduce(values, how, group=self.host)
-        except RuntimeError as error:
-            raise self.lost(str(error)) from error
         self.own.leave()
         return values
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around everything that is sent between ranks: what fails in there names the rank that was lost."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self.lost(str(error)) from error
 
     def lost(self, reason: str) -> LostRankError:
         """The error of a rank that cannot go on without the others."""

@@ -75,10 +75,8 @@ class Replicas:
     def summed(self, work: Callable[[], Tensor]) -> Tensor:
         """What each rank computes for itself, without DDP, summed over ranks in place: by all of them or by none."""
         local = self.lockstep.run("summed", work)
-        try:
+        with self.ranks.exchange():
             dist.all_reduce(local)
-        except RuntimeError as error:
-            raise self.ranks.lost(str(error)) from error
         return local
 
     def run_apart(self, passes: Callable[[], T], trial: Callable[[], object]) -> T:
@@ -93,14 +91,10 @@ class Replicas:
             return passes()
 
         done = self.lockstep.run("apart", work)
-        try:
+        with self.ranks.exchange():
             sums = [sum_bucket(bucket, self.config.compression)[1] for bucket, _ in self._laid]
             for summed in sums:
                 summed.wait()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise self.ranks.lost(str(error)) from error
         return done
 
     def _lay_out_gradients(self, trial: Callable[[], object]) -> None:

@@ -202,10 +202,8 @@ class Shards:
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all ranks, with the same bits on each."""
         if self.ranks.several:
-            try:
+            with self.ranks.exchange():
                 dist.all_reduce(tensor)
-            except RuntimeError as error:
-                raise self.ranks.lost(str(error)) from error
         return tensor
 
     def whole(self, held: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -219,7 +217,8 @@ class Shards:
         own = torch.zeros((len(rows), most, *piece.shape[1:]), dtype=rows.dtype, device=self.ranks.device)
         own[:, : piece.rows] = rows
         every = own.new_empty((self.num_shards, *own.shape))
-        _gather_rows(every.view(-1), own.view(-1), group=self.group)
+        with self.ranks.exchange():
+            _gather_rows(every.view(-1), own.view(-1), group=self.group)
         return every.transpose(0, 1).flatten(1, 2)[:, : piece.shape[0]].contiguous()
 
     def new_host_group(self) -> Any:
@@ -277,10 +276,8 @@ class _Gather(AllGather):
                 lambda: _gather_rows(_zeros(*like_output), _zeros(*like_input), group=group),
             )
         )
-        try:
+        with self.lockstep.ranks.exchange():
             return _gather_rows(output_tensor, input_tensor, group=group, async_op=async_op)
-        except RuntimeError as error:
-            raise self.lockstep.ranks.lost(str(error)) from error
 
 
 class _Scatter(ReduceScatter):
@@ -303,10 +300,8 @@ class _Scatter(ReduceScatter):
                 dist.all_reduce(rows, op, group=self.replicas)
 
         self.lockstep.begin(Exchange(("scatter", *like_output, *like_input), take_part))
-        try:
+        with self.lockstep.ranks.exchange():
             return _sum_rows(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        except RuntimeError as error:
-            raise self.lockstep.ranks.lost(str(error)) from error
 
 
 def _like(tensor: Tensor) -> tuple[int, torch.dtype, torch.device]:
