@@ -292,10 +292,11 @@ class StepReader(Dataset[StepBatch]):
         bins = pack(lengths, shape)
         extra = len(bins) - shape.num_micro
         bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % self.world_size)
-        caps, when = shape.caps, When(where.step, self.order.epoch_of(where.start))
+        caps = [shape.caps_for(int(lengths[part].sum())) for part in bins]
+        when = When(where.step, self.order.epoch_of(where.start))
         mine = [
-            self._micro_batch(positions[part], indices[part], caps, shape.layout, when)
-            for part in bins[self.rank :: self.world_size]
+            self._micro_batch(positions[bins[idx]], indices[bins[idx]], caps[idx], shape.layout, when)
+            for idx in range(self.rank, len(bins), self.world_size)
         ]
         counts = self.count(positions, lengths, when)
         return StepBatch(
@@ -304,7 +305,7 @@ class StepReader(Dataset[StepBatch]):
             counts=counts,
             num_documents=len(indices),
             num_tokens=int(lengths.sum()),
-            num_places=caps.num_tokens * len(bins),
+            num_places=sum(each.num_tokens for each in caps),
             num_squares=int(np.square(lengths + self.store.manifest.num_slots).sum()),
             num_scored=sum(int(part.scored_real.sum()) for part in mine),
             num_extra=extra,

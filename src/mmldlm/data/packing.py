@@ -46,6 +46,9 @@ def document_keys(seed: int, epochs: np.ndarray, ids: np.ndarray, draw: int = 0)
 
 
 _ROUND = 16
+_SIZES = (-0.5, 0.5)
+"""Sizes of micro-batches besides the largest, in deviations from the expected sum of lengths. Each one is compiled and
+recorded once, so there are few."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,23 @@ class StepShape:
     num_micro: int
     """Micro-batches of a step over all ranks."""
     caps: Caps
-    """Shape of each micro-batch."""
+    """Shape of each micro-batch; the largest, where there are several."""
     layout: str = "packed"
     """packed or padded. Where all documents have the same length the two coincide, and padded has no mask."""
     smallest: bool = False
     """No smaller micro-batch is possible."""
+    sizes: tuple[int, ...] = ()
+    """Smaller numbers of tokens for a micro-batch, ascending: where documents are counted, their sums differ."""
 
     def at(self, step: int) -> StepShape:
         """The shape of a step: a plan of one stage."""
         return self
+
+    def caps_for(self, num_tokens: int) -> Caps:
+        """The smallest shape that holds so many tokens."""
+        return next(
+            (replace(self.caps, num_tokens=size) for size in self.sizes if size >= num_tokens), self.caps
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,14 @@ def plan_shape(
     num_micro = -(-num_micro // world_size) * world_size
     room = min(_round_up(max(wanted / num_micro, longest)), max(largest, longest))
     most = min(documents, int(documents / num_micro * 1.1) + 8) if num_micro > 1 else documents
-    return StepShape(tokens, documents, num_micro, Caps(room, most, longest), smallest=largest == longest)
+    counted = tokens > _usual_tokens(documents, lengths)
+    sizes = [
+        _round_up(_usual_tokens(documents, lengths, s) * (1.0 + batch.slack) / num_micro) for s in _SIZES
+    ]
+    return StepShape(
+        tokens, documents, num_micro, Caps(room, most, longest),
+        sizes=tuple(size for size in sizes if counted and size < room), smallest=largest == longest,
+    )  # fmt: skip
 
 
 def _most_documents(tokens: int, lengths: Lengths) -> int:
@@ -174,10 +192,10 @@ def _most_documents(tokens: int, lengths: Lengths) -> int:
     return int(mean + 5.0 * lengths.deviation / lengths.mean * mean**0.5) + 16
 
 
-def _usual_tokens(documents: int, lengths: Lengths) -> int:
-    """Tokens of so many documents, which one step in forty exceeds: two deviations more than on average."""
+def _usual_tokens(documents: int, lengths: Lengths, deviations: float = 2.0) -> int:
+    """Tokens of so many documents; two deviations more than on average, which one step in forty exceeds."""
     deviation = 0.25 * lengths.mean if lengths.deviation is None else lengths.deviation
-    return int(documents * lengths.mean + 2.0 * deviation * documents**0.5) + 1
+    return int(documents * lengths.mean + deviations * deviation * documents**0.5) + 1
 
 
 def _rectangle(
