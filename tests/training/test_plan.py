@@ -5,7 +5,7 @@ import pytest
 from mmldlm.config import MODES
 from mmldlm.metrics import read_log
 from mmldlm.training.optim import lr_at
-from mmldlm.training.plan import course_of
+from mmldlm.training.plan import course_of, describe
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -28,6 +28,7 @@ def test_the_course_is_what_the_run_does(store, tmp_path):
     assert sum(course.documents) == pytest.approx(sum(sizes), rel=0.15)
     assert course.tokens == pytest.approx([128.0] * 5 + [256.0] * 7)
     assert [course.modes[mode][3] for mode in MODES] == [0.25, 0.25, 0.5]
+    assert describe(trainer.setup)["epochs"] == pytest.approx(sum(course.documents) / 120, abs=0.01)
 
 
 def test_a_long_run_is_drawn_with_the_ends_of_its_stages(store, tmp_path):

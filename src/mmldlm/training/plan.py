@@ -13,6 +13,7 @@ import torch
 
 from mmldlm.config import MODES, PARTS, Config
 from mmldlm.corruption.times import describe_modes, mode_weights_at
+from mmldlm.data.packing import StepShape
 from mmldlm.distributed.ranks import Muted
 from mmldlm.model.denoiser import step_flops
 from mmldlm.model.weights import parameter_groups
@@ -32,11 +33,11 @@ _REACHED = 0.3
 
 def describe(setup: Setup) -> dict[str, Any]:
     """Numbers for `--dry-run`."""
-    split = setup.store.manifest.splits[setup.train_split.name]
+    split, steps = setup.store.manifest.splits[setup.train_split.name], setup.config.train.steps
     mean_length = split["num_tokens"] / split["num_documents"]
-    documents = min(setup.shape.documents_per_step, setup.shape.tokens_per_step / mean_length)
-    parts = parameter_counts(setup)
-    steps_per_epoch = split["num_documents"] / documents
+    documents = _expected_documents(setup.shape, mean_length)
+    parts, course = parameter_counts(setup), course_of(setup)
+    epochs = _epochs([*course.steps, steps], [*course.documents, 0.0], split["num_documents"])[-1]
     return {
         "device": str(setup.runtime.device),
         "precision": setup.runtime.precision,
@@ -54,8 +55,8 @@ def describe(setup: Setup) -> dict[str, Any]:
         "micro_batches_per_step": setup.shape.num_micro,
         "micro_batch_tokens": setup.shape.caps.num_tokens,
         "micro_batch_documents": setup.shape.caps.num_documents,
-        "steps_per_epoch": round(steps_per_epoch, 1),
-        "epochs": round(setup.config.train.steps / steps_per_epoch, 2),
+        "steps_per_epoch": round(split["num_documents"] / documents, 1),
+        "epochs": round(epochs, 2),
         "modes": describe_modes(setup.config.corruption),
     }
 
@@ -79,8 +80,7 @@ class Course:
 def course_of(setup: Setup) -> Course:
     """From the first step to the last."""
     config, steps = setup.config, _chosen_steps(setup.config)
-    shapes = [setup.plan.at(step) for step in steps]
-    documents = [min(s.documents_per_step, s.tokens_per_step / setup.lengths.mean) for s in shapes]
+    documents = [_expected_documents(setup.plan.at(step), setup.lengths.mean) for step in steps]
     epochs = _epochs(steps, documents, setup.order.num_documents)
     weights = [mode_weights_at(config.corruption, *when) for when in zip(steps, epochs, strict=True)]
     totals = [sum(getattr(at, mode) for mode in MODES) for at in weights]
@@ -94,6 +94,11 @@ def course_of(setup: Setup) -> Course:
             for mode in MODES
         },
     )
+
+
+def _expected_documents(shape: StepShape, mean_length: float) -> float:
+    """Of a step."""
+    return min(shape.documents_per_step, shape.tokens_per_step / mean_length)
 
 
 def _epochs(steps: list[int], documents: list[float], num_documents: int) -> list[float]:
@@ -165,8 +170,8 @@ def time_steps(setup: Setup, count: int) -> list[float]:
 
 def _operations(setup: Setup) -> float:
     """Of an average step, forward and backward."""
-    shape, mean = setup.shape, setup.lengths.mean
-    documents = min(shape.documents_per_step, shape.tokens_per_step / mean)
+    mean = setup.lengths.mean
+    documents = _expected_documents(setup.shape, mean)
     tokens = documents * mean
     squares = documents * (mean + setup.data_shape.num_slots) ** 2
     return step_flops(
