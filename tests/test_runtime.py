@@ -3,6 +3,10 @@
 import contextlib
 import gc
 import logging
+import os
+import platform
+import subprocess
+import sys
 import types
 
 import pytest
@@ -108,3 +112,34 @@ def test_garbage_waits_while_a_graph_is_recorded(monkeypatch):
         assert not gc.isenabled()
         raise RuntimeError("of the work")
     assert gc.isenabled()
+
+
+def test_a_run_on_a_cpu_keeps_the_pages_of_its_tensors():
+    """Else every step waits for the system to clear fresh ones, the longer the larger its tensors."""
+    program = (
+        "import resource, torch\n"
+        "from mmldlm.config import Config\n"
+        "from mmldlm.runtime import return_pages, start_runtime\n"
+        "config = Config()\n"
+        "config.train.device = 'cpu'\n"
+        "start_runtime(config)\n"
+        "resident = lambda: int(open('/proc/self/statm').read().split()[1])\n"
+        "faults = []\n"
+        "for _ in range(24):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.ones(2**24)\n"
+        "    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+        "kept = resident()\n"
+        "return_pages()\n"
+        "print(faults[0], max(faults[12:]), kept - resident())\n"
+    )
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("only glibc returns large blocks at once")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, later, returned = map(int, done.stdout.split())
+    assert later < 0.2 * first
+    assert returned > 0.9 * 2**26 / os.sysconf("SC_PAGE_SIZE")

@@ -8,6 +8,7 @@ is called for them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import hashlib
@@ -166,6 +167,8 @@ def start_runtime(config: Config, world_size: int = 1, device: torch.device | No
         _set_allocator()
         torch.cuda.set_stream(torch.cuda.Stream(device))  # work on the default stream could not be recorded
         torch.set_float32_matmul_precision("high" if config.speed.tf32 else "highest")
+    if device.type == "cpu":
+        _keep_pages()
     return settle_runtime(config, device, world_size)
 
 
@@ -213,6 +216,29 @@ def _set_allocator() -> None:
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         # private, but the only way inside a process that has imported torch: PYTORCH_ALLOC_CONF is read before that
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+"""Parameters of glibc's mallopt."""
+
+
+def _keep_pages() -> None:
+    """Pages of tensors that were freed stay with the process. What the user set stays.
+
+    By itself glibc returns large blocks to the system, which clears fresh pages for the same tensors in every step.
+    """
+    chosen = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
+    if platform.libc_ver()[0] == "glibc" and not chosen:
+        for parameter, value in ((_TRIM_THRESHOLD, -1), (_TOP_PAD, 2**26), (_MMAP_MAX, 0)):
+            ctypes.CDLL(None).mallopt(parameter, value)
+
+
+def return_pages() -> None:
+    """Give the system the memory that the process no longer uses, at the end of a run."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -37,7 +37,7 @@ from mmldlm.evaluation.validation import make_validation
 from mmldlm.metrics import text_log
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder, lock_run
-from mmldlm.runtime import start_runtime
+from mmldlm.runtime import return_pages, start_runtime
 from mmldlm.sampling.decode import Progress, decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
@@ -110,6 +110,8 @@ def train_config(
             _train_main(setup, run, stop, reporter or _Steps(None), console, clock, notes)
         else:
             _train_beside(setup, run, stop)
+    del setup
+    return_pages()
     return read_run(path)
 
 
