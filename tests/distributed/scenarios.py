@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from mmldlm.config import Config
+from mmldlm.distributed import replicas
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.errors import Interrupted, UserError
@@ -88,8 +89,8 @@ def watch_documents(trainer: Trainer) -> dict[int, list[str]]:
     run = trainer.stepper.pass_over
 
     def pass_over(micro_batch: Any) -> Any:
-        replicas = trainer.stepper.replicas
-        if replicas is None or replicas.ddp is not None:  # no trial
+        joined = trainer.stepper.replicas
+        if joined is None or joined.ddp is not None:  # no trial
             seen.setdefault(trainer.step, []).extend(digests(micro_batch.noisy))
         return run(micro_batch)
 
@@ -278,6 +279,23 @@ def memory_inside(ranks: Ranks, folder: Path, store: Path) -> Trainer:
         return gradient
 
     trainer.setup.denoiser.time_embed.hidden.weight.register_hook(give_up)
+    return trainer
+
+
+@scenario
+def memory_in_sums(ranks: Ranks, folder: Path, store: Path) -> Trainer:
+    """Passes run without DDP. Memory runs out on rank 1 when its gradients are rounded for the sum."""
+    words = ("train.log_every=1", "batch.grow_after=3", "distributed.compression=bf16")
+    trainer = make_trainer(folder, store, *words, ranks=ranks)
+    trainer.stepper.graphs = Graphs()
+
+    class Kinds(dict[str, torch.dtype]):
+        def __getitem__(self, name: str) -> torch.dtype:
+            if ranks.rank == 1 and trainer.step == 5 and trainer.resizing.halvings == 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            return super().__getitem__(name)
+
+    replicas.KINDS = Kinds(replicas.KINDS)
     return trainer
 
 

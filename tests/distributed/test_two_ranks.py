@@ -16,7 +16,7 @@ from tests.runs import make_trainer
 LOSSES = ("loss", "text_loss", "latent_loss", "length_loss", "grad_norm", "text_accuracy")
 ROUNDING = 3e-6
 """Sums of fp32 in another order."""
-LOOSER = {"bf16_sums": 3e-3, "fp16_sums": 3e-4, "muon": 3e-3}
+LOOSER = {"bf16_sums": 3e-3, "memory_in_sums": 3e-3, "fp16_sums": 3e-4, "muon": 3e-3}
 """Half precision is somewhere inside, and makes more of rounding."""
 FACTORS = ("text_factor", "latent_factor")
 SAME = ("lr", "epoch", "documents", "tokens", "batch_size", "skipped_steps")
@@ -179,13 +179,15 @@ def test_a_signal_to_either_rank_ends_the_waiting_of_both(both, began, name):
     ("memory_after_recording", [("out_of_memory", 8), ("grown", 11)]),
     ("memory_at_once", [("out_of_memory", 0), ("grown", 3)]),
     ("memory_inside", [("out_of_memory", 3), ("grown", 6), ("out_of_memory", 9)]),
+    ("memory_in_sums", [("out_of_memory", 5), ("grown", 8)]),
     ("memory_measuring", [("out_of_memory", 6), ("grown", 9)]),
 ])  # fmt: skip
 def test_out_of_memory_on_one_rank_halves_on_both_and_keeps_the_loss(both, began, alone, name, changes):
     words = own_words("gradient_norm") if name == "memory_measuring" else []
     told = [(e["event"], e["step"]) for e in events(began[0], name) if "micro_tokens_after" in e]
     assert told == changes
-    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone(*words)[0], ROUNDING)
+    rel = LOOSER.get(name, ROUNDING)
+    assert_same_curve(lines(began[0] / name / "run" / "training_log.jsonl"), alone(*words)[0], rel)
     assert both[name][0]["state"] == both[name][1]["state"]
 
 

@@ -380,3 +380,25 @@ def test_recording_that_nobody_asked_for_ends_where_memory_does(store, tmp_path,
     assert trainer.step == 12
     assert trainer.resizing.halvings == 0
     assert trainer.stepper.graphs is trainer.attempts.watch is None
+
+
+def test_recording_goes_on_where_memory_runs_out_without_it_too(store, tmp_path, monkeypatch):
+    """Then the micro-batch is too large, and a smaller one is recorded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    trainer = make_trainer(tmp_path, store)
+    trainer.attempts = Attempts(trainer.stepper, LaunchWatch(torch.device("cpu"), "one"))
+    run, tried = trainer.stepper.pass_over, []
+
+    def pass_over(micro_batch):
+        if trainer.step == 10 and len(micro_batch.noisy.tokens) > 150:
+            tried.append(trainer.stepper.graphs is not None)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return run(micro_batch)
+
+    trainer.stepper.pass_over = pass_over
+    trainer.fit()
+    assert tried == [True, False]
+    assert trainer.step == 12
+    assert trainer.resizing.halvings == 1
+    assert trainer.stepper.graphs is not None

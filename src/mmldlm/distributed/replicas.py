@@ -86,13 +86,15 @@ class Replicas:
         """
         self._unwrap()
 
-        def work() -> T:
+        def work() -> tuple[T, list[tuple[Tensor, Tensor]]]:
             self._lay_out_gradients(trial)
-            return passes()
+            done = passes()
+            # here, because a rank that runs out of memory after the agreement would leave the others waiting
+            return done, [(bucket, packed(bucket, self.config.compression)) for bucket, _ in self._laid]
 
-        done = self.lockstep.run("apart", work)
+        done, buckets = self.lockstep.run("apart", work)
         with self.ranks.exchange():
-            sums = [sum_bucket(bucket, self.config.compression)[1] for bucket, _ in self._laid]
+            sums = [sum_bucket(bucket, sent)[1] for bucket, sent in buckets]
             for summed in sums:
                 summed.wait()
         return done
@@ -119,7 +121,7 @@ class Replicas:
             return left_alone(buffer)
         try:
             self.lockstep.begin(self._exchange(buffer))
-            work, summed = sum_bucket(buffer, self.config.compression)
+            work, summed = sum_bucket(buffer, packed(buffer, self.config.compression))
         except GivenUpError:
             return left_alone(buffer)  # raised after the backward pass, which it could only cut off
         except LostRankError as error:
@@ -136,7 +138,7 @@ class Replicas:
 
         def take_part() -> None:
             zeros = torch.zeros(size, dtype=kind, device=device)
-            sum_bucket(zeros, self.config.compression)[1].wait()
+            sum_bucket(zeros, packed(zeros, self.config.compression))[1].wait()
 
         return Exchange((size, kind), take_part)
 
@@ -204,19 +206,26 @@ def weights_digest(parameters: Iterable[Tensor]) -> Tensor:
     return (sums * (2 * torch.arange(len(bits), device=sums.device) + 1)).sum()
 
 
-def sum_bucket(buffer: Tensor, compression: str) -> tuple[Any, Future[Tensor]]:
-    """Begin the sum of a bucket over ranks, in full or in half the bytes; the work, and the future of the sum.
+def packed(buffer: Tensor, compression: str) -> Tensor:
+    """What a rank sends of a bucket: the bucket itself, or its share of the mean in half the bytes.
+
+    The sum could exceed what fp16 holds; the mean does not.
+    """
+    if compression == "none":
+        return buffer
+    return buffer.to(KINDS[compression]).div_(dist.get_world_size())
+
+
+def sum_bucket(buffer: Tensor, sent: Tensor) -> tuple[Any, Future[Tensor]]:
+    """Begin the sum over ranks of a bucket, of which `sent` is `packed`; the work, and the future of the sum.
 
     DDP by itself would take the mean. Every part of our loss is a local sum over a global count, so the sum is the
     gradient of the step.
     """
-    if compression == "none":
-        work: Any = dist.all_reduce(buffer, async_op=True)
+    work: Any = dist.all_reduce(sent, async_op=True)
+    if sent is buffer:
         return work, work.get_future().then(lambda future: future.value()[0])
-    # shares of the mean: the sum of all could exceed what fp16 holds
     share = dist.get_world_size()
-    small = buffer.to(KINDS[compression]).div_(share)
-    work = dist.all_reduce(small, async_op=True)
     return work, work.get_future().then(lambda future: buffer.copy_(future.value()[0]).mul_(share))
 
 

@@ -68,7 +68,7 @@ class Attempts:
     _compiled: bool = field(init=False)
     _may_blame_compiler: bool = field(init=False)
     _chosen: bool = field(init=False)
-    """Recording is our choice. Then it ends where memory does: a new shape runs once beside what is recorded."""
+    """No setting asked for recording, so it may end: the first pass of a new shape needs memory beside recordings."""
 
     def __post_init__(self) -> None:
         self._chosen = self.watch is not None
@@ -83,11 +83,19 @@ class Attempts:
         else:
             attempt, slow = self.watch.measure(lambda: self._step(batch, lr, step))
         if attempt.out_of_memory and self.stepper.graphs is not None and self._chosen:
-            log.info("recorded steps take too much memory; micro-batches are no longer recorded")
-            self.stepper.record(False)
-            self.watch = None
-            return self._step(batch, lr, step)
+            return self._without_recording(batch, lr, step)
         self._record_if(slow)
+        return attempt
+
+    def _without_recording(self, batch: StepBatch, lr: float, step: int) -> Attempt:
+        """The step again. Recording ends if that helps; if it does not, the micro-batch is too large either way."""
+        self.stepper.record(False)
+        attempt = self._step(batch, lr, step)
+        if attempt.out_of_memory:
+            self.stepper.record(True)
+        else:
+            log.info("recorded steps take too much memory; micro-batches are no longer recorded")
+            self.watch = None
         return attempt
 
     def _record_if(self, slow: bool | None) -> None:
@@ -287,7 +295,7 @@ def find_bad_documents(stepper: Stepper, reader: StepReader, steps: Sequence[Ste
 
 
 def _bad_within(where: StepRange, is_bad: Callable[[StepRange], bool]) -> list[int]:
-    """Bad documents of a range; nothing where so many are bad that none can be the reason: then the weights are it."""
+    """Bad documents of a range; empty if more than half are bad: then the weights are the reason, no document is."""
     bad: list[int] = []
     parts = [where]
     most = max(1, (where.end - where.start) // 2)
