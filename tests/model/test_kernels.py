@@ -344,15 +344,27 @@ def test_the_norm_in_eight_bits(width):
 def test_operators_compile():
     """Schema, gradient and the shapes that the compiler is told: as those of any operator of PyTorch."""
     from mmldlm.model.kernels.add_norm import add_norm
+    from mmldlm.model.kernels.gather_qkv import gather_qkv
     from mmldlm.model.kernels.tiles import attend_tiles
+    from mmldlm.model.products import feed_forward, product
 
     layout = packed((3, 5), 1, 8, 2)
     x, parts = (torch.randn(rows, 16, requires_grad=True) for rows in (8, 2))
     qkv = torch.randn(len(layout.segment), 3, 1, 16, requires_grad=True)
+    rows, norms = (
+        [torch.randn(n, width, requires_grad=True) for n in sizes]
+        for sizes, width in (((8, 2), 48), ((2, 2), 16))
+    )
+    angles, places = torch.randn(8, 8), (layout.to_stream, layout.from_stream)
+    half = torch.randn(8, 12).bfloat16().requires_grad_()
+    matrices = [torch.randn(size, requires_grad=True) for size in ((20, 12), (20,), (12, 20), (12,))]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for operator, words in (
         (add_norm, (x, x + 1, parts, parts, parts, layout.document, layout.starts, False)),
         (attend_tiles, (qkv, layout.segment, layout.bounds)),
+        *((gather_qkv, (*rows, *norms, angles, angles, *places, 1, True, apart)) for apart in (True, False)),
+        *((product, (half, weight)) for weight in matrices[:1]),
+        *((feed_forward, (half, *matrices, keep)) for keep in (True, False)),
     ):
         torch.library.opcheck(operator, words, test_utils=checks)
 

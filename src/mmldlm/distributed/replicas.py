@@ -184,7 +184,7 @@ class Replicas:
         self.unreached, self._laid = None, []
 
     def _unwrap(self) -> None:
-        """Take DDP off; sums that were begun end first, they write into its memory. The next DDP has other buckets."""
+        """Take DDP off, after the sums in flight, which write into its memory. The next DDP may have other buckets."""
         for work in self._works:
             work.wait()
         self._works.clear()

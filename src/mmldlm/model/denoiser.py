@@ -139,9 +139,10 @@ class Denoiser(nn.Module):
         )
 
     def _times_of_blocks(self, time_embedding: Tensor) -> list[Times]:
-        """For few documents one product makes the modulations of all blocks: 48 small ones wait for each other.
+        """What each block is given. For few documents one product computes the modulations of all blocks: small
+        products, two for each block, would not fill the device.
 
-        Not where ranks share the weights, which are there only inside their block.
+        Not where weights are divided among ranks: they are gathered only while their block computes.
         """
         sides = (side for block in self.blocks for side in block.children())
         layers = [side.modulation for side in sides if isinstance(side, Stream)]

@@ -38,7 +38,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _rounded(weight: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The weight in this type, and what is to be returned of it: nothing where it is the weight itself."""
+    """The weight in this type, and what an operator returns of it: empty if no copy was made."""
     if weight.dtype == kind:
         return weight, weight.new_empty((0, 0))
     small = weight.to(kind)
@@ -46,7 +46,7 @@ def _rounded(weight: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _only_first(ctx: Any, output: Any) -> None:
-    """The other results have no gradient, not even zeros."""
+    """Only the first result has a gradient; for the others no zeros are allocated."""
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 

@@ -88,7 +88,7 @@ class Graphs:
         if key not in self._updates:
             try:
                 self._updates[key] = self._capture(run, "the update")
-            except Exception as error:  # also for want of memory: nothing was done yet
+            except Exception as error:  # out of memory too: recording has changed nothing yet
                 self._give_up(error)
                 return run()
         graph, results = self._updates[key]

@@ -243,7 +243,7 @@ class Stepper:
         return recorded or self.replicas is not None
 
     def _recorded_pass(self, micro_batch: MicroBatch) -> LossTerms:
-        """As `pass_over`; what a recording that failed left behind is no gradient."""
+        """As `pass_over`. Where gradients are written, not added, those that a failed recording left are dropped."""
         if self.graphs is not None and self.graphs.fresh:
             self.optimizers.zero_grad(set_to_none=True)
         return self.pass_over(micro_batch)

@@ -91,7 +91,7 @@ def _backward_kernel(
         normed = (tl.load(out + here, inside, other=0.0).to(tl.float32) - tl.load(mean + row)) * inverse
         normed = tl.where(inside, normed, 0.0)
         upstream = tl.load(grad_y + here, inside, other=0.0).to(tl.float32)
-        # read before the sums, which all threads wait for: so all four loads are under way at once
+        # loaded before the sums, at which all threads wait: so all four loads overlap
         total = tl.load(grad_out + here, inside, other=0.0).to(tl.float32)
         branches = tl.load(branch + here, inside, other=0.0).to(tl.float32)
         scaled = upstream * (1.0 + scales)
@@ -188,9 +188,8 @@ def add_norm_backward(
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
     partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
     padded = triton.next_power_of_2(width)
-    values, stages = (
-        (4, 1) if padded <= 1024 else (16, 2)
-    )  # of a thread in a row; rows under way: as timed on an H200
+    # values of a row that a thread holds, and rows that are loaded ahead: as timed on an H200
+    values, stages = (4, 1) if padded <= 1024 else (16, 2)
     warps = min(16, max(1, padded // (32 * values)))
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,

@@ -1,9 +1,9 @@
 """From the projections of both streams to the queries, keys and values of the packed stream, in one pass.
 
 Each place of the stream reads its row of the text or of the latent stream, normalises the heads of q and k, turns those
-of tokens by their rotary angles, and writes all three, side by side or each into a tensor of its own: attention that
-returns its gradients apart would have them copied together. Backward, each row reads the gradients at its place. The
-gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
+of tokens by their rotary angles, and writes all three: side by side, or each into a tensor of its own. The latter suits
+attention that returns three gradients, which would else be copied into one. Backward, each row reads the gradients at
+its place. The gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
 Shapes: T tokens, M slots, L = T + M places, H heads, K head width.
 """
 
@@ -20,7 +20,7 @@ from mmldlm.model.operators import operator
 
 ROWS = 16
 _CELLS = 2048
-"""Of one half of the channels, that a program works on at a time."""
+"""Values of one half of the channels that a program processes at a time."""
 EPS = 1e-6
 
 
@@ -143,8 +143,8 @@ def gather_qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """text (T, 3*H*K), latent (M, 3*H*K); weights (2, K) of the norms of q and k; cosine, sine (T, K/2).
 
-    Returns (L, 3, H, K) and twice nothing, or `apart` q, k and v (L, H, K). Without `norm` the weights are not looked
-    at.
+    Returns (L, 3, H, K) and two empty tensors, or with `apart` q, k and v (L, H, K). Without `norm` the weights are
+    ignored.
     """
     text, latent = text.contiguous(), latent.contiguous()
     width = text.shape[1] // (3 * num_heads)
