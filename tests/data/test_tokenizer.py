@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from mmldlm.data import tokenizer
 from mmldlm.data.tokenizer import PROBE, QWEN_WORDS, Tokenizer
@@ -47,7 +48,7 @@ def test_the_table_of_words_gives_the_ids_of_whole_texts(
     texts = ["".join(draws.choices([*pieces, *" " * 9], k=draws.randrange(30))) for _ in range(4000)]
     texts += ["".join(map(chr, draws.choices([32, *range(33, 0xD800)], k=20))) for _ in range(2000)]
     assert minilm._words is not None
-    monkeypatch.setattr(tokenizer, "MOST_KNOWN_IDS", 5000)
+    monkeypatch.setattr(tokenizer, "MOST_KNOWN_CHARACTERS", 20000)
     for start in range(0, len(texts), 500):
         some = texts[start : start + 500]
         assert [array.tolist() for array in minilm.encode_arrays(some)] == minilm.encode_batch(some)
@@ -64,6 +65,31 @@ def test_a_tokenizer_whose_tokens_hold_spaces_has_no_table_of_words(
     other.backend.add_tokens(["new york"])
     assert other._words is None
     assert len(other.encode_arrays(["in new york"])[0]) == 2
+
+
+@pytest.mark.parametrize("content", ["new\tyork", "new\nyork"])
+def test_a_tab_in_an_added_token_is_a_space(minilm: Tokenizer, tmp_path: Path, content: str) -> None:
+    minilm.save(tmp_path)
+    other = Tokenizer.load(tmp_path)
+    other.backend.add_tokens([AddedToken(content, normalized=True)])
+    texts = ["in new york", "in new", "york"]
+    assert [array.tolist() for array in other.encode_arrays(texts)] == other.encode_batch(texts)
+
+
+def test_a_text_that_cannot_be_encoded_leaves_the_table_of_words_as_it_should_be(minilm: Tokenizer) -> None:
+    with pytest.raises(TypeError):
+        minilm.encode_arrays(["a good word and \ud800"])
+    assert [array.tolist() for array in minilm.encode_arrays(["a word"])] == minilm.encode_batch(["a word"])
+
+
+def test_long_words_of_few_ids_do_not_fill_the_memory(
+    minilm: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "MOST_KNOWN_CHARACTERS", 100_000)
+    for number in range(30):
+        assert len(minilm.encode_arrays([f"{number}" + "a" * 20_000])[0]) == 1
+    assert minilm._words is not None
+    assert sum(map(len, minilm._words._numbers)) <= 120_000
 
 
 def test_special_ids_leave_the_unknown_token_alone(minilm: Tokenizer) -> None:

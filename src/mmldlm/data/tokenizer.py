@@ -31,8 +31,8 @@ PROBE = (
     "Hello, wörld! 你好 мир 🙂 antidisestablishmentarianism x1=f(y_2);"
 )
 """How this text is cut tells tokenizers apart that share a vocabulary."""
-MOST_KNOWN_IDS = 2**22
-"""A table of words that holds more begins again; this bounds its memory."""
+MOST_KNOWN_CHARACTERS = 2**24
+"""A table whose words have more begins again; this bounds its memory, however few ids long words have."""
 
 
 class Tokenizer:
@@ -129,15 +129,20 @@ class WordTable:
     def _clear(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._ids, self._sizes = np.empty(0, np.uint32), np.empty(0, np.int64)
+        self._num_characters = 0
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """As `Tokenizer.encode_flat`, for at least one text."""
         words = " ".join(texts).split(" ")
         with self._lock:
-            numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
-            self._learn()
+            try:
+                numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+                self._learn()
+            except BaseException:  # no word keeps a number without ids
+                self._clear()
+                raise
             ids, all_sizes = self._ids, self._sizes
-            if len(ids) > MOST_KNOWN_IDS:
+            if self._num_characters > MOST_KNOWN_CHARACTERS:
                 self._clear()
         sizes = all_sizes[numbers]
         num_words = np.fromiter((text.count(" ") for text in texts), np.int64, len(texts)) + 1
@@ -147,7 +152,9 @@ class WordTable:
     def _learn(self) -> None:
         """Look up the words that have a number and no ids yet."""
         num_new = len(self._numbers) - len(self._sizes)
-        lists = self._encode(list(islice(reversed(self._numbers), num_new))[::-1])
+        words = list(islice(reversed(self._numbers), num_new))[::-1]
+        lists = self._encode(words)
+        self._num_characters += sum(map(len, words))
         self._sizes = np.append(self._sizes, np.fromiter(map(len, lists), np.int64, num_new))
         self._ids = np.append(self._ids, np.fromiter(chain.from_iterable(lists), np.uint32))
 
@@ -155,7 +162,8 @@ class WordTable:
 def _splits_at_spaces(backend: Backend) -> bool:
     """True if no token and no rule of this tokenizer reaches across a space, and a space gives no token.
 
-    So it is with BERT's rules, which most encoders of sentences have; byte-level rules keep the spaces.
+    So it is with BERT's rules, which most encoders of sentences have; byte-level rules keep the spaces. BERT's rules
+    make spaces of tabs and line breaks, those of an added token too.
     """
     from tokenizers import normalizers, pre_tokenizers
 
@@ -163,7 +171,7 @@ def _splits_at_spaces(backend: Backend) -> bool:
     return (
         isinstance(backend.normalizer, normalizers.BertNormalizer)
         and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and all(content.isascii() and " " not in content for content in added)
+        and all(content.isascii() and content.split() == [content] for content in added)
     )
 
 
