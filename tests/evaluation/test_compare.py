@@ -224,7 +224,7 @@ def test_a_result_of_another_format_or_a_damaged_one_is_one_clear_line() -> None
         Evaluation.from_json(values)
 
 
-def generating(label: str, repeated: float, cosine: float) -> Evaluated:
+def generating(label: str, repeated: float, cosine: float, strangers: float = 0.0) -> Evaluated:
     """A result with generated pairs: their share of repeated tokens (8 % in real texts) and their agreement."""
     rng = np.random.default_rng(0)
     words = np.full(COUNT, 10.0)
@@ -245,7 +245,7 @@ def generating(label: str, repeated: float, cosine: float) -> Evaluated:
     diversity = Diversity(
         none, beside(1.0 - repeated, 0.8), none, beside(repeated, 0.08), none, none, self_bleu=None
     )
-    agreement = Agreement(Estimate(cosine, 0.0, cosine, cosine), 0.0)
+    agreement = Agreement(Estimate(cosine, 0.0, cosine, cosine), strangers)
     generation = Generation(COUNT, COUNT, {}, "modelled", diversity, None, agreement, None, None, None, [])
     return Evaluated(label, replace(result, generation=generation), Path(label))
 
@@ -299,6 +299,14 @@ def test_one_latent_for_all_texts_wins_no_cosine() -> None:
             assert compare_results(pair)[name].verdict == "none: latents of mean do not depend on the text"
     best = encoding("best", 0.5, 0.1, 0.9)
     assert compare_results([mean, best])["t2l/cosine"].verdict == "best is better"
+
+
+def test_one_latent_for_all_generated_texts_wins_no_agreement() -> None:
+    """Texts may be as diverse as real ones: the mean latent agrees with itself."""
+    good, mean = generating("good", 0.09, 0.6), generating("mean", 0.09, 1.0, strangers=1.0)
+    for pair in ([good, mean], [mean, good]):
+        verdict = compare_results(pair)["generated/agreement/own"].verdict
+        assert verdict == "none: latents of mean do not depend on the text"
 
 
 def test_texts_of_single_words_have_collapsed() -> None:

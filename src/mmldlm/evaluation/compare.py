@@ -215,7 +215,7 @@ def _beside_diversity(
     reasons = {one.label: one.result.generation and one.result.generation.collapsed for one in (first, other)}
     collapsed = [label for label, reason in reasons.items() if reason]
     notes += [f"{label} has collapsed: {reasons[label]}" for label in collapsed]
-    blind = {one.label for one in (first, other) if one.result.retrieval and one.result.retrieval.blind}
+    blind = {(one.label, name) for one in (first, other) for name in _blind_cosines(one.result)}
     dull = {
         one.label
         for one, rival in ((first, other), (other, first))
@@ -225,7 +225,7 @@ def _beside_diversity(
 
     def verdict(row: ComparedQuantity) -> str:
         winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
-        if row.name in _OWN_COSINES and winner in blind:
+        if (winner, row.name) in blind:
             return f"none: latents of {winner} do not depend on the text"
         if row.about != GENERATED or winner is None:
             return row.verdict
@@ -238,6 +238,18 @@ def _beside_diversity(
         return f"none: {winner} is less diverse" if winner in dull else row.verdict
 
     return [replace(row, verdict=verdict(row)) for row in rows]
+
+
+def _blind_cosines(result: Evaluation) -> set[str]:
+    """Cosines of latents that are no nearer to their own texts than to others."""
+    blind = set(_OWN_COSINES) if result.retrieval and result.retrieval.blind else set()
+    if result.generation is not None:
+        both = result.generation.agreement
+        pairs = {"own": (both.own, both.own_strangers), "encoder": (both.encoder, both.encoder_strangers)}
+        for who, (own, strangers) in pairs.items():
+            if own is not None and strangers is not None and own.low <= strangers:
+                blind.add(f"generated/agreement/{who}")
+    return blind
 
 
 def _repeats_more_than_real(one: Evaluated, name: str) -> bool:
