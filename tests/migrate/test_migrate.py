@@ -1,5 +1,6 @@
 """Old settings, command lines and data become ours, and everything that was lost is said."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -223,6 +224,25 @@ def test_other_kinds_of_model_are_rejected(checkout: Path, change: dict) -> None
     assert "not translated: configs/other.yaml" in report_text(migration)
     with pytest.raises(UserError, match=r"research code for an? .*only masked diffusion is trained here$"):
         load_recipe(str(checkout / "configs" / "other.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model": {"p_uniform": "${model.share}"}}, "model.p_uniform: '${model.share}' is not a number"),
+        ({"optimizer": {"betas": ["high", 0.9]}}, "optimizer.betas: 'high' is not a number"),
+        (
+            {"loss": {"loss_type": "random"}, "training": {"mode_weights": [1, 1, None]}},
+            "training.mode_weights: None is not a number",
+        ),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_is_one_clear_line(change: dict, named: str) -> None:
+    values = yaml.safe_load(OLD)
+    for section, own in change.items():
+        values.setdefault(section, {}).update(own)
+    with pytest.raises(UserError, match=f"^old.yaml: {re.escape(named)}; write"):
+        translate(values, "old.yaml")
 
 
 @pytest.mark.parametrize("loss", ["cosine", "normalized_mse"])

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from mmldlm.errors import UserError
+
 SECTIONS = {"training", "loss", "logging", "optimizer", "tokenizer", "defaults", "hydra"}
 """Sections that only the old settings have."""
 _OURS = {"batch", "corruption", "objective", "optim", "train", "speed", "distributed"}
@@ -177,7 +179,15 @@ def nearest_old(key: str) -> str | None:
     return near[0] if near and near[0].split(".")[0] == key.split(".")[0] else None
 
 
-def other_model(flat: Mapping[str, Any]) -> str | None:
+def old_number(key: str, value: Any, path: str) -> float:
+    """The value of an old setting, or of one of its elements, which must be a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{path}: {key}: {value!r} is not a number; write the number into the file") from None
+
+
+def other_model(flat: Mapping[str, Any], path: str) -> str | None:
     """What these settings train, where it is no masked diffusion of tokens and so not turned into one."""
     kind, loss, process = (
         str(flat.get(key)) for key in ("model.type", "loss.loss_type", "model.diffusion_process")
@@ -187,14 +197,14 @@ def other_model(flat: Mapping[str, Any]) -> str | None:
         return "an autoregressive model (model.type=autoregressive)"
     if process == "hdlm" or loss == "hdlm" or (isinstance(clusters, int) and clusters > 0):
         return f"a hierarchical model with token clusters (model.cluster_size={clusters})"
-    if float(flat.get("model.p_uniform") or 0) > 0:
+    if old_number("model.p_uniform", flat.get("model.p_uniform") or 0, path) > 0:
         return f"a model that replaces tokens at random (model.p_uniform={flat['model.p_uniform']})"
     return None
 
 
 def old_settings_message(values: dict[str, Any], path: str) -> str:
     """For somebody who trains with an old file: what its settings are called now, and what translates them."""
-    if what := other_model(flatten(values)):
+    if what := other_model(flatten(values), path):
         return (
             f"{path}: settings of the MM-LDLM research code for {what}; only masked diffusion is trained here"
         )

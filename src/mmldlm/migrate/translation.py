@@ -18,6 +18,7 @@ from mmldlm.config.old_settings import (
     TRANSLATED,
     flatten,
     nearest_old,
+    old_number,
     other_model,
 )
 from mmldlm.errors import UserError
@@ -87,7 +88,7 @@ def translate(values: dict[str, Any], source: str, ranks: int | None = None) -> 
 
 
 def _reject_other_models(flat: dict[str, Any], source: str) -> None:
-    if what := other_model(flat):
+    if what := other_model(flat, source):
         raise UserError(f"{source}: {what}; only masked diffusion is trained here, so it is not translated")
 
 
@@ -165,7 +166,8 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
     weights = dict(MODES[name])
     shares = flat.get("training.mode_weights")
     if name == "random" and isinstance(shares, list) and len(shares) == 3:
-        weights = dict(zip(("joint", "l2t", "t2l"), map(float, shares), strict=True))
+        numbers = [old_number("training.mode_weights", share, result.source) for share in shares]
+        weights = dict(zip(("joint", "l2t", "t2l"), numbers, strict=True))
     _put(result, "corruption.mode_weights", weights)
     if name == "sequential":
         _translate_turns(result, flat.get("training.sequential_schedule"))
@@ -239,7 +241,7 @@ def _translate_betas(result: Translation, flat: dict[str, Any]) -> None:
             for number, value in enumerate(own, 1)
             if value is not None
         ]
-        own = [float(betas[0]), float(betas[1])]
+        own = [old_number("optimizer.betas", beta, result.source) for beta in betas]
     elif own != [None, None]:
         result.notes.append(
             "optimizer.betas, which the old trainer read, is not set; beta1 and beta2 count here"
