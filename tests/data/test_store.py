@@ -161,7 +161,7 @@ def test_latents_that_are_not_finite_are_refused(
 
 def test_latents_too_large_for_float16_are_refused(tmp_path: Path, documents: dict[str, Any]) -> None:
     documents["latents"][13] = 1e6
-    with pytest.raises(UserError, match="too large for float16; use float32"):
+    with pytest.raises(UserError, match="too large for latent_dtype=float16; use latent_dtype=float32"):
         _write(tmp_path / "s", documents, latent_dtype="float16")
 
 

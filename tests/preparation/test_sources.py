@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import mmldlm
 from mmldlm.errors import UserError
 from mmldlm.preparation.settings import PrepareSettings
 from mmldlm.preparation.sources import Sources, resolve
@@ -67,6 +68,18 @@ def test_a_table_without_names_does_not_lose_its_first_line(tmp_path: Path, text
     ):
         _texts(resolve(PrepareSettings((str(path),))))
     assert len(_texts(resolve(PrepareSettings((str(path),), text_field=text.splitlines()[0])))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [('"one\ntwo"\n"never closed\nthree\nfour\n', 4), ('one\n"He" said ""no""\nthree\n', 3)],
+)
+def test_a_stray_quote_swallows_no_rows(tmp_path: Path, rows: str, line: int) -> None:
+    """Else all rows after a quote that is never closed would be one text."""
+    path = tmp_path / "quotes.csv"
+    path.write_text(f"text\n{rows}")
+    with pytest.raises(UserError, match=rf"quotes\.csv:{line}: not a table \(.*\); put quotes around a text"):
+        mmldlm.prepare(path, tmp_path / "s")
 
 
 def test_globs_folders_and_repeats(tmp_path: Path) -> None:

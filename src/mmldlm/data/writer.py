@@ -120,7 +120,7 @@ class ShardFormat:
             worst = int(np.argmax(bad))
             what = "a NaN or infinite latent"
             if np.isfinite(latents[worst]).all():
-                what = f"a latent too large for {self.latent_dtype}; use float32"
+                what = f"a latent too large for latent_dtype={self.latent_dtype}; use latent_dtype=float32"
             raise UserError(
                 f"{int(bad.sum())} of {len(texts)} documents have {what}; "
                 f"the first is {str(texts[worst])[:60]!r}"

@@ -241,7 +241,8 @@ def _parse(text: str, where: str) -> Any:
 
 def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(MOST_CHARACTERS)
-    rows = csv.DictReader(_lines(stream, path), delimiter=delimiter)
+    rows = csv.DictReader(_lines(stream, path), delimiter=delimiter, strict=True)
+    begins = 1
     try:
         names = rows.fieldnames or [""]
         if fields.text is None and len(names) == 1 and len(names[0].split()) > 1:
@@ -249,6 +250,7 @@ def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ","
                 f"{path}:1: {names[0][:60]!r} would be the name of its only column; begin the file with a line of "
                 "names such as text, choose with text_field=NAME, or let a file of plain lines end in .txt"
             )
+        begins = rows.line_num + 1
         for row in rows:
             where = f"{path}:{rows.line_num}"
             if None in row:
@@ -256,8 +258,12 @@ def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ","
                     f"{where}: more values than the header has columns; put quotes around text that holds a comma"
                 )
             yield parse_row(row, fields, where)
+            begins = rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}:{rows.line_num}: not a table ({error}); correct or remove it") from error
+        raise UserError(
+            f"{path}:{begins}: not a table ({error}); put quotes around a text that begins with one, and write each "
+            "quote inside it twice"
+        ) from error
 
 
 def _read_tsv(stream: BinaryIO, path: Path, fields: Fields) -> Iterator[Row]:
