@@ -74,6 +74,25 @@ def misread(model: LoadedModel, texts: list[np.ndarray]) -> np.ndarray:
     return np.array(errors)
 
 
+def test_texts_of_likely_lengths_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory for noise and predictions does not grow with the number of latents; nothing else changes."""
+    model, sizes = random_model(), []
+    greedy = SamplingOptions(num_sampling_steps=3, batch_tokens=60, temperature=0.0)
+    whole = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3)
+    read = judge.read_errors
+    monkeypatch.setattr(judge, "CHUNK_TOKENS", 20)
+    monkeypatch.setattr(
+        judge,
+        "read_errors",
+        lambda *args, **more: (sizes.append(sum(map(len, args[1]))), read(*args, **more))[1],
+    )
+    parts = decode_checked(model, LATENTS, greedy, keys=KEYS, num_candidates=3)
+    assert len(sizes) > 1
+    assert max(sizes) <= 20
+    assert all(map(np.array_equal, whole.tokens, parts.tokens))
+    assert (whole.passes == parts.passes).all()
+
+
 @pytest.mark.parametrize("judge_of", ["model", "encoder"])
 def test_without_lengths_the_candidates_are_the_texts_of_the_likeliest_lengths(judge_of: str) -> None:
     model = random_model()

@@ -113,10 +113,13 @@ class Judge:
 
     def read_errors(self, texts: list[np.ndarray], owner: np.ndarray, passes: np.ndarray) -> np.ndarray:
         """(m,) of each text and the latent of its owner, by the model; the cost is added to the owner's."""
-        spent = np.zeros(len(texts), np.int64)
-        errors = read_errors(
-            self.model, texts, self.latents[owner], self.reading, keys=self.keys[owner], passes=spent
-        )
+        spent, errors = np.zeros(len(texts), np.int64), np.empty(len(texts))
+        for part in slices(np.array([len(text) for text in texts], np.int64), CHUNK_TOKENS):
+            documents = owner[part]
+            errors[part] = read_errors(
+                self.model, texts[part], self.latents[documents], self.reading, keys=self.keys[documents],
+                passes=spent[part],
+            )  # fmt: skip
         np.add.at(passes, owner, spent)
         return errors
 
