@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import mmldlm
+from mmldlm.api.files import Inputs
 from mmldlm.api.model import Model
 from mmldlm.api.values import latents_array, one_latent
+from mmldlm.cli.records import latents_of
 from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
@@ -254,6 +256,9 @@ def test_a_model_without_an_encoder(tmp_path: Path) -> None:
     model.loaded.encoder = None
     with pytest.raises(UserError, match="no encoder is known"):
         model.embed("w1")
+    with pytest.raises(UserError, match="no encoder is known.*--encode-with model"):
+        latents_of(model, Inputs(texts=["w1"]), "encoder")
+    assert latents_of(model, Inputs(texts=["w1"]), "model").shape == (1, 1, NUM_CHANNELS)
     assert model.encode("w1").shape == (1, 1, NUM_CHANNELS)
 
 

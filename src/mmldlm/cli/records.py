@@ -278,7 +278,14 @@ def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) ->
     if inputs.latents is not None:
         return inputs.latents
     assert inputs.texts is not None
-    return model.embed(inputs.texts) if encode_with == "encoder" else model.encode(inputs.texts, seed=seed)
+    if encode_with == "model":
+        return model.encode(inputs.texts, seed=seed)
+    from mmldlm.preparation.encoders import EncoderUnavailableError
+
+    try:
+        return model.embed(inputs.texts)
+    except EncoderUnavailableError as error:
+        raise UserError(f"{error}; --encode-with model makes them by the model itself") from None
 
 
 def lengths_of(model: Model, word: str | None, inputs: Inputs | None = None) -> Any:
