@@ -256,7 +256,7 @@ def test_a_model_without_an_encoder(tmp_path: Path) -> None:
     model.loaded.encoder = None
     with pytest.raises(UserError, match="no encoder is known"):
         model.embed("w1")
-    with pytest.raises(UserError, match="no encoder is known.*--encode-with model"):
+    with pytest.raises(UserError, match=r"no encoder is known.*--encode-with model"):
         latents_of(model, Inputs(texts=["w1"]), "encoder")
     assert latents_of(model, Inputs(texts=["w1"]), "model").shape == (1, 1, NUM_CHANNELS)
     assert model.encode("w1").shape == (1, 1, NUM_CHANNELS)
