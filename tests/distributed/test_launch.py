@@ -278,3 +278,17 @@ def test_nodes_that_do_not_meet_are_one_clear_line(monkeypatch, tmp_path):
     assert outcome.message.startswith(
         "the nodes did not meet at first:29500 (The connection to the C10d store has failed."
     )
+
+
+def test_a_port_in_use_is_one_clear_line_where_nodes_are_numbered_by_hand(tmp_path):
+    """There the agent opens the port itself, without a rendezvous that would name what failed."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        plan = plan_launch({}, nnodes="2", nproc_per_node=1, node_rank=0, rdzv_endpoint=endpoint)
+        plan.log_dir = tmp_path / "logs"
+        outcome = run_ranks(plan, ["train"])
+    assert outcome.code == 1
+    assert outcome.message.startswith(f"the nodes did not meet at {endpoint} (")
+    assert "address already in use" in outcome.message

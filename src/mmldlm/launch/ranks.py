@@ -209,6 +209,7 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) ->
 
     `quiet`: output is shown as it is, without the number of its rank, and kept nowhere.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -223,7 +224,7 @@ def run_ranks(plan: LaunchPlan, words: Sequence[str], *, quiet: bool = False) ->
         elastic_launch(config, sys.executable)("-u", "-m", "mmldlm", *words)
     except ChildFailedError as error:
         return _explain(error.failures, plan)
-    except RendezvousError as error:
+    except (RendezvousError, DistError) as error:  # nodes numbered by hand have no rendezvous, only its store
         reason = str(error).strip().splitlines()[0][:160]
         remedy = "is its node up, its port free and reachable? The same command on all nodes resumes the run"
         return Outcome(1, f"the nodes did not meet at {plan.rdzv_endpoint} ({reason}); {remedy}")
