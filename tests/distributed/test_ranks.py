@@ -4,7 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from mmldlm.config import Config
+from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_compiler_error
 from mmldlm.distributed.shards import Shards, make_mesh
 from mmldlm.errors import UserError
@@ -73,6 +76,32 @@ def test_a_rank_that_dies_between_the_agreement_and_the_sum_is_named(monkeypatch
     shards = SimpleNamespace(ranks=ranks, num_shards=2, group=None)
     with pytest.raises(expected):
         Shards.gathered(shards, torch.ones(1, 1, 2), Piece(0, 1, (2, 2)))
+
+
+def test_what_breaks_off_anywhere_because_a_rank_is_gone_is_one_clear_line():
+    config = Config()
+    config.distributed.parallel, config.train.device = "fsdp", "cpu"
+    with pytest.raises(LostRankError, match=r"resumes from the last checkpoint \(Connection reset by peer\)"):  # noqa: SIM117
+        with start_ranks(config):
+            raise dist.DistNetworkError("Connection reset by peer")
+    with pytest.raises(RuntimeError, match=r"^a bug$"), start_ranks(config):
+        raise RuntimeError("a bug")
+
+
+def test_a_rank_that_is_gone_is_not_waited_for_at_the_store(monkeypatch):
+    """There it would take until the time-out; an agreement ends at once."""
+
+    def all_reduce(*unused, group=None):
+        raise RuntimeError("[pair.cc:1] Connection closed by peer")
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("torch.distributed.new_group", lambda **_: pytest.fail("waits"))
+    peers = SimpleNamespace(compare=lambda *_: pytest.fail("waits"), why_lost=lambda: "rank 1 is gone")
+    ranks = Ranks(0, 2, peers=peers)
+    with pytest.raises(LostRankError, match="rank 1 is gone"):
+        ranks.compare("data", {"device": "cpu"})
+    with pytest.raises(LostRankError, match="rank 1 is gone"):
+        Shards.new_host_group(SimpleNamespace(ranks=ranks))
 
 
 @pytest.mark.parametrize(("cpus", "ranks", "workers"), [(24, 4, 6), (64, 4, 8), (2, 1, 2), (2, 8, 1)])

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict, flatten
 from mmldlm.distributed.peers import Peers, meet
-from mmldlm.distributed.ranks import Ranks
+from mmldlm.distributed.ranks import Ranks, is_of_exchange
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.runtime import choose_device, code_digest, versions
 
@@ -88,8 +88,9 @@ def start_ranks(config: Config) -> Iterator[Ranks]:
     if ranks.main:
         _warn_of_environment(os.environ)
     try:
-        yield ranks
-        ranks.barrier()
+        with _naming_lost(ranks):
+            yield ranks
+            ranks.barrier()
     except BaseException as error:
         if ranks.peers is not None:
             ranks.peers.leave(error)
@@ -101,6 +102,17 @@ def start_ranks(config: Config) -> Iterator[Ranks]:
     if ranks.peers is not None:
         ranks.peers.close()
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _naming_lost(ranks: Ranks) -> Iterator[None]:
+    """Whatever was broken off because a rank is gone names that rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_exchange(error):
+            raise
+        raise ranks.lost(str(error)) from error
 
 
 def _join(config: Config, place: Place) -> Ranks:

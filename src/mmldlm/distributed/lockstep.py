@@ -14,15 +14,12 @@ whatever the others wait for.
 from __future__ import annotations
 
 import contextlib
-import re
 import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch.distributed as dist
-
-from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of
+from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_of_exchange
 
 T = TypeVar("T")
 
@@ -106,7 +103,7 @@ class Lockstep:
         """Let the others know. One that cannot go on at all leaves, which they notice."""
         code = code_of(error, self.ranks)
         if isinstance(error_of(code, self.ranks), LostRankError):
-            if _is_of_exchange(error):
+            if is_of_exchange(error):
                 raise self.ranks.lost(str(error)) from error
             with contextlib.suppress(LostRankError):  # the others leave at once; the cause is raised here
                 if self._ahead is None:
@@ -124,11 +121,3 @@ class Lockstep:
     def _clean_up(self, give_up: Callable[[], object]) -> None:
         self.forget()
         give_up()
-
-
-def _is_of_exchange(error: Exception) -> bool:
-    """Whether an exchange was broken off, because a rank is gone or too late."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError)
-        and bool(re.search(r"gloo|nccl|connection (closed|reset)", str(error), re.IGNORECASE))
-    )

@@ -78,7 +78,8 @@ class Ranks:
 
     def compare(self, what: str, facts: Mapping[str, object]) -> None:
         """Reject ranks that do not have the same facts, with names, values and hosts."""
-        if self.peers is not None:
+        # the store knows what differs, but there a rank that is gone would be waited for
+        if self.peers is not None and not self.all_equal({name: str(fact) for name, fact in facts.items()}):
             self.peers.compare(what, facts)
 
     def compare_weights(self, digest: Tensor, step: int, compared: int) -> None:
@@ -169,6 +170,14 @@ def _brief(reason: str) -> str:
     """The first sentence, without the place in somebody's source code."""
     line = reason.strip().splitlines()[0] if reason.strip() else "no reason known"
     return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0][:160]
+
+
+def is_of_exchange(error: Exception) -> bool:
+    """Whether an exchange was broken off, because a rank is gone or too late."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError)
+        and bool(re.search(r"gloo|nccl|connection (closed|reset)", str(error), re.IGNORECASE))
+    )
 
 
 class OutOfMemoryElsewhereError(torch.OutOfMemoryError):

@@ -222,7 +222,8 @@ class Shards:
         return every.transpose(0, 1).flatten(1, 2)[:, : piece.shape[0]].contiguous()
 
     def new_host_group(self) -> Any:
-        """Another group of all ranks over gloo."""
+        """Another group of all ranks over gloo; a rank that is gone is noticed before it would be waited for."""
+        self.ranks.barrier()
         return dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=self.ranks.timeout_minutes))
 
     def compare(self, step: int, compared: int) -> None:
