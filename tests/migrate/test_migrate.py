@@ -353,3 +353,50 @@ def test_a_migrated_recipe_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     run = mmldlm.train(recipe)
     assert run.finished
     assert run.step == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("training.dtype", "bf16-mixed"), ("training.lr_schedule", "polynomial"), ("optimizer.type", "lion"),
+    ("loss.latent_loss_type", "huber"), ("model.latent_beta_schedule", "sigmoid"), ("optimizer.lr", "${oc.env:LR}"),
+    ("training.train_batch_size", "${oc.env:BS}"),
+])  # fmt: skip
+def test_a_value_that_is_not_known_here_is_reported_not_lost(key: str, value: str) -> None:
+    old, (section, name) = yaml.safe_load(OLD), key.split(".")
+    old[section][name] = value
+    result = translate(old, "old.yaml")
+    assert [line for line in result.dropped if line.startswith(f"{key}={value}: ")]
+    assert check_recipe(result.recipe) == []
+
+
+def test_numbers_count_however_yaml_reads_them() -> None:
+    old = yaml.safe_load(OLD)
+    old["training"] |= {"num_train_steps": 1e5, "train_batch_size": "8", "lr_schedule": "plateau"}
+    old["optimizer"] |= {"grad_clip_norm": None, "type": "muon"}
+    result = translate(old, "old.yaml")
+    assert result.recipe["batch"]["documents_per_step"] == 16
+    assert not any("num_train_steps is not set" in note for note in result.notes)
+    assert (
+        result.recipe["optim"] | {"clip_norm": 0.0, "name": "muon", "schedule": "plateau"}
+        == result.recipe["optim"]
+    )
+    assert check_recipe(result.recipe) == []
+
+
+def test_a_share_of_random_tokens_that_is_no_number_is_no_traceback() -> None:
+    old = yaml.safe_load(OLD)
+    old["model"]["p_uniform"] = "${noise}"
+    with pytest.raises(UserError, match="replaces tokens at random"):
+        translate(old, "old.yaml")
+    old["model"]["p_uniform"] = 0.0
+    translate(old, "old.yaml")
+
+
+def test_a_recipe_that_has_to_be_corrected_is_named(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(OLD.replace("warmup_steps: 2000", "warmup_steps: 0.02"))
+    from mmldlm.cli.main import app as commands
+
+    result = CliRunner().invoke(
+        commands, ["migrate", str(tmp_path / "old.yaml"), "--out", str(tmp_path / "out")]
+    )
+    assert "recipes/old.yaml: has to be corrected first: " in result.output
+    assert "optim.warmup_steps=0.02: a whole number is needed" in result.output

@@ -32,6 +32,7 @@ def migrate(words: Any) -> None:
     from mmldlm.errors import UserError
     from mmldlm.migrate.report import report_text, write_migration
     from mmldlm.migrate.repository import examine_repository
+    from mmldlm.migrate.translation import check_recipe
 
     old_repo, out = words.old_repo, words.out
     migration = examine_repository(old_repo)
@@ -42,8 +43,11 @@ def migrate(words: Any) -> None:
         raise UserError(
             f"--out {out}: lies inside the old checkout, which is left as it is; choose another folder"
         )
-    for path in write_migration(migration, out):
-        typer.echo(str(path))
+    report, *recipes = write_migration(migration, out)
+    typer.echo(str(report))
+    for path, translation in zip(recipes, migration.translations, strict=True):
+        problems = check_recipe(translation.recipe)
+        typer.echo(f"{path}: has to be corrected first: {'; '.join(problems)}" if problems else str(path))
     typer.echo(
         f"next: read {out / 'migration.md'}; make the pair store that the head of a recipe names, then mmldlm train "
         f"--recipe {shlex.quote(str(out / 'recipes'))}/..."

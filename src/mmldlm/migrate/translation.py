@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,11 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
         key = _LAST_NAMES.get(last, key) if key not in IGNORED and key not in DROPPED else key
     if key in IGNORED:
         result.ignored.append(f"{key}={value}: {IGNORED[key]}")
-    if key in DIRECT:
-        if value is not None and "${" not in str(value):
+    if "${" in str(value) and (key in DIRECT or key in TRANSLATED):
+        ours = DIRECT.get(key) or TRANSLATED[key]
+        result.dropped.append(f"{key}={value}: computed when the old code started; set {ours} by hand")
+    elif key in DIRECT:
+        if value is not None:
             _put(result, DIRECT[key], value)
     elif key in DROPPED:
         result.dropped.append(f"{key}={value}: {DROPPED[key]}")
@@ -220,6 +224,8 @@ def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
         value = flat.get(key)
         if isinstance(value, str | bool) and value in values:
             _put(result, ours, values[value])
+        else:
+            _report_value(result, flat, key, values, ours)
     loss = result.recipe.get("objective", {}).get("latent_loss", "mse")
     kind = result.recipe.get("corruption", {}).get("prediction_type", "clean")
     if loss != "mse" and kind != "clean":
@@ -229,6 +235,18 @@ def _translate_kind(result: Translation, flat: dict[str, Any]) -> None:
             f"corruption.prediction_type=clean instead of {kind}"
         )
     _translate_betas(result, flat)
+
+
+def _report_value(
+    result: Translation, flat: dict[str, Any], key: str, known: Iterable[Any], ours: str
+) -> None:
+    """A value that is set, but not one of those known here."""
+    value = flat.get(key)
+    if value is not None and value not in known and "${" not in str(value):
+        names = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in known)
+        result.dropped.append(
+            f"{key}={value}: known are {names}; {ours} keeps its default: set it as you want"
+        )
 
 
 def _translate_betas(result: Translation, flat: dict[str, Any]) -> None:
@@ -261,10 +279,20 @@ def _translate_rate(result: Translation, flat: dict[str, Any]) -> None:
             _put(result, "optim.restart_period", period)
     elif shape == "constant":
         _put(result, "optim.schedule", "constant")
+    elif "plateau" in shape:
+        _put(result, "optim.schedule", "plateau")
     elif shape == "linear":
         _put(result, "optim.schedule", "wsd")
         _put(result, "optim.min_lr_ratio", 0.0)
         _put(result, "optim.decay_share", max((steps - warmup) / steps, 0.01) if steps else 1.0)
+    else:
+        known = ("constant", "cosine", "linear", "plateau", "restarts")
+        _report_value(result, flat, "training.lr_schedule", known, "optim.schedule")
+    if flat.get("optimizer.type") == "muon":
+        _put(result, "optim.name", "muon")
+    _report_value(result, flat, "optimizer.type", ("adam", "adamw", "muon"), "optim.name")
+    if flat.get("optimizer.grad_clip_norm", 0) is None:
+        _put(result, "optim.clip_norm", 0.0)
     if steps is None:
         result.notes.append(
             "training.num_train_steps is not set; train.steps keeps its default: set it as you want"
@@ -342,7 +370,12 @@ def _find_contradictions(result: Translation, flat: dict[str, Any]) -> None:
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number, also as 1e5 or in quotes, which YAML reads as something else."""
+    try:
+        number = None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number is not None and number.is_integer() else None
 
 
 def check_recipe(recipe: dict[str, Any]) -> list[str]:
