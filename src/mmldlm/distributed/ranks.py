@@ -174,6 +174,8 @@ def _brief(reason: str) -> str:
 
 def is_of_exchange(error: Exception) -> bool:
     """Whether an exchange was broken off, because a rank is gone or too late."""
+    if isinstance(error, torch.OutOfMemoryError) or is_compiler_error(error):  # whatever their messages list
+        return False
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)
         and bool(re.search(r"gloo|nccl|connection (closed|reset)", str(error), re.IGNORECASE))
