@@ -115,6 +115,8 @@ def test_what_cannot_be_launched_is_one_clear_line(environment, options, reporte
     ("--submit -- train --recipe small", "belong to --slurm FILE"),
     ("--slurm -- train --recipe small", "--slurm --: the name of the job file is missing"),
     ("--slurm j --rdzv-endpoint h:1 -- train --recipe small", "do not go with --slurm"),
+    ("--from-variables --slurm j", "--slurm does not go with --from-variables"),
+    ("--from-variables --nproc-per-node 4", "--nproc-per-node does not go with --from-variables"),
     ("--log-dir /dev/null/logs -- train --recipe small", "/dev/null/logs: /dev/null is a file"),
     ("--slurm /dev/null/job -- train --recipe small", "/dev/null/job: /dev/null is a file"),
 ])  # fmt: skip

@@ -57,6 +57,12 @@ def launch(given: Any) -> None:
     words = given.words
     if given.dry_run and not given.from_variables:
         raise UserError("--dry-run belongs to --from-variables; for a run: launch -- train ... --dry-run")
+    own = ("slurm", "nnodes", "nproc_per_node", "rdzv_endpoint", "node_rank")
+    if given.from_variables and (stated := [name for name in own if getattr(given, name) is not None]):
+        raise UserError(
+            f"--{stated[0].replace('_', '-')} does not go with --from-variables: NNODES, NPROC_PER_NODE, NODE_RANK, "
+            "MASTER_ADDR and MASTER_PORT count there; leave it out"
+        )
     if (given.sbatch or given.submit) and given.slurm is None:
         raise UserError("--sbatch and --submit belong to --slurm FILE; add it, or leave them out")
     if given.slurm is not None and (given.rdzv_endpoint or given.node_rank is not None):
