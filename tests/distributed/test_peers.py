@@ -1,10 +1,12 @@
 """Ranks that know each other: differences are listed, a rank that is gone or stopped is named, attempts do not mix."""
 
+import itertools
 import re
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,11 +126,13 @@ def test_a_rank_that_stops_is_named_and_a_rank_that_comes_back_too(trio, monkeyp
 
 
 def test_a_lost_rank_is_told_from_one_that_left_with_a_reason(trio, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.1)
-    for each in trio:
-        each.start()
-    time.sleep(0.5)
-    trio[1].close()  # as if killed: no word
+    beats = itertools.count()
+
+    def sleep(_seconds):  # in which the others show that they live
+        for each in (trio[0], trio[2]):
+            each.store.set(f"alive/{each.rank}", str(next(beats)))
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
     ranks = Ranks(0, 3, peers=trio[0])
     assert f"rank 0 of 3: rank 1 on {HOST} is gone; its own output says why" in str(
         ranks.lost("Connection closed")
