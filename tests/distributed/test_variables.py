@@ -121,9 +121,16 @@ def test_a_later_node_waits_until_the_first_has_imported_the_store(place):
     names = {"NNODES": "2", "MASTER_ADDR": "first", "NODE_RANK": "1", "L2T_STORE": str(place / "store"),
              "TOKEN_DIR": str(place / "d/tokens/train"), "LATENT_DIR": str(place / "d/latents/train")}  # fmt: skip
     run = read_variables(names, Machine())
-    reports, timer = [], threading.Timer(0.5, write_store, (place / "store",), {"num_train": 8})
-    timer.start()
-    import_store(run, reports.append, wait_seconds=60)
+    reports, first = (
+        [],
+        threading.Thread(target=write_store, args=(place / "store",), kwargs={"num_train": 8}),
+    )
+
+    def report(line):
+        reports.append(line)
+        first.start()
+
+    import_store(run, report, wait_seconds=60)
     assert (place / "store" / "manifest.json").is_file()
     assert len(reports) == 1
     assert "node 0 imports it" in reports[0]
@@ -155,8 +162,8 @@ def test_scripts_are_clean_for_shellcheck():
 def start(folder, *words, **names):
     plain = {name: value for name, value in environment().items() if name not in KNOWN}
     return subprocess.Popen(
-        ["bash", str(SCRIPT), *words], cwd=folder, env=plain | names, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
+        ["bash", str(SCRIPT), *words], cwd=folder, env=plain | {"PYTHON": sys.executable} | names,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
