@@ -382,15 +382,6 @@ def test_numbers_count_however_yaml_reads_them() -> None:
     assert check_recipe(result.recipe) == []
 
 
-def test_a_share_of_random_tokens_that_is_no_number_is_no_traceback() -> None:
-    old = yaml.safe_load(OLD)
-    old["model"]["p_uniform"] = "${noise}"
-    with pytest.raises(UserError, match="replaces tokens at random"):
-        translate(old, "old.yaml")
-    old["model"]["p_uniform"] = 0.0
-    translate(old, "old.yaml")
-
-
 def test_a_recipe_that_has_to_be_corrected_is_named(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(OLD.replace("warmup_steps: 2000", "warmup_steps: 0.02"))
     from mmldlm.cli.main import app as commands
