@@ -50,6 +50,7 @@ class Peers:
         """Writes into the ledger."""
         self._line = store.clone()  # a client serves one thread at a time
         self._end = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._judge)]
         self._answered = time.monotonic()
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._silent: set[int] = set()
@@ -100,15 +101,18 @@ class Peers:
 
     def start(self) -> None:
         """From now on the others see that this rank lives, and a rank that does not is named."""
-        for work in (self._beat, self._judge):
-            threading.Thread(target=work, name=f"peers{work.__name__}", daemon=True).start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the watching."""
+        """End the watching. A thread that Python ends inside a call of the store would abort the process."""
         self._end.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(BEAT_SECONDS)
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others why this rank leaves them; it must not wait for anything."""
+        """Tell the others why this rank leaves them; it must not wait for them."""
         self.close()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         with contextlib.suppress(RuntimeError):
