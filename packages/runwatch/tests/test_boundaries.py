@@ -22,6 +22,7 @@ ROLES = {
     "lr_scheduler_gamma": None,
     "optim/total_grad_norm": "grad_norm", "grad_accum_steps": None, "max_mem": "gpu_memory_allocated", "cpu_mem": None,
     "train-rmse": "loss", "training's l2": "loss", "number of skipped iterations": "skipped_steps",
+    "eval_steps": None, "eval step": "step", "N_BATCH": None, "num_batches": None, "Batch num": "step",
 }  # fmt: skip
 
 
@@ -56,6 +57,63 @@ def test_where_a_run_begins(tmp_path, text, last_steps):
     path = tmp_path / "train.log"
     path.write_text(text)
     assert [run["step"] for run in runs_of(path)] == last_steps
+
+
+def test_the_engine_counts_steps_beside_a_loop_that_counts_epochs(tmp_path):
+    lines = []
+    for step in range(10, 400, 10):
+        lines += [
+            f"Epoch {step // 20}, Loss: {1 - step / 1000:.3f}",
+            f"[2026-01-01 10:00:00,100] [INFO] [Rank 0] step={step}, skipped={step}, lr=[1e-05], mom=[(0.9, 0.99)]",
+            f"[2026-01-01 10:00:00,101] [INFO] epoch=0/micro_step={step}/global_step={step}, SamplesPerSec=0.6",
+        ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    (run,) = runs_of(path)
+    assert run["step"] == 390
+    assert {alert["code"] for alert in run["alerts"]} == {"M205"}  # every update was skipped
+
+
+def test_a_counter_that_no_loss_stands_beside_moves_no_step(tmp_path):
+    lines = []
+    for epoch in range(12):
+        lines += [f"Epoch[{epoch}] Batch [{batch}]\tTrain-SmoothL1={9 - epoch / 2}" for batch in (20, 40, 60)]
+        lines += [f"Update[{epoch * 700 + 1}]: Change learning rate to 1.0e-04", 'Saved checkpoint to "m.params"']
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    (run,) = runs_of(path)
+    assert (run["step"], run["alerts"]) == (12 * 60, [])
+
+
+def test_a_step_alone_on_its_line_is_that_of_the_next():
+    parser = LineParser()
+    for line in ("current step: 7th step", "batch loss:0.52", "current step: 8th step"):
+        parser.parse(line)
+    record = parser.parse("batch loss:0.51")
+    assert (record.step, record.values["loss"]) == (8, 0.51)
+
+
+def test_settings_printed_as_a_dictionary_tell_no_step():
+    parser = LineParser()
+    parser.parse("{'model': 'tiny', 'eval_steps': 500, 'batch_size': 16, 'learning_rate': 1e-05}")
+    losses = [parser.parse(f"{{'loss': {2 - k / 10}, 'learning_rate': 1e-05, 'epoch': 0.1}}") for k in range(5)]
+    assert [record.step for record in losses] == [1, 2, 3, 4, 5]
+
+
+def test_the_objective_of_a_policy_comes_before_its_entropy():
+    values = LineParser().parse("iter=3 loss_critic=618.8 loss_entropy=0.02 loss_objective=-0.01").values
+    assert values["loss"] == -0.01
+
+
+def test_a_column_without_a_loss_can_be_named(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("episode,episode_reward,steps_done\n" + "".join(f"{k},{50 + k},{k * 9}\n" for k in range(30)))
+    (unread,) = runs_of(path)
+    assert unread["health"] == "cannot judge"
+    assert unread["unread"]["names"] == ["episode", "episode_reward", "steps_done"]
+    (run,) = runs_of(path, mapped=parse_mapping(["loss=episode_reward", "step=steps_done"]))
+    assert (run["step"], run["values"]["loss"]) == (261, 79)
+
 
 
 def test_a_mean_that_closes_an_epoch_is_no_point_of_the_curve():

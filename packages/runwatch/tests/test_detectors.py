@@ -233,3 +233,13 @@ def test_a_rank_without_a_sign_of_life_is_reported_until_the_next_step():
     assert "rank 1 on node-1: no sign of life for 30.0 s" in alert.evidence
     panel.observe(Record(step=23, values={"loss": 7.4}))
     assert alert.status != "open"
+
+
+def test_the_level_of_a_policy_loss_wanders_within_its_noise():
+    """A signed loss has no size: that it lies above its best level means nothing until it leaves its noise."""
+
+    def wander(step, fields):
+        fields["loss"] = -0.012 + 0.007 * math.sin(step / 40) + 0.01 * math.sin(7.7 * step)
+
+    assert "M103" not in codes(run_panel(wander))
+    assert "M103" in codes(run_panel(lambda step, fields: fields.update(loss=-2.5 if step < 200 else 3.0)))

@@ -11,6 +11,8 @@ from runwatch.errors import UserError
 from runwatch.follow import LONGEST_LINE, FileFollower
 from runwatch.parser import LineParser
 from runwatch.records import Record
+from runwatch.session import Session
+from runwatch.settings import MonitorSettings
 from runwatch.sources import find_runs
 
 FORMATS = [
@@ -155,6 +157,25 @@ Root Cause (first observed failure):
     assert [record.event for record in found] == ["crash", "crash"]
     assert found[0].text == "ValueError: bad batch"
     assert (found[1].rank, found[1].facts["root_cause"]) == (1, True)
+
+
+def test_ctrl_c_under_torchrun_is_no_crash(tmp_path):
+    path = tmp_path / "train.log"
+    report = """Traceback (most recent call last):
+  File "run.py", line 5, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -2 (pid: 77)
+  traceback : Signal 2 (SIGINT) received by PID 77
+============================================================"""
+    path.write_text("".join(f"step {k} loss {2 - k / 99}\n" for k in range(30)) + report)
+    session = Session(find_runs([str(path)]), MonitorSettings())
+    session.look(live=False)
+    (run,) = session.state()["runs"]
+    assert (run["health"], run["state"], session.worst()) == ("fine", "stopped", "warn")
+    session.close()
 
 
 @settings(max_examples=300, deadline=None)

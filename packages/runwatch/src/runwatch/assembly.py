@@ -91,6 +91,8 @@ class Assembler:
         self._num_marked = self._num_unmarked = 0
         self._begins = False
         self._num_lone = 0
+        self._step_rank: int | None = None
+        """Rank of the counter beside the losses."""
         self._before: tuple[float | None, float | None] = None, None
         self._shape: set[str] = set()
         self._shape_size = -1
@@ -110,9 +112,11 @@ class Assembler:
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
         falls_back = row.marks.step is not None and row.marks.step < (self.stepper.inner or 0)
-        is_aside = row.is_eval or (not has_loss and falls_back)
+        is_aside = row.is_eval or (not has_loss and (falls_back or self._is_other_counter(row, values)))
         if is_aside and self.stepper.is_counting():  # its counter may be that of the evaluation
             row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
+        if has_loss and row.marks.step is not None:
+            self._step_rank = row.step_rank
         begins = (
             self.stepper.place(row.marks, has_loss=has_loss, is_valid="valid_loss" in values) or self._begins
         )
@@ -167,6 +171,10 @@ class Assembler:
             return False
         del values["loss"]
         return True
+
+    def _is_other_counter(self, row: Row, values: dict[str, float]) -> bool:
+        """`Update[4781]: learning rate 1e-4` where losses are counted by batches."""
+        return "valid_loss" not in values and self._step_rank not in (None, row.step_rank)
 
     def _is_without_loss(self, values: dict[str, float], row: Row) -> bool:
         """A line of training whose loss is missing: a step with a learning rate or a count of skipped updates."""

@@ -132,7 +132,7 @@ class MessageReader:
         match = _EXCEPTION.match(text)
         if match is None or self._in_traceback:
             return None
-        if "KeyboardInterrupt" in match[1]:
+        if "KeyboardInterrupt" in match[1] or text.rstrip().endswith("got signal: 2"):
             return _message("interrupted", text)
         return Record(event="crash", text=text[:300], facts={"cause": cause_of(text), "traceback": True})
 
@@ -157,6 +157,8 @@ def _root_cause(facts: dict[str, str]) -> Record:
     reason = f": {facts['reason']}" if "reason" in facts else ""
     text = f"rank {rank or '?'} failed first, exitcode {facts.get('exitcode', '?')}{reason}"
     number = int(rank) if rank.isdigit() else None
+    if facts.get("exitcode", "").startswith("-2 "):  # SIGINT: somebody pressed Ctrl-C
+        return Record(event="interrupted", rank=number, text=text, facts={"root_cause": True})
     return Record(event="crash", rank=number, text=text, facts={"root_cause": True, **facts})
 
 

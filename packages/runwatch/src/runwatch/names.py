@@ -139,6 +139,11 @@ class Names:
         self._known: dict[str, Name | None] = {}
         self._mapped = {" ".join(words_of(key)): role for role, key in (mapped or {}).items()}
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether a user named a number by hand."""
+        return bool(self._mapped)
+
     def of(self, key: str) -> Name | None:
         """What a key means; None if it is no number of a training curve."""
         try:
@@ -211,6 +216,10 @@ def _counter(words: list[str], held: frozenset[str], key: str) -> Name | None:
     kinds = [word for word in words if word in _STEPS]
     if not kinds:
         return None
+    if held & VALIDATION and kinds[-1] in ("steps", "iters", "iterations", "batches", "updates"):
+        return None  # eval_steps=500 is a setting
+    if words[0] in ("n", "num") and words[1] in ("batch", "batches"):
+        return None  # a number of batches, not the number of a batch
     rest = held - set(kinds) - VALIDATION
     if rest & {"total", "max"} and kinds[-1] in ("step", "steps", "iters", "iter", "iterations", "updates"):
         return Name("total_steps", key) if rest <= {"total", "max", "num", "train", "training"} else None
@@ -271,6 +280,8 @@ def _loss_rank(words: list[str], held: frozenset[str], plain: frozenset[str]) ->
     rest = plain - {"loss", "losses"} - {word for word in plain if word.isdigit() and len(words) < 3}
     if rest & _MEANS:
         return 8
+    if "entropy" in rest and "cross" not in rest:
+        return 10  # the bonus of a policy
     if rest <= _WHOLE:
         return 2 if rest else 0
     return 4 if rest <= _NAMED | _WHOLE else 10

@@ -66,7 +66,8 @@ class LineParser:
         self._box = Box()
         self._json = JsonRows(self.names)
         self._pending: Marks | None = None
-        """The step above a block of indented lines."""
+        """The step above a block of indented lines, or alone on the line before."""
+        self._is_alone = False
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._postfix = ""
         self._bar_label = ""
@@ -221,7 +222,10 @@ class LineParser:
         return self._sentence(line, self._plan(texts), numbers)
 
     def _header(self, line: str) -> bool:
-        table = find_header(line, self.names) if "oss" in line.lower() else None
+        may_hold_loss = "oss" in line.lower() or self.names.is_mapped
+        table = find_header(line, self.names) if may_hold_loss else None
+        if table is None and self._num_lines == 1:
+            self.unread.add_header(line)
         self._table = table or self._table
         return table is not None
 
@@ -238,7 +242,8 @@ class LineParser:
             row.marks.epoch = float(start[1]) if start[1] else row.marks.epoch
         in_block = False
         if self._pending is not None:
-            self._pending = self._pending if line[0] in " \t|" else None
+            self._pending = self._pending if line[0] in " \t|" or self._is_alone else None
+            self._is_alone = False
             if self._pending is not None and not row.marks.any():
                 row.marks = self._pending
             in_block = self._pending is not None and any(name.role in _BLOCK_ROLES for name, _ in row.values)
@@ -271,7 +276,7 @@ class LineParser:
         if "epoch" in whole and len(fields) <= 3 and not row.is_eval and epoch is not None:
             self._assembler.enter(epoch)
         if "step" in whole and row.marks.step is not None and len(fields) <= 6:
-            self._pending = row.marks
+            self._pending, self._is_alone = row.marks, len(fields) == 1
         self.unread.add(line, plan.layout)
 
     # --- bars -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Plan:
     def row(self, numbers: list[str]) -> Row:
         """The numbers of a line in their places."""
         values = [(name, to_float(numbers[idx]) * factor) for name, idx, factor in self.values]
-        row = Row(values, is_eval=self.layout.is_eval)
+        row = Row(values, is_eval=self.layout.is_eval, step_rank=self.step_rank)
         marks = row.marks
         if self.step is not None:
             marks.step, marks.step_total = _counter(numbers, self.step)

@@ -1,11 +1,13 @@
 """Where a line stands in its run: counters of steps, epochs and bars -> one step that only grows, and run boundaries.
 
 A counter `k/n` without a name, or a bar, that starts again is an epoch. A named step that falls back to where the run
-began is a new run; one that falls back less is a rollback. Lines without any counter are counted.
+began is a new run; one that falls back less is a rollback. Lines without any counter are counted. An epoch that falls
+back beside a step that goes on, as in DeepSpeed's lines of timing, is that of somebody who does not count epochs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -72,7 +74,8 @@ class Stepper:
         begins = False
         if marks.step is not None and marks.step_total is not None:
             marks = self._unswapped(marks)
-        if marks.epoch is not None:
+        goes_on = not has_loss and marks.step is not None and marks.step >= (self.inner or math.inf)
+        if marks.epoch is not None and not (goes_on and marks.epoch < (self.epoch or 0.0)):
             whole = marks.epoch == int(marks.epoch) and (marks.counter is not None or not has_loss)
             self._has_epochs = self._has_epochs or whole
             begins = self._enter_epoch(marks.epoch, marks.epoch_total)

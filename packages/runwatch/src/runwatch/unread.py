@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from runwatch.tokens import Layout
@@ -13,6 +14,13 @@ class Unread:
     def __init__(self) -> None:
         self.keys: Counter[str] = Counter()
         self.lines: list[str] = []
+
+    def add_header(self, line: str) -> None:
+        """The names of columns without a loss among them."""
+        names = [name.strip(" \"'") for name in re.split(r"[,;\t]", line)]
+        if len(names) > 1 and all(name and len(name) <= 40 for name in names):
+            self.keys.update(names)
+            self.lines.append(line.strip()[:160])
 
     def add(self, line: str, layout: Layout) -> None:
         if len(self.keys) > 200:

@@ -254,7 +254,9 @@ class Divergence(Detector):
         limit = self.settings.divergence_rise * max(
             abs(best), 0.1 * abs(self.start)
         )  # near 0, doubling means nothing
-        noise = 1.4 * self.settings.spike_z * self.best_deviation / math.sqrt(self.settings.divergence_lines)
+        noise = self.settings.spike_z * self.best_deviation
+        if not self.is_signed:  # the level of a policy's loss means nothing: only what leaves its noise counts
+            noise *= 1.4 / math.sqrt(self.settings.divergence_lines)
         is_above = now - best > limit and self.recent.quantile(0.2) - best > noise
         self.num_above = self.num_above + 1 if is_above else 0
         if self.num_above >= self.settings.divergence_lines // 2 or (is_above and now - best > 2 * limit):

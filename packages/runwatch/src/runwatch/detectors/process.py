@@ -88,6 +88,8 @@ class Crash(Detector):
             self._stopped(record)
         elif record.event in ("started", "resumed"):
             self._over()
+        elif record.event == "interrupted" and record.facts.get("root_cause") and self.failures:
+            self._survived()  # the launcher's traceback only repeats it
         elif record.event == "went_on" and self.failures and not self.named:
             self._survived()
         elif record.event == "vanished":
