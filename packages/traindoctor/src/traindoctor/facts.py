@@ -115,7 +115,8 @@ def _python_features(file: PythonFile, facts: Facts) -> None:
             {"remove", "unlink", "rmtree", "save_total_limit", "keep_last", "max_to_keep"} & words
         ),
         "activation_checkpointing": file.uses("torch.utils.checkpoint")
-        or bool({"gradient_checkpointing", "gradient_checkpointing_enable", "checkpoint_wrapper"} & words),
+        or bool({"gradient_checkpointing", "gradient_checkpointing_enable", "checkpoint_wrapper"} & words)
+        or any(dotted(call.func) == "checkpoint" for call in file.of(ast.Call)),  # one of its own
     }
     if "backward" in attributes or (
         any(file.uses(name) for name in _TRAINERS) and {"fit", "train", "Trainer"} & file.identifiers
@@ -207,6 +208,9 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
     for attribute in file.of(ast.Attribute):
         if attribute.attr == "__dict__":
             _add_spread(facts, attribute.value)
+    for assigned in file.of(ast.Assign):  # section = config.get("section"), and **section elsewhere
+        if any(isinstance(target, ast.Name) and target.id in facts.spread for target in assigned.targets):
+            _add_spread(facts, assigned.value)
 
 
 def _asks_for_ranks(call: ast.Call, name: str | None) -> bool:
@@ -235,7 +239,8 @@ def _is_module_compile(file: PythonFile, call: ast.Call) -> bool:
 def _add_spread(facts: Facts, value: ast.expr, indexed: bool = False) -> None:
     """Remember that an object is used as a whole, so that each of its settings may be read."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.args:
-        value = value.args[0]
+        is_lookup = value.func.attr in ("get", "pop") and isinstance(value.args[0], ast.Constant)
+        value = ast.Subscript(value.func.value, value.args[0], ast.Load()) if is_lookup else value.args[0]
     if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
         facts.spread.add(str(value.slice.value))
         return

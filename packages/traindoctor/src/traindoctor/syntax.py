@@ -243,10 +243,22 @@ class SyntaxTree:
                 found.setdefault(self.function_of(call), []).append(call)
         return found
 
+    @cached_property
+    def _step_loops(self) -> list[Loop]:
+        """Training loops, and the loop around one of micro-batches, whose own body takes the step."""
+        around = [(loop, self.loop_of(loop)) for loop in self.training_loops]
+        outer = [out for loop, out in around if out and self._steps_in(out) and not self._steps_in(loop)]
+        return [*self.training_loops, *outer]
+
+    def _steps_in(self, loop: Loop) -> bool:
+        """Whether the body of a loop itself calls step() of an optimizer or a scaler."""
+        calls = (call for call in self.inside(loop) if is_method(call, "step") and self.loop_of(call) is loop)
+        return any("opt" in ast.unparse(call).lower() or "scaler" in ast.unparse(call) for call in calls)
+
     def in_training_loop(self, node: ast.AST) -> Loop | None:
         """The training loop around a node, if it runs in every round: no `if` and no inner loop between."""
         loop = self.loop_of(node)
-        if loop is None or loop not in self.training_loops:
+        if loop is None or loop not in self._step_loops:
             return None
         return None if any(not holds_on_one_rank(test) for test in self.conditions(node, loop)) else loop
 

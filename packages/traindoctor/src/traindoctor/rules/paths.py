@@ -23,6 +23,8 @@ _CLUSTER = re.compile(
     r"^/(?:inspire|gpfs|lustre|nfs|scratch|netscratch|fsx|raid|ceph|mnt|data\d*|storage|cluster|work|project[s]?|share[d]?|vol\d*)"
     r"/[\w.@+-]+/[\w.@+-]+/"
 )
+_IN_IMAGE = re.compile(r"(?:^|/)(?:docker/|[\w.-]*entrypoint[\w.-]*$)", re.IGNORECASE)
+"""Scripts that run inside an image, whose folders its Dockerfile makes."""
 _PLACEHOLDER = re.compile(r"path/to|your|example|<|>|\*|xxx|foo|/\.\.\.", re.IGNORECASE)
 
 
@@ -66,7 +68,7 @@ def _texts(file: Any) -> Iterator[tuple[str, Span]]:
         for joined in file.of(ast.JoinedStr):
             if joined.values and isinstance(joined.values[0], ast.Constant):
                 yield str(joined.values[0].value) + "/x", file.span(joined)
-    elif isinstance(file, ShellFile):
+    elif isinstance(file, ShellFile) and not _IN_IMAGE.search(file.path):
         for _, value, start, end in [*file.sbatch, *file.late_sbatch]:
             yield value.strip("\"'"), file.span(start, end)
         for command in file.commands:

@@ -61,9 +61,21 @@ def never_pruned(file: PythonFile, about: Rule) -> Iterator[Finding]:
     loops = _loops_of_training(file)
     for call, target in _written_files(file):
         counted = None if any("sample" in word for word in words_of(call)) else _counted_name(file, target)
+        if counted and _is_followed_by_the_end(file, call):
+            continue
         if counted and (file.loop_of(call) in loops or _called_in(file, call, counted, loops)):
             message = f"a new file for every {counted}, and this program never deletes one"
             yield about.at(file.path, file.span(call), message, needs=["training"], unless=["deletes_files"])
+
+
+def _is_followed_by_the_end(file: PythonFile, call: ast.Call) -> bool:
+    """Whether the branch around a save leaves the loop: one file for a run that gives up, not one for every step."""
+    branch = file.parents.get(file.statement_of(call))
+    blocks = [branch.body, branch.orelse] if isinstance(branch, ast.If) else []
+    return any(
+        file.statement_of(call) in block and isinstance(block[-1], ast.Return | ast.Raise | ast.Break)
+        for block in blocks
+    )
 
 
 def _written_files(file: PythonFile) -> Iterator[tuple[ast.Call, ast.expr]]:

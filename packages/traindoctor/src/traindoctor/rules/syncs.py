@@ -139,9 +139,14 @@ def finite_check(file: PythonFile, about: Rule) -> Iterator[Finding]:
         owner = _branch_of(file, call)
         if owner is None or not file.runs_every_step(owner):
             continue
-        if not any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(owner.test)):
+        if not _asks_every_nth(owner.test):
             message = f"{file.text(call)[:60]} in an `if` waits for the GPU in every step"
             yield about.at(file.path, file.span(call), message)
+
+
+def _asks_every_nth(test: ast.expr) -> bool:
+    """`step % 100 == 0`."""
+    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in ast.walk(test))
 
 
 def _branch_of(file: PythonFile, node: ast.AST) -> ast.If | None:
@@ -253,6 +258,8 @@ def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
             "parameters",
             "params",
         ):
+            continue
+        if any(_asks_every_nth(test) for test in file.conditions(node, file.function_of(node))):
             continue
         names = {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
         names |= {
