@@ -22,6 +22,7 @@ ROLES = {
     "lr_scheduler_gamma": None,
     "optim/total_grad_norm": "grad_norm", "grad_accum_steps": None, "max_mem": "gpu_memory_allocated", "cpu_mem": None,
     "train-rmse": "loss", "training's l2": "loss", "number of skipped iterations": "skipped_steps",
+    "l_pix": "loss", "l_g_total": "loss", "l_rate": None, "G_L1": "loss", "action_l2": None,
     "eval_steps": None, "eval step": "step", "N_BATCH": None, "num_batches": None, "Batch num": "step",
 }  # fmt: skip
 
@@ -78,7 +79,10 @@ def test_a_counter_that_no_loss_stands_beside_moves_no_step(tmp_path):
     lines = []
     for epoch in range(12):
         lines += [f"Epoch[{epoch}] Batch [{batch}]\tTrain-SmoothL1={9 - epoch / 2}" for batch in (20, 40, 60)]
-        lines += [f"Update[{epoch * 700 + 1}]: Change learning rate to 1.0e-04", 'Saved checkpoint to "m.params"']
+        lines += [
+            f"Update[{epoch * 700 + 1}]: Change learning rate to 1.0e-04",
+            'Saved checkpoint to "m.params"',
+        ]
     path = tmp_path / "train.log"
     path.write_text("\n".join(lines))
     (run,) = runs_of(path)
@@ -96,7 +100,9 @@ def test_a_step_alone_on_its_line_is_that_of_the_next():
 def test_settings_printed_as_a_dictionary_tell_no_step():
     parser = LineParser()
     parser.parse("{'model': 'tiny', 'eval_steps': 500, 'batch_size': 16, 'learning_rate': 1e-05}")
-    losses = [parser.parse(f"{{'loss': {2 - k / 10}, 'learning_rate': 1e-05, 'epoch': 0.1}}") for k in range(5)]
+    losses = [
+        parser.parse(f"{{'loss': {2 - k / 10}, 'learning_rate': 1e-05, 'epoch': 0.1}}") for k in range(5)
+    ]
     assert [record.step for record in losses] == [1, 2, 3, 4, 5]
 
 
@@ -105,15 +111,35 @@ def test_the_objective_of_a_policy_comes_before_its_entropy():
     assert values["loss"] == -0.01
 
 
+def test_episodes_counted_in_thousands_are_no_epochs(tmp_path):
+    lines = [
+        f"step:{k}K smpl:{32 * k}K ep:{'1K' if k > 9 else 99 * k} loss:{2 - k / 20} lr:1e-5"
+        for k in range(1, 20)
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    assert [run["step"] for run in runs_of(path)] == [19_000]
+
+
+def test_lines_of_json_without_a_loss_tell_their_names(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(json.dumps({"step": k, "train/return": k - 50.0, "episodes": k}) + "\n" for k in range(9))
+    )
+    (run,) = runs_of(path)
+    assert run["unread"]["names"] == ["step", "train/return", "episodes"]
+
+
 def test_a_column_without_a_loss_can_be_named(tmp_path):
     path = tmp_path / "progress.csv"
-    path.write_text("episode,episode_reward,steps_done\n" + "".join(f"{k},{50 + k},{k * 9}\n" for k in range(30)))
+    path.write_text(
+        "episode,episode_reward,steps_done\n" + "".join(f"{k},{50 + k},{k * 9}\n" for k in range(30))
+    )
     (unread,) = runs_of(path)
     assert unread["health"] == "cannot judge"
     assert unread["unread"]["names"] == ["episode", "episode_reward", "steps_done"]
     (run,) = runs_of(path, mapped=parse_mapping(["loss=episode_reward", "step=steps_done"]))
     assert (run["step"], run["values"]["loss"]) == (261, 79)
-
 
 
 def test_a_mean_that_closes_an_epoch_is_no_point_of_the_curve():

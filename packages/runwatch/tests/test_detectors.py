@@ -243,3 +243,21 @@ def test_the_level_of_a_policy_loss_wanders_within_its_noise():
 
     assert "M103" not in codes(run_panel(wander))
     assert "M103" in codes(run_panel(lambda step, fields: fields.update(loss=-2.5 if step < 200 else 3.0)))
+
+
+def test_the_search_for_a_loss_scale_is_no_warning():
+    def search(step, fields):
+        fields["skipped_steps"] = float(step <= 12)
+
+    alerts = run_panel(search).book.alerts.values()
+    assert {(alert.code, alert.level) for alert in alerts} == {("M205", "info")}
+
+
+def test_a_message_repeats_what_a_counter_says():
+    panel = Panel()
+    for step in range(1, 400):
+        panel.observe_fields(step, {"loss": 2.0, "skipped_steps": float(step % 25 == 0)})
+        if step % 25 == 0:
+            panel.observe(Record(event="skipped", text="Gradient overflow.  Skipping step"))
+    (alert,) = [alert for alert in panel.book.alerts.values() if alert.code == "M205"]
+    assert (alert.count, alert.level) == (15, "info")

@@ -60,6 +60,7 @@ FORMATS = [
         10,
         {"loss": 0.25, "tokens_per_second": 1234.0},
     ),
+    ("[epoch: 92, iter:   5,100, lr:(4.7e-07,)] l_pix: 5.1e-05 ", 5100, {"loss": 5.1e-5, "lr": 4.7e-7}),
     (
         "Epoch 1 | Step 20/900 | Loss: 2.3 | Learning Rate: 5e-05 | Grad Norm: 0.8",
         20,

@@ -44,6 +44,8 @@ _ERRORS = frozenset(
     ("rmse", "mae", "mse", "logloss", "mlogloss", "rmsle", "merror", "mape", "huber", "poisson", "quantile",
      "binary_logloss", "multi_logloss", "crossentropy")
 )  # fmt: skip
+_REGULARISED = frozenset(("action", "kernel", "decay", "reg"))
+"""What an L1 or L2 may be the coefficient of."""
 _STEPS = {
     "step": 1, "steps": 3, "update": 1, "updates": 1, "timesteps": 1, "iteration": 2, "iterations": 3, "iter": 2,
     "iters": 3, "it": 2, "itr": 2, "up": 2, "round": 2, "batch": 4, "minibatch": 4, "batches": 5,
@@ -271,9 +273,11 @@ def _loss_rank(words: list[str], held: frozenset[str], plain: frozenset[str]) ->
         if (
             plain & _ERRORS
             or (len(plain) == 1 and plain <= {"l1", "l2", "error"})
-            or words[-2:] in (["l", "2"], ["l", "1"])
+            or (words[-2:] in (["l", "2"], ["l", "1"]) and not held & _REGULARISED)
         ):
             return 12
+        if words[0] == "l" and len(words) > 1 and words[1].isalpha() and words[1] not in ("r", "rate"):
+            return 10  # l_pix, as BasicSR writes it
         return 14 if plain <= {"ppl", "perplexity", "lm"} and plain & {"ppl", "perplexity"} else None
     if len(words) > 2 and words[-1] == "value":
         plain -= {"value"}

@@ -21,7 +21,7 @@ from runwatch.plans import Plan, make_plan, whole_marks
 from runwatch.records import Record
 from runwatch.source_code import CodeGuard
 from runwatch.steps import Marks, Stepper
-from runwatch.structured import Box, Document, JsonRows, Table, find_header, is_border, put, rows_of
+from runwatch.structured import Box, Document, JsonRows, Table, find_header, is_border, number, put, rows_of
 from runwatch.tokens import STAMP, Tokenizer, clean
 from runwatch.unread import Unread
 
@@ -160,6 +160,10 @@ class LineParser:
             elif len(content) > 1:
                 rows = [row for row in rows_of(content) if (record := self._from_json(row)) is not None]
                 record = record if rows else None
+                if not rows:
+                    self.unread.add(
+                        str(content), [key for key in content if number(content[key]) is not None]
+                    )
         return record
 
     def _from_json(self, content: dict[str, Any], prefix: str = "") -> Record | None:
@@ -224,8 +228,8 @@ class LineParser:
     def _header(self, line: str) -> bool:
         may_hold_loss = "oss" in line.lower() or self.names.is_mapped
         table = find_header(line, self.names) if may_hold_loss else None
-        if table is None and self._num_lines == 1:
-            self.unread.add_header(line)
+        if table is None and self._num_lines == 1 and len(names := re.split(r"[,;\t]", line.strip())) > 1:
+            self.unread.add(line, [name.strip(" \"'") for name in names])
         self._table = table or self._table
         return table is not None
 
@@ -277,7 +281,7 @@ class LineParser:
             self._assembler.enter(epoch)
         if "step" in whole and row.marks.step is not None and len(fields) <= 6:
             self._pending, self._is_alone = row.marks, len(fields) == 1
-        self.unread.add(line, plan.layout)
+        self.unread.add(line, [field.key for field in fields])
 
     # --- bars -------------------------------------------------------------------------------------------------------
 

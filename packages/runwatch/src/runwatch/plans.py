@@ -74,7 +74,7 @@ def make_plan(layout: Layout, names: Names) -> Plan:
         elif name.role == "total_steps":
             plan.step_total = item.idx
         else:
-            if name.role == "epoch":
+            if name.role == "epoch" and item.factor == 1:  # what is counted in thousands are episodes
                 plan.epoch = item.idx, item.total_idx
             if name.role == "plain_seconds" and item.factor == 1e-3:  # in milliseconds only steps are timed
                 name = names.of("step_time") or name

@@ -21,7 +21,7 @@ _CONTROL = re.compile(
     r"|\x1b[ -/]*[0-~]|[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]"
 )
 NUMBER = re.compile(
-    r"(?<![\w.@])([-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*|\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"(?<![\w.@])([-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*|\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![\w\-/'])"
     r"(?!\s+(?:iterations?|values?|gradients?|loss(?:es)?|counts?|grads?|batch(?:es)?|steps?|detected|found|in|or|and)\b)))"
 )

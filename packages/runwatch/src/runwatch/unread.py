@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-
-from runwatch.tokens import Layout
+from collections.abc import Iterable
 
 
 class Unread:
@@ -15,21 +13,11 @@ class Unread:
         self.keys: Counter[str] = Counter()
         self.lines: list[str] = []
 
-    def add_header(self, line: str) -> None:
-        """The names of columns without a loss among them."""
-        names = [name.strip(" \"'") for name in re.split(r"[,;\t]", line)]
-        if len(names) > 1 and all(name and len(name) <= 40 for name in names):
-            self.keys.update(names)
-            self.lines.append(line.strip()[:160])
-
-    def add(self, line: str, layout: Layout) -> None:
+    def add(self, line: str, names: Iterable[str]) -> None:
+        """A line, with the names of the numbers in it or below it."""
         if len(self.keys) > 200:
             return
-        keys = [
-            field.key
-            for field in layout.fields
-            if field.key and len(field.key) <= 40 and not field.key.isspace()
-        ]
+        keys = [name for name in names if name and len(name) <= 40 and not name.isspace()]
         self.keys.update(keys)
         if keys and len(self.lines) < 5:
             self.lines.append(line.strip()[:160])

@@ -135,9 +135,10 @@ def _python_program(file: PythonFile, facts: Facts, place: str) -> None:
         if source.level:
             above = folder[: len(folder) - source.level + 1]
             base = "." + ".".join([*above, *([base] if base else [])])
-        facts.imports |= {
-            f"{base}.{alias.name}" if base.strip(".") else f".{alias.name}" for alias in source.names
-        }
+        names = [alias.name for alias in source.names]
+        if names == ["*"] and source.level and not source.module:  # a package that lists its modules
+            names = [item for node in file.of(ast.Assign) for item in _listed(node)] or names
+        facts.imports |= {f"{base}.{name}" if base.strip(".") else f".{name}" for name in names}
     facts.is_entry = file.source.kind is Kind.NOTEBOOK or any(
         isinstance(node.test, ast.Compare) and dotted(node.test.left) == "__name__"
         for node in file.of(ast.If)
@@ -156,6 +157,13 @@ def _python_program(file: PythonFile, facts: Facts, place: str) -> None:
             if isinstance(named, ast.Constant) and isinstance(named.value, str):
                 facts.configs.add(f"{named.value.removesuffix('.yaml')}.yaml")
     facts.configs |= {word for word in facts.words if word.endswith((".yaml", ".yml")) and "*" not in word}
+
+
+def _listed(node: ast.Assign) -> list[str]:
+    """The names in `__all__ = [...]`."""
+    is_list = dotted(node.targets[0]) == "__all__" and isinstance(node.value, ast.List | ast.Tuple)
+    items = node.value.elts if is_list and isinstance(node.value, ast.List | ast.Tuple) else []
+    return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
 def _python_calls(file: PythonFile, facts: Facts) -> None:

@@ -79,6 +79,10 @@ class Gradients(Detector):
             self.book.clear("M203")
 
 
+_SEARCH = 16
+"""So many updates a loss scale of 2**16 may skip at the start until it has found its place."""
+
+
 class SkippedUpdates(Detector):
     """M205."""
 
@@ -88,9 +92,12 @@ class SkippedUpdates(Detector):
         self.steps_seen = self.first_step = 0
         self.counted: int | None = None
         """Step whose skipped updates were counted last: log, ledger and text log tell of the same ones."""
+        self.is_counter_logged = False
+        """Whether lines count them, so that a message without a step tells nothing new."""
 
     def line(self, record: Record) -> None:
         skipped = record.values.get("skipped_steps")
+        self.is_counter_logged = self.is_counter_logged or skipped is not None
         if record.step is not None:
             self.first_step = self.first_step or record.step
             self.steps_seen = record.step - self.first_step + 1
@@ -104,6 +111,8 @@ class SkippedUpdates(Detector):
         """The ledger repeats what a line of our own log said; other trainers only have messages."""
         if record.event in ("rolled_back", "resumed", "started"):
             self.counted = None  # the same step may come again, and be another one
+        if record.step is None and self.is_counter_logged:
+            return
         if record.event == "skipped" and (record.step is None or record.step != self.counted):
             self.counted = record.step
             count = record.facts.get("count", 1)
@@ -120,7 +129,7 @@ class SkippedUpdates(Detector):
         total = sum(number for _, number in self.skips)
         window = max(min(self.settings.skipped_window, self.steps_seen), 50)
         share = total / window
-        grave = share > self.settings.skipped_share
+        grave = share > self.settings.skipped_share and total > _SEARCH
         text = f"{evidence}; {share:.1%} of the last {window} steps"
         sure = sureness(share / max(self.settings.skipped_share, 1e-9))
         self.book.fire("M205", text, level="warn" if grave else "info", sure=sure, step=step)

@@ -255,7 +255,9 @@ class Divergence(Detector):
             abs(best), 0.1 * abs(self.start)
         )  # near 0, doubling means nothing
         noise = self.settings.spike_z * self.best_deviation
-        if not self.is_signed:  # the level of a policy's loss means nothing: only what leaves its noise counts
+        if (
+            not self.is_signed
+        ):  # the level of a policy's loss means nothing: only what leaves its noise counts
             noise *= 1.4 / math.sqrt(self.settings.divergence_lines)
         is_above = now - best > limit and self.recent.quantile(0.2) - best > noise
         self.num_above = self.num_above + 1 if is_above else 0

@@ -111,6 +111,7 @@ def pruned_first(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 gone is None
                 or not _same_block_before(file, node, save)
                 or _saved_before(file, node, function)
+                or is_method(file.value_of(gone), "pop")  # the oldest of several
             ):
                 continue
             removed = dotted(gone)

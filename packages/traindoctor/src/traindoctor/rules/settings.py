@@ -214,7 +214,9 @@ def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
         programs = project.programs_of(option.path)
         if any(program.spread & _NAMESPACES or program.mentions(option.key) for program in programs):
             continue
-        if option.key.isidentifier():
+        if (
+            option.key.isidentifier() and option.key != "local_rank"
+        ):  # the launcher gives it, whoever reads it
             severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
             message = f"--{option.key.replace('_', '-')} is read by no code {_of(programs)}"
             yield about.at(option.path, option.span, message, severity=severity)
