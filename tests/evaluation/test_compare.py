@@ -232,6 +232,7 @@ def generating(label: str, repeated: float, cosine: float, strangers: float = 0.
     quantities = {
         "generated/repeated_1": share,
         "generated/agreement/own": Quantity("agreement", "more", cosine + rng.normal(0, 0.01, COUNT)),
+        "generated/memorised_whole": Quantity("training text", "less", rng.random(COUNT) < repeated),
     }
     ids = list(range(COUNT))
     result = empty_evaluation(
@@ -279,6 +280,7 @@ def test_random_words_that_repeat_less_than_real_texts_win_nothing() -> None:
         comparison = compare_results(pair)
         assert comparison["generated/agreement/own"].verdict == "good is better"
         assert comparison["generated/repeated_1"].verdict == "none: good repeats no more than held-out texts"
+        assert comparison["generated/memorised_whole"].verdict.startswith("none: random words")
 
 
 def encoding(label: str, cosine: float, stranger: float, retrieved: float) -> Evaluated:

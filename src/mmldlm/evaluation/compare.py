@@ -50,6 +50,7 @@ _MUST_AGREE = (
 )
 """Quantities by the beginning of their names, and what both results must have in common for them."""
 _DIVERSITY = ("generated/repeated_", "generated/self_bleu")
+_MEMORISED = "generated/memorised_"
 _OWN_COSINES = ("t2l/cosine", "round_trip/latent/own")
 """What the mean latent, given for every text, would be good at."""
 
@@ -231,6 +232,8 @@ def _beside_diversity(
             return row.verdict
         if winner in collapsed:
             return f"none: {winner} has collapsed"
+        if row.name.startswith(_MEMORISED):
+            return "none: random words are in no training text either"
         loser = other if winner == first.label else first
         if row.name.startswith(_DIVERSITY):
             natural = not _repeats_more_than_real(loser, row.name)
