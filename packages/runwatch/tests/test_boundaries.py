@@ -24,6 +24,10 @@ ROLES = {
     "train-rmse": "loss", "training's l2": "loss", "number of skipped iterations": "skipped_steps",
     "l_pix": "loss", "l_g_total": "loss", "l_rate": None, "G_L1": "loss", "action_l2": None,
     "eval_steps": None, "eval step": "step", "N_BATCH": None, "num_batches": None, "Batch num": "step",
+    "D_A": "loss", "G_B": "loss", "cycle_A": "loss", "idt_B": "loss", "errD": "loss", "D_real": "loss",
+    "loss_G": "loss",
+    "D(x)": None, "D(G(z))": None, "D": None, "total/steps": "step", "time/total timesteps": "step",
+    "total_steps": "total_steps", "time/time_elapsed": None, "Time cost": "plain_seconds",
 }  # fmt: skip
 
 
@@ -87,6 +91,44 @@ def test_a_counter_that_no_loss_stands_beside_moves_no_step(tmp_path):
     path.write_text("\n".join(lines))
     (run,) = runs_of(path)
     assert (run["step"], run["alerts"]) == (12 * 60, [])
+
+
+def test_two_programs_that_write_into_one_file_are_not_a_hundred_runs(tmp_path):
+    lines = [
+        f"(epoch: {epoch}, iters: {iters}, time: 0.1) G_L1: {3 - epoch / 50}, D_real: 0.4"
+        for iters in range(100, 5000, 100)
+        for epoch in (4 + iters // 2000, 12 + iters // 2000)
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    assert len(runs_of(path)) < 6
+
+
+def test_lines_of_an_announced_evaluation_are_one_validation():
+    parser, records = LineParser(), []
+    for epoch in range(2):
+        lines = [f"Epoch {epoch + 1}/2", *(f"step {k}/60 - loss: 0.5" for k in range(10, 61, 10))]
+        lines += [
+            "Eval begin...",
+            *(f"step {k}/20 - loss: 0.{k}" for k in range(5, 21, 5)),
+            "Eval samples: 640",
+        ]
+        records += [record for line in lines for record in parser.records(line)]
+    assert [record.values["valid_loss"] for record in records if "valid_loss" in record.values] == [0.2, 0.2]
+    assert (parser.last_step, parser.total) == (120, 120)
+
+
+def test_the_time_of_an_epoch_and_the_number_of_an_error_are_no_losses():
+    parser = LineParser()
+    assert (
+        parser.parse("Epoch[3] Batch [20] Speed: 140.1 samples/sec accuracy=0.9").values.get("loss") is None
+    )
+    for line in (
+        "INFO:root:Epoch[3] Time cost=140.990",
+        "CheckFail file=/src/a.cpp line=28 error=71 : asserted",
+    ):
+        record = parser.parse(line)
+        assert record is None or "loss" not in record.values
 
 
 def test_a_step_alone_on_its_line_is_that_of_the_next():

@@ -7,6 +7,7 @@ import pytest
 from runwatch.catalogue import BY_CODE
 from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
+from runwatch.parser import LineParser
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings
 
@@ -261,3 +262,60 @@ def test_a_message_repeats_what_a_counter_says():
             panel.observe(Record(event="skipped", text="Gradient overflow.  Skipping step"))
     (alert,) = [alert for alert in panel.book.alerts.values() if alert.code == "M205"]
     assert (alert.count, alert.level) == (15, "info")
+
+
+def test_a_running_mean_that_starts_again_with_every_epoch_does_not_diverge():
+    noise, parser, panel = random.Random(3), LineParser(), Panel()
+    for epoch in range(30):
+        total, level = 0.0, 0.25 + 1 / (epoch + 1)
+        for k in range(1, 201):
+            total += level * noise.lognormvariate(0, 0.4)
+            panel.observe(parser.parse(f"{k}/200 [====>.....] - ETA: 3s - loss: {total / k:.4f}"))
+    assert not panel.book.alerts
+
+
+def test_what_a_loss_has_come_back_from_is_noise():
+    noise, panel, drift = random.Random(3), Panel(), 0.0
+    for step in range(3000):
+        drift = 0.8 * drift + noise.gauss(0, 0.3)
+        panel.observe_fields(step, {"loss": (0.3 + 15 * math.exp(-step / 30)) * math.exp(drift)})
+    assert "M103" not in codes(panel)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(1.9, {"M103"}), (1.2, set())])
+def test_a_validation_that_nearly_doubles_while_training_rises_is_reported(last, expected):
+    panel = Panel()
+    for idx in range(6):
+        panel.observe_fields(100 * idx, {"loss": 1.0 + 0.15 * idx})
+        panel.observe_fields(100 * idx + 1, {"valid_loss": 1.0 if idx == 0 else last})
+    assert codes(panel) == expected
+
+
+def test_a_validation_near_zero_drifts_only_by_a_part_of_what_was_learned():
+    panel = Panel()
+    for idx in range(100):
+        panel.observe_fields(2 * idx, {"loss": 0.08 / (idx + 1)})
+        panel.observe_fields(
+            2 * idx + 1, {"valid_loss": max(0.08 / (idx + 1) ** 2, 0.0003) if idx < 40 else 0.0005}
+        )
+    assert not panel.book.alerts
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["slurmstepd-node7: error: *** JOB 12 ON node7 CANCELLED AT 2026-01-01T10:00:00 ***"],
+        ["Exited with exit code 1."],
+        [
+            "Traceback (most recent call last):",
+            '  File "a.py", line 1',
+            "ray.exceptions.RayTaskError(OddError): x",
+        ],
+    ],
+)
+def test_ends_as_schedulers_and_ray_report_them_are_crashes(lines):
+    parser, panel = LineParser(), Panel()
+    for line in lines:
+        for record in parser.records(line):
+            panel.observe(record)
+    assert codes(panel) == {"M502"}

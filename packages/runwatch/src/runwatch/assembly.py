@@ -90,6 +90,7 @@ class Assembler:
         self._skipped: float | None = None
         self._num_marked = self._num_unmarked = 0
         self._begins = False
+        self._offset = 0.0
         self._num_lone = 0
         self._step_rank: int | None = None
         """Rank of the counter beside the losses."""
@@ -127,6 +128,9 @@ class Assembler:
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
         record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
+        if has_loss:
+            record.begins_epoch = self.stepper.offset > self._offset
+            self._offset = self.stepper.offset
         self._compare_shape(record, row, has_loss=has_loss)
         return record
 
@@ -189,6 +193,8 @@ class Assembler:
         for item in row.values:
             name, value = item
             role = name.role
+            if name.key == "error" and not row.marks.any():
+                continue  # the number of an error
             if role == "loss":
                 (valid if row.is_eval else losses).append(item)
             elif role == "valid_loss":

@@ -101,6 +101,31 @@ def sureness(excess: float) -> float:
     return round(min(0.99, 1.0 - 0.5 / max(excess, 1.0)), 2)
 
 
+class RunningMean:
+    """Whether the loss of a bar is the mean since its epoch began, as Keras prints it, and too young to be compared.
+
+    From line to line such a mean changes less and less within an epoch; a loss by itself does not.
+    """
+
+    def __init__(self) -> None:
+        self._first, self._last = 0.0, deque[float](maxlen=10)
+        self._before, self._num_lines, self._length, self._num_means = math.nan, 0, 0, 0
+
+    def is_young(self, loss: float, *, begins_epoch: bool) -> bool:
+        """Take a loss in; whether it is the mean of less than half an epoch."""
+        if begins_epoch:
+            is_mean = self._num_lines >= 40 and self._first > 3 * sum(self._last)
+            self._num_means = self._num_means + 1 if is_mean else 0
+            self._length, self._num_lines, self._first = self._num_lines, 0, 0.0
+        elif self._num_lines:
+            change = abs(loss - self._before)
+            self._last.append(change)
+            self._first += change if self._num_lines <= 10 else 0.0
+        self._before = loss
+        self._num_lines += 1
+        return self._num_means >= 2 and 2 * self._num_lines < self._length
+
+
 class Curve:
     """Points of one value over the steps; when there are too many, neighbours are averaged."""
 

@@ -29,8 +29,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "killed",
         r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)|^Killed$|Segmentation fault|Bus error|core dumped"
-        r"|slurmstepd: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
+        r"|slurmstepd(?:-\S+)?: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
     ),
+    ("crash", r"^Exited with exit code [1-9]|exits with return code = [1-9]"),
     (
         "bad_loss",
         r"[Ii]nvalid loss detected|[Ll]oss (?:is|was|became|has become|turned|went) (?:to )?(?:nan|inf|NaN|Inf|not fin)"
@@ -64,14 +65,17 @@ _HINTS = (
     "space left", "quota", "Signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO", "nvalid",
     "oss is", "oss was", "became", "oss has", "oss turned", "oss went", "turned nan", "nite loss", "oss nan", "oss NaN",
      "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
-    "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause",
+    "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause", "exit code",
+    "return code",
 )  # fmt: skip
 """Every pattern needs one of these; looking for them first is many times faster than the patterns."""
 OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
 """What the detectors inside our trainer said about lines that are read here too."""
 _LONGEST_REPORT = 200
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
-_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?)(?::|$)")
+_EXCEPTION = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?(?:\(\w+\))?)(?::|$)"
+)
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
 
 

@@ -44,6 +44,11 @@ _ERRORS = frozenset(
     ("rmse", "mae", "mse", "logloss", "mlogloss", "rmsle", "merror", "mape", "huber", "poisson", "quantile",
      "binary_logloss", "multi_logloss", "crossentropy")
 )  # fmt: skip
+_ADVERSARIES = frozenset(("d", "g", "dis", "disc", "gen", "gan", "adv", "generator", "discriminator"))
+_SIDES = frozenset(
+    ("a", "b", "real", "fake", "gan", "adv", "l", "1", "2", "vgg", "feat", "err", "tv", "cls", "rec")
+)
+_RECONSTRUCTED = frozenset(("cycle", "cyc", "idt", "identity", "recon"))
 _REGULARISED = frozenset(("action", "kernel", "decay", "reg"))
 """What an L1 or L2 may be the coefficient of."""
 _STEPS = {
@@ -58,6 +63,8 @@ _BESIDE_STEP = frozenset(
 _BESIDE_EPOCH = (
     _BESIDE_STEP | _TRAIN | VALIDATION | {"ep", "e", "during", "begin", "start", "starting", "end", "of"}
 )
+_GROUPS_OF_COUNTERS = ("time", "total", "progress", "counters")
+"""Under such a group a count is the one so far: `total/steps`."""
 _TOKENS = frozenset(("tok", "toks", "token", "tokens", "word", "words", "tps", "wps", "tgs"))
 _DOCUMENTS = frozenset(
     ("sample", "samples", "img", "imgs", "image", "images", "example", "examples", "ex", "seq", "seqs", "sequence",
@@ -163,6 +170,10 @@ class Names:
         if role is not None:
             return Name(role, joined, -1)
         name = Name(OWN[key.lower()], joined) if key.lower() in OWN else classify(words)
+        group, _, counter = key.lower().rpartition("/")
+        if group in _GROUPS_OF_COUNTERS and (name is None or name.role == "total_steps"):
+            plain = classify([word for word in words_of(counter) if word != "total"])
+            name = replace(plain, key=joined) if plain is not None and plain.role == "step" else name
         if name is None or name.role not in self._mapped.values():
             return name
         # the user named another number for this role
@@ -270,6 +281,8 @@ def _loss_rank(words: list[str], held: frozenset[str], plain: frozenset[str]) ->
         return None
     is_loss = bool(plain & _LOSS) or {"cross", "entropy"} <= plain or (plain <= {"ce", "bce"} and bool(plain))
     if not is_loss:
+        if _is_part_of_gan(plain):
+            return 10
         if (
             plain & _ERRORS
             or (len(plain) == 1 and plain <= {"l1", "l2", "error"})
@@ -289,6 +302,18 @@ def _loss_rank(words: list[str], held: frozenset[str], plain: frozenset[str]) ->
     if rest <= _WHOLE:
         return 2 if rest else 0
     return 4 if rest <= _NAMED | _WHOLE else 10
+
+
+def _is_part_of_gan(held: frozenset[str]) -> bool:
+    """CycleGAN's and pix2pix's `D_A`, `G_GAN`, `cycle_B`, DCGAN's `errD`; `D(x)` is a probability."""
+    parts = _ADVERSARIES | _RECONSTRUCTED
+    return bool(held & parts) and bool(held & _SIDES) and held <= parts | _SIDES
+
+
+def is_adversarial(key: str) -> bool:
+    """Whether a loss, by the words of its name, is that of one network against another: its level means nothing."""
+    held = frozenset(key.split())
+    return bool(held & _ADVERSARIES) and not held & (_RECONSTRUCTED | {"l", "vgg", "feat", "rec", "total"})
 
 
 def _learning_rate(words: list[str], held: frozenset[str], key: str) -> Name | None:
@@ -349,6 +374,8 @@ def _duration(words: list[str], held: frozenset[str], key: str, factor: float) -
         "duration",
         "bt",
         "took",
+        "time cost",
+        "cost time",
     ):
         return Name("plain_seconds", key, 1, factor)
     return None

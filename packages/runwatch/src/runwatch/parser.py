@@ -33,6 +33,7 @@ _SURVIVED_LINES = 40
 """So many lines after a traceback, and the error was handled."""
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
 _ROUND = re.compile(r"(?:\s*|.{0,100}\]\s)(?:\[(?:(\d+),\s*)?(\d+)\]|(?<!\S)(\d+):)\s")
+_EVALUATION = re.compile(r"(?i)\b(?:eval(?:uation)?|validation|testing) (?:begin|start)(?:s|ed|ing)?\b")
 _BLOCK_ROLES = frozenset(
     (
         "lr",
@@ -68,6 +69,8 @@ class LineParser:
         self._pending: Marks | None = None
         """The step above a block of indented lines, or alone on the line before."""
         self._is_alone = False
+        self._evaluates = False
+        """An evaluation was announced; its lines count up to another total than those of training."""
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._postfix = ""
         self._bar_label = ""
@@ -220,6 +223,7 @@ class LineParser:
             return None
         may_be_header = not numbers or (self._num_lines <= 3 and line.count(",") > 1)
         if (may_be_header and self._header(line)) or not numbers:
+            self._evaluates = self._evaluates or _EVALUATION.search(line) is not None
             return None
         if self._table is not None and (row := self._table.row(line)) is not None:
             return self._assembler.record(row)
@@ -236,6 +240,13 @@ class LineParser:
     def _sentence(self, line: str, plan: Plan, numbers: list[str]) -> Record | None:
         """Names and numbers in a line of words."""
         row = plan.row(numbers)
+        if self._evaluates:
+            total = row.marks.step_total or (row.marks.counter or (None, None))[1]
+            done = row.marks.step or (row.marks.counter or (None, None))[0]
+            self._evaluates = total not in (None, self.stepper.inner_total)
+            row.is_eval = row.is_eval or self._evaluates
+            if self._evaluates and done != total:
+                return None  # not all of it yet
         if (
             row.marks.step is None
             and row.marks.counter is None

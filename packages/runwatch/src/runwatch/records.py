@@ -61,6 +61,8 @@ class Record:
     """How many steps there will be, where the line tells it."""
     by_epoch: bool = False
     """The step is the number of an epoch."""
+    begins_epoch: bool = False
+    """The counter of steps has started again since the line before."""
     has_own_time: bool = True
     """The time stood in the line; else it is when the line was read."""
 

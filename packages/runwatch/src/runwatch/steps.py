@@ -33,6 +33,9 @@ class Stepper:
         self.splits = splits
         """Whether a step that falls back to the start begins a new run."""
         self.run = 0
+        self._epoch_before: float | None = None
+        """Where the run before this one was left."""
+        self._num_returns = 0
         self.reset()
 
     def reset(self) -> None:
@@ -46,7 +49,8 @@ class Stepper:
         self.by_epoch = False
         """Whether the only counter is the epoch."""
         self._first_epoch = 0.0
-        self._offset = 0.0
+        self.offset = 0.0
+        """Steps before the counter started again."""
         self.inner: float | None = None
         self.inner_total: float | None = None
         self._first: float | None = None
@@ -99,7 +103,7 @@ class Stepper:
             return marks
         if not self._is_swapped:
             self._is_swapped, self.inner, self._first, self.epoch, self.epochs = True, None, None, None, None
-            self._offset, self.total, self.inner_total = 0.0, None, None
+            self.offset, self.total, self.inner_total = 0.0, None, None
         return Marks(step=marks.step_total, epoch=marks.step)
 
     def _enter_epoch(self, epoch: float, total: float | None) -> bool:
@@ -112,18 +116,22 @@ class Stepper:
                 self._first_epoch = epoch
         else:
             self._advanced = self._advanced or int(epoch) > int(self.epoch)
+            if self._first_epoch == self.epoch < epoch - 1 and epoch == self._epoch_before:
+                self._num_returns += 1  # two programs write into this file; what falls back is the other one
+                self.splits = self.splits and self._num_returns < 2
         self.epoch, self.epochs = epoch, total or self.epochs
         return begins
 
     def _new_run(self) -> bool:
         self.run += 1
+        self._epoch_before = self.epoch
         self.reset()
         return True
 
     def _count(self, value: float, total: float | None, *, named: bool) -> bool:
         begins = False
         if named and not self._named:
-            self._named, self.inner, self._offset, self._first = True, None, 0.0, None
+            self._named, self.inner, self.offset, self._first = True, None, 0.0, None
         again = self._advanced and value == self.inner == self._first
         if self.inner is not None and (value < self.inner or again):
             begins = self._fall_back(value, named=named)
@@ -131,11 +139,11 @@ class Stepper:
             self._first = value
             if not named and total and self.epoch is not None and self.epoch == int(self.epoch):
                 base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
-                self._offset = max(0.0, self.epoch - base) * total
+                self.offset = max(0.0, self.epoch - base) * total
         self.inner, self.inner_total, self._advanced = value, total or self.inner_total, False
         if self.by_epoch:
             self.by_epoch, self.total = False, None
-        self.step = int(self._offset + value)
+        self.step = int(self.offset + value)
         self._find_total(total, named=named)
         return begins
 
@@ -150,7 +158,7 @@ class Stepper:
             or (full and value <= first + 0.1 * (total or 0.0) and self.epoch is not None)
         ):
             whole = total if total and (full or not named or self._advanced) else inner + (first == 0)
-            self._offset += whole
+            self.offset += whole
         elif self.splits and value <= max(first, 1.0) and self._num_losses >= 3 and inner - first >= 3:
             epoch, epochs = self.epoch, self.epochs
             self._new_run()
@@ -161,11 +169,11 @@ class Stepper:
     def _find_total(self, total: float | None, *, named: bool) -> None:
         if not total:
             return
-        if named and not self._offset:
+        if named and not self.offset:
             self.total, self.total_is_sure = int(total), self.epoch is None or not self.epochs
         elif self.epochs:
             self.total, self.total_is_sure = int(self.epochs * total), True
-        elif self._offset or self._has_epochs:
+        elif self.offset or self._has_epochs:
             self.total, self.total_is_sure = None, False
         else:
             self.total, self.total_is_sure = int(total), False

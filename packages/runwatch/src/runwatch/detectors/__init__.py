@@ -15,6 +15,7 @@ from runwatch.detectors.quality import LatentCollapse, LatentIgnored, Validation
 from runwatch.detectors.ranks import Communication, Stragglers
 from runwatch.detectors.resources import Batch, Checkpoints, DiskSpace, OutOfMemory
 from runwatch.detectors.speed import DataWait, LoaderFailures, Throughput
+from runwatch.history import RunningMean
 from runwatch.records import Record, record_of_fields
 from runwatch.settings import MonitorSettings
 
@@ -52,6 +53,7 @@ class Panel:
         self._comparing = [item for item in detectors if item.compares]
         self._mode_stage: float | None = None
         self._series = ""
+        self._mean = RunningMean()
         self._interested: dict[tuple[str, ...], list[Any]] = {}
 
     def observe(self, record: Record) -> None:
@@ -71,8 +73,11 @@ class Panel:
         interested = self._interested.get(keys)
         if interested is None:
             interested = self._interested[keys] = self._with_needs(keys)
+        loss = record.values.get("loss")
+        young = loss is not None and self._mean.is_young(loss, begins_epoch=record.begins_epoch)
         for see in interested:
-            see(record)
+            if not (young and see.__self__.compares):
+                see(record)
 
     def _with_needs(self, keys: tuple[str, ...]) -> list[Any]:
         """The detectors that lines with these values mean something to."""

@@ -8,6 +8,7 @@ from collections import deque
 from runwatch.alerts import AlertBook
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import TO_DEVIATION, Curve, Window, median, spread, sureness
+from runwatch.names import is_adversarial
 from runwatch.records import LOSSES, Record
 from runwatch.settings import MonitorSettings
 
@@ -206,9 +207,10 @@ class Divergence(Detector):
         super().__init__(settings, book, facts)
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
+        self.start_high = math.inf
         self.far_above = self.num_above = 0
         self.is_signed = False
-        """Losses below 0, as in reinforcement learning, have no size that others could be compared with."""
+        """Losses below 0, as in reinforcement learning, and those of adversaries have no size to compare with."""
 
     def line(self, record: Record) -> None:
         loss = record.values.get("loss")
@@ -218,7 +220,7 @@ class Divergence(Detector):
         self.history.add(loss)
         self.lines += 1
         if self.lines <= 3:
-            self.start = median(self.recent.recent)
+            self.start, self.start_high = median(self.recent.recent), max(self.recent.recent)
         if self._exploded(loss, record):
             return
         if len(self.recent) < self.settings.divergence_lines or self._worse_than_at_start(record):
@@ -226,12 +228,13 @@ class Divergence(Detector):
         if len(self.history) < self.settings.warmup_lines:
             return
         if (middle := self.history.median()) < self.best:
-            self.best, self.best_deviation = middle, self.history.deviation()
+            kept = 0.9 * self.best_deviation if math.isfinite(self.best_deviation) else 0.0
+            self.best, self.best_deviation = middle, max(self.history.deviation(), kept)
         self._judge(record)
 
     def _exploded(self, loss: float, record: Record) -> bool:
         """Three lines in a row far above everything before: no history is needed for that."""
-        self.is_signed = self.is_signed or loss < 0
+        self.is_signed = self.is_signed or loss < 0 or is_adversarial(record.series)
         limit = 10 * self.settings.divergence_start * self.start if not self.is_signed else 0.0
         self.far_above = self.far_above + 1 if self.lines > 3 and 0 < limit < loss else 0
         if self.far_above < 3:
@@ -243,7 +246,7 @@ class Divergence(Detector):
     def _worse_than_at_start(self, record: Record) -> bool:
         """A run that explodes in its first lines has no good history to be compared with."""
         now, limit = self.recent.median(), self.settings.divergence_start * self.start
-        if self.is_signed or not 0 < limit < now:
+        if self.is_signed or not 0 < limit < now or self.recent.quantile(0.2) < self.start_high:
             return False
         evidence = f"median loss {now:.4g} up to step {record.step}, at the start it was {self.start:.4g}"
         self.book.fire("M103", evidence, sure=sureness(now / limit))
@@ -266,6 +269,8 @@ class Divergence(Detector):
             self.book.fire("M103", evidence, sure=sureness((now - best) / max(limit, 1e-12)))
         elif now - best < 0.5 * limit:
             self.book.clear("M103")
+            if self.history.median() - best < 0.5 * limit:  # whatever it has come back from was noise
+                self.best_deviation = max(self.best_deviation, self.history.deviation())
 
 
 class Plateau(Detector):

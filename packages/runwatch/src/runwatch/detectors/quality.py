@@ -53,7 +53,8 @@ class ValidationDrift(Detector):
             self.best, self.loss_at_best, self.streak = valid, now, 0
             self.book.clear("M801")
             return
-        rising = valid - self.best > self.settings.drift_rise * abs(self.best)
+        least = 0.01 * max(self.first - self.best, 0.0)  # less than a hundredth of what was learned is noise
+        rising = valid - self.best > max(self.settings.drift_rise * abs(self.best), least)
         learning = not math.isfinite(now) or now < 0.99 * self.loss_at_best
         self.streak = self.streak + 1 if rising and learning else 0
         if self.streak >= self.settings.drift_count:
@@ -66,6 +67,8 @@ class ValidationDrift(Detector):
     def _diverges(self, valid: float, record: Record) -> None:
         """Far above where it started, several times in a row, and training is no better."""
         limit = self.settings.divergence_start * max(self.first, self.best)
+        if self.loss > 1.1 * self.loss_at_best > 0:  # training rises too
+            limit = 0.75 * limit
         falling = math.isfinite(self.loss) and self.loss < 0.99 * self.loss_at_best
         self.num_far = self.num_far + 1 if 0 < limit < valid and not falling else 0
         if self.num_far >= self.settings.drift_count:
