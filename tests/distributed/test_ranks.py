@@ -1,5 +1,7 @@
 """One rank agrees with itself at once; several are a matter of the other tests here."""
 
+import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from mmldlm.config import Config
 from mmldlm.distributed.launch import start_ranks
 from mmldlm.distributed.ranks import LostRankError, Ranks, code_of, error_of, is_compiler_error
 from mmldlm.distributed.shards import Shards, make_mesh
+from mmldlm.distributed.stop_broadcast import StopBroadcast
 from mmldlm.errors import UserError
 from mmldlm.runtime import spare_workers
 from mmldlm.types import Piece
@@ -120,3 +123,20 @@ def test_hybrid_needs_the_same_number_of_ranks_on_every_machine():
         )
         with pytest.raises(UserError, match=f"hybrid: {world} ranks do not lie on machines of {local} each"):
             make_mesh(ranks, "hybrid")
+
+
+def test_a_rank_whose_launcher_was_killed_is_asked_to_stop(monkeypatch):
+    """Else it would train on and hold its device, with nobody to stop it."""
+    asked = threading.Event()
+    target = SimpleNamespace(received=None, pass_on=lambda number: number == signal.SIGTERM and asked.set())
+    monkeypatch.setattr("mmldlm.distributed.stop_broadcast._SECONDS", 0.01)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with StopBroadcast(Ranks(), target, [signal.SIGTERM]):
+        assert not asked.wait(0.2)
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        assert asked.wait(60)
+    asked.clear()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # the shell that a plain run was started from may go
+    with StopBroadcast(Ranks(), target, [signal.SIGTERM]):
+        monkeypatch.setattr("os.getppid", lambda: 2)
+        assert not asked.wait(0.2)

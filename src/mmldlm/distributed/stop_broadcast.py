@@ -5,11 +5,15 @@ reach that point, and the others wait for it inside an agreement, where they han
 receives the signals (the kernel writes each into a pipe at once, whatever Python is doing), and checks once a second
 whether another rank received one. The message goes through the store by which the ranks found each other; it is no
 agreement, it only ends the waiting.
+
+A launcher that was killed can send no signal. Its ranks would train on, and hold their devices, with nobody to stop
+them; so they also stop when they have lost their parent process.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import select
 import signal
@@ -22,6 +26,7 @@ import torch.distributed as dist
 
 from mmldlm.distributed.ranks import Ranks
 
+log = logging.getLogger(__name__)
 _SECONDS = 1.0
 _numbers = itertools.count()
 
@@ -41,11 +46,12 @@ class StopBroadcast:
 
     def __init__(self, ranks: Ranks, target: Stoppable, signals: Collection[signal.Signals]) -> None:
         self.target, self.signals, self._end = target, signals, threading.Event()
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread: threading.Thread | None = None
-        if ranks.several:
-            # the store that the ranks met at; PyTorch gives it out by this name only, and a second one needs a port
-            self._store: Any = dist.distributed_c10d._get_default_store()
-            self._key = f"mmldlm/stop/{next(_numbers)}"  # a process may do several runs, one after the other
+        # the store that the ranks met at; PyTorch gives it out by this name only, and a second one needs a port
+        self._store: Any = dist.distributed_c10d._get_default_store() if ranks.several else dist.HashStore()
+        self._key = f"mmldlm/stop/{next(_numbers)}"  # a process may do several runs, one after the other
+        if ranks.several or self._launcher is not None:
             self._thread = threading.Thread(target=self._watch, name="stop-broadcast", daemon=True)
 
     def __enter__(self) -> StopBroadcast:
@@ -69,21 +75,28 @@ class StopBroadcast:
             self._ours.close()
 
     def _watch(self) -> None:
+        while not self._end.is_set() and not self._passed_on():
+            if self._launcher is not None and os.getppid() != self._launcher:
+                log.warning("the launcher is gone; the run stops")
+                self.target.pass_on(signal.SIGTERM)
+                return
+
+    def _passed_on(self) -> bool:
+        """Whether a signal that came within the next second was passed on, to others or from them."""
         try:
-            while not self._end.is_set():
-                if number := self.target.received or self._received():
-                    self._store.set(self._key, str(int(number)))
-                    return
-                if self._store.check([self._key]):
-                    number = signal.Signals(int(self._store.get(self._key)))
-                    if not self._end.is_set():
-                        self.target.pass_on(number)
-                    return
-        except (
-            RuntimeError,
-            OSError,
-        ):  # the rank that keeps the message is gone, which all notice at the next agreement
-            return
+            if number := self.target.received or self._received():
+                self._store.set(self._key, str(int(number)))
+                return True
+            if self._store.check([self._key]):
+                number = signal.Signals(int(self._store.get(self._key)))
+                if not self._end.is_set():
+                    self.target.pass_on(number)
+                return True
+        except OSError:
+            return True  # the pipe is closed: the run is over
+        except RuntimeError:
+            pass  # who keeps the store is gone: a rank, which all notice at the next agreement, or the launcher
+        return False
 
     def _received(self) -> signal.Signals | None:
         """A signal that came within the next second, if one of those that ask to stop did."""
