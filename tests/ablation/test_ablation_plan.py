@@ -90,7 +90,7 @@ def test_an_arm_that_is_named_twice_is_refused(tmp_path):
     with pytest.raises(UserError, match="duplicate key"):
         load_plan(str(path))
     with pytest.raises(
-        UserError, match="no such file, and no plan of that name; plans are losses, sotu, wordnet"
+        UserError, match="no such file, and no plan of that name; plans are losses, schedules, sotu, wordnet"
     ):
         load_plan(str(tmp_path / "none.yaml"))
 
