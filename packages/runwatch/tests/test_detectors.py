@@ -246,6 +246,17 @@ def test_the_level_of_a_policy_loss_wanders_within_its_noise():
     assert "M103" in codes(run_panel(lambda step, fields: fields.update(loss=-2.5 if step < 200 else 3.0)))
 
 
+@pytest.mark.parametrize(
+    ("high", "is_played", "expected"), [(40, True, False), (40, False, True), (4000, True, True)]
+)
+def test_where_rewards_stand_beside_the_loss_only_what_is_enormous_diverges(high, is_played, expected):
+    panel = Panel()
+    for step in range(1, 400):
+        loss = (4.0 if step < 200 else high) * (1 + 0.1 * math.sin(step))
+        panel.observe(Record(step=step, values={"loss": loss}, is_played=is_played))
+    assert ("M103" in codes(panel)) == expected
+
+
 def test_the_search_for_a_loss_scale_is_no_warning():
     def search(step, fields):
         fields["skipped_steps"] = float(step <= 12)

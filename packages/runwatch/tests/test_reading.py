@@ -114,6 +114,13 @@ def test_a_bar_without_an_end_and_a_log_of_epochs():
 
 MESSAGES = {
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "oom",
+    "RuntimeError: HIP out of memory. Tried to allocate 512.00 MiB": "oom",
+    "Out of memory: Killed process 4242 (python) total-vm:99kB": "oom",
+    "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=77.batch": "oom",
+    "slurmstepd: error: Detected 2 oom_kill events in StepId=78.0": "oom",
+    "2026-01-02 03:04:05: W tensorflow/core/framework/op_kernel.cc:17] RESOURCE_EXHAUSTED: OOM when allocating": "oom",
+    "ResourceExhaustedError: OOM when allocating tensor with shape[8,9] and type float": "oom",
+    "| WARNING: ran out of memory in worker 3, skipping batch": "oom",
     "[rank3]:[E ProcessGroupNCCL.cpp:537] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL": "nccl",
     "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError": "rendezvous",
     "OSError: [Errno 28] No space left on device": "disk_full",
@@ -130,11 +137,38 @@ def test_messages_that_mean_something(line):
     assert LineParser().parse(line).event == MESSAGES[line]
 
 
+def test_the_evidence_of_a_long_line_is_the_part_that_says_it():
+    record = LineParser().parse(
+        "a sentence of a sample " * 20 + "Error allocating 99 bytes of device memory (out of memory)."
+    )
+    assert record.event == "oom"
+    assert "Error allocating 99" in record.text
+
+
+def test_rewards_beside_a_loss_are_noticed_once_they_are_a_curve():
+    lines = [f"step {n}: loss {n + 0.5}, mean reward: {n}, explained_variance: 0.{n}" for n in range(1, 6)]
+    parser = LineParser()
+    assert [parser.parse(line).is_played for line in lines] == [False, False, True, True, True]
+    parser = LineParser()
+    lines = [
+        f"step {n}: loss 0.{n}, rewards/chosen: 0.5, rewards/margins: 0.1, score: 0.7" for n in range(1, 6)
+    ]
+    assert not any(parser.parse(line).is_played for line in lines)
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "learning_rate = 0.0006", "max_steps: 1000", "Loaded 5 files with text 5", "Killed time until 5 pm",
         "number of parameters: 123.59M", "info: nothing lost here", "", "   ", "{}", "[1, 2]", '{"a": {"b": []}}',
+        "2026-01-02 03:04:05: W tensorflow/core/framework/cpu_allocator_impl.cc:8] Allocation of 77 exceeds 10% of "
+        "free system memory.",
+        "2026-01-02 03:04:05: W tensorflow/core/common_runtime/bfc_allocator.cc:2] Allocator (GPU_0_bfc) ran out of "
+        "memory trying to allocate 2.5GiB with freed_by_count=0. The caller indicates that this is not a failure",
+        "2026-01-02 03:04:05: I tensorflow/stream_executor/cuda/cuda_driver.cc:7] failed to allocate 3.50G (99 bytes) "
+        "from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "caption 4: an old man paints the harbour out of memory and smiles",
+        "Note: lower --width if you run out of memory on a small GPU",
     ],
 )  # fmt: skip
 def test_lines_that_say_nothing(line):

@@ -37,6 +37,8 @@ class Row:
     lists: dict[str, list[float]] = field(default_factory=dict)
 
 
+_PLAYED = 3
+"""So many lines with a reward, and the log is one of reinforcement learning."""
 _UNMARKED = 7
 """By so much the rank of a loss is worse in a line without a step."""
 
@@ -89,6 +91,7 @@ class Assembler:
         self.valid = MainLoss()
         self._skipped: float | None = None
         self._num_marked = self._num_unmarked = 0
+        self._num_rewards = 0
         self._begins = False
         self._offset = 0.0
         self._num_lone = 0
@@ -128,6 +131,7 @@ class Assembler:
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
         record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
+        record.is_played = self._num_rewards >= _PLAYED
         if has_loss:
             record.begins_epoch = self.stepper.offset > self._offset
             self._offset = self.stepper.offset
@@ -190,12 +194,15 @@ class Assembler:
         losses: list[tuple[Name, float]] = []
         valid: list[tuple[Name, float]] = []
         bad = False
+        is_played = values.pop("reward", None) is not None
         for item in row.values:
             name, value = item
             role = name.role
             if name.key == "error" and not row.marks.any():
                 continue  # the number of an error
-            if role == "loss":
+            if role == "reward":
+                is_played = True
+            elif role == "loss":
                 (valid if row.is_eval else losses).append(item)
             elif role == "valid_loss":
                 valid.append(item)
@@ -203,6 +210,7 @@ class Assembler:
                 bad = bad or not math.isfinite(value)
             elif name.rank < ranks.get(role, 99) and (abs(value) < LARGEST or not math.isfinite(value)):
                 ranks[role], values[role] = name.rank, value
+        self._num_rewards += is_played
         self._bare(row, values, losses, valid)
         self._losses(values, losses, valid, bad=bad, is_marked=row.marks.any())
         if row.is_eval or ("valid_loss" in values and "loss" not in values):

@@ -10,8 +10,8 @@ from runwatch.records import Record
 _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "oom",
-        r"[Oo]ut of memory|RESOURCE_EXHAUSTED|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|can't allocate memory|oom-kill|OOM Killed",
+        r"[Oo]ut of memory|RESOURCE_EXHAUSTED|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|OOM when allocating"
+        r"|ResourceExhaustedError|can't allocate memory|oom[-_]kill|OOM Killed",
     ),
     (
         "rendezvous",
@@ -60,7 +60,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 _ANY = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS))
 _HINTS = (
     "ut of memory", "RESOURCE_EX", "OutOfM",
-    "CUBLAS", "allocate", "oom-", "OOM", "endezvous", "Dist", "EADDR", "Address al",
+    "CUBLAS", "allocat", "ResourceEx", "oom", "OOM", "endezvous", "Dist", "EADDR", "Address al",
     "socket", "clients", "NCCL", "nccl", "ollective", "connectFull", "by peer", "gloo", "Timed out",
     "space left", "quota", "Signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO", "nvalid",
     "oss is", "oss was", "became", "oss has", "oss turned", "oss went", "turned nan", "nite loss", "oss nan", "oss NaN",
@@ -72,6 +72,16 @@ _HINTS = (
 OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
 """What the detectors inside our trainer said about lines that are read here too."""
 _LONGEST_REPORT = 200
+_PHRASE = "ut of memory"
+_NEARBY = 80
+_TECHNICAL = re.compile(
+    r"(?i:error|exception|warning|critical|fatal|\bcuda|\bhip\b|\brocm|\bgpu|\bdevice|alloc|\bkill|\bprocess\b|\bxla"
+    r"|\btpu|\bmps\b|\bworker|\brank\b|\bbatch|\bstep|\bskip|\bOOM\b)|\d\s?(?:[KMGT]i?B|bytes)\b"
+)
+"""Near a report that memory ran out stands one of these; in captions and stories the words may mean anything."""
+_ADVICE = re.compile(r"(?i)\b(?:if|avoid|prevent|may|might|could|would|case of)\b[\w ,']{0,40}$")
+_RETRIED = re.compile(r"\b(?:cuda_driver|gpu_driver|\w*allocator\w*)\.cc:\d+\]|not a failure")
+"""Allocators of TensorFlow tell of every attempt and then try less; a true end is told by another line."""
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?)[ :=]+(\d+)")
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)?(?:\(\w+\))?)(?::|$)"
@@ -119,10 +129,10 @@ class MessageReader:
         if "Root Cause (first observed failure)" in line:
             self._root_cause = {}
             return None
-        match = _ANY.search(line)
+        match = _find(line)
         if match is None:
             return None
-        return _message(str(match.lastgroup), line)
+        return _message(str(match.lastgroup), line, at=match.start())
 
     def _read_traceback(self, line: str) -> Record | None:
         text = _PREFIX.sub("", line)
@@ -168,10 +178,32 @@ def _root_cause(facts: dict[str, str]) -> Record:
 
 def cause_of(text: str) -> str:
     """Which known kind of message an exception is; empty if it is another."""
-    match = _ANY.search(text)
+    match = _find(text)
     return str(match.lastgroup) if match else ""
 
 
-def _message(event: str, line: str) -> Record:
+def _find(text: str) -> re.Match[str] | None:
+    match = _ANY.search(text)
+    while match is not None and match.lastgroup == "oom" and not _is_report(text, match):
+        match = _ANY.search(text, match.end())
+    return match
+
+
+def _is_report(text: str, match: re.Match[str]) -> bool:
+    """Whether words about memory are the report of a program, not prose, advice or an attempt that is repeated."""
+    if not match[0].endswith(_PHRASE):
+        return True
+    before, behind = text[: match.start()], text[match.end() :]
+    if _RETRIED.search(text):
+        return False
+    if _ADVICE.search(before) and "Error" not in before:
+        return False
+    opens = match[0][0] == "O" and (not before.strip() or before.rstrip()[-1] in ":]|")
+    return opens or _TECHNICAL.search(before[-_NEARBY:] + " " + behind[:_NEARBY]) is not None
+
+
+def _message(event: str, line: str, at: int = 0) -> Record:
+    """The record of a message; of a long line with another's text in front, the part that says it."""
     match = _STEP.search(line)
-    return Record(event=event, text=line.strip()[:300], step=int(match[1]) if match else None)
+    text = line.strip() if at < 200 else f"... {line[at - 80 :].strip()}"
+    return Record(event=event, text=text[:300], step=int(match[1]) if match else None)

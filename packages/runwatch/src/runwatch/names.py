@@ -108,6 +108,16 @@ _NO_GRADIENT = frozenset(
 _HOST = frozenset(
     ("ram", "cpu", "cpumem", "swap", "host", "percent", "pct", "util", "frac", "free", "efficient", "gpus")
 )
+_REWARDS = frozenset(("reward", "rewards", "rew", "return", "returns", "winrate", "elo"))
+_EPISODES = frozenset(
+    ("episode", "episodes", "ep", "episodic", "game", "games", "rollout", "eprewmean", "eplenmean")
+)
+_BESIDE_REWARD = (
+    _EPISODES | _MEANS | _TRAIN | VALIDATION
+    | {"total", "max", "min", "std", "last", "cumulative", "discounted", "best", "moving", "recent", "env", "batch",
+       "raw", "per", "the", "sum", "current", "policy", "agent", "median", "len", "length", "score", "scores",
+       "ret", "s"}
+)  # fmt: skip
 _KEY_UNITS = {"ms": 1e-3, "mb": 1e6, "mib": 2.0**20, "gb": 1e9, "gib": 2.0**30, "us": 1e-6}
 OWN = {
     name: name
@@ -396,7 +406,20 @@ def _memory(words: list[str], held: frozenset[str], key: str) -> Name | None:
     return Name(role, key, 0, factor)
 
 
+def _is_reward(held: frozenset[str]) -> bool:
+    """Whether a number only stands where something is learned by playing: a reward, the length of an episode."""
+    if {"win", "rate"} <= held or {"win", "ratio"} <= held or {"explained", "var"} <= held:
+        return True
+    if {"explained", "variance"} <= held or held & {"eprewmean", "eplenmean"}:
+        return True
+    plain = frozenset(word for word in held if not word.isdigit())
+    is_played = bool(held & _EPISODES) and bool(held & {"len", "length", "score", "scores", "ret"})
+    return (is_played or bool(held & _REWARDS)) and plain <= _REWARDS | _BESIDE_REWARD
+
+
 def _other(words: list[str], held: frozenset[str], key: str) -> Name | None:
+    if _is_reward(held):
+        return Name("reward", key)
     if "mfu" in held or "hfu" in held:
         return Name("mfu", key)
     if held & {"skipped", "skip"} and not held & {"tokens", "batches", "samples"}:

@@ -63,6 +63,8 @@ class Record:
     """The step is the number of an epoch."""
     begins_epoch: bool = False
     """The counter of steps has started again since the line before."""
+    is_played: bool = False
+    """Rewards or games stand beside the loss, as in reinforcement learning: its level says little."""
     has_own_time: bool = True
     """The time stood in the line; else it is when the line was read."""
 

@@ -14,6 +14,8 @@ from runwatch.settings import MonitorSettings
 
 Lists = dict[str, list[float]]
 _LOSSES = frozenset(LOSSES)
+_ENORMOUS = 100
+"""Where something is learned by playing, only a loss so many times as large as any of its first lines diverges."""
 _BUCKET_LINES = 1024
 """Lines of losses per time bucket that are kept: as far back as their baselines reach when the loss jumps."""
 
@@ -208,7 +210,9 @@ class Divergence(Detector):
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
         self.start_high = math.inf
-        self.far_above = self.num_above = 0
+        self.far_above = self.num_above = self.num_enormous = 0
+        self.first_high = 0.0
+        """The largest loss of the first window."""
         self.is_signed = False
         """Losses below 0, as in reinforcement learning, and those of adversaries have no size to compare with."""
 
@@ -221,6 +225,11 @@ class Divergence(Detector):
         self.lines += 1
         if self.lines <= 3:
             self.start, self.start_high = median(self.recent.recent), max(self.recent.recent)
+        if self.lines <= self.settings.history_lines:
+            self.first_high = max(self.first_high, abs(loss))
+        if record.is_played:
+            self._judge_played(loss, record)
+            return
         if self._exploded(loss, record):
             return
         if len(self.recent) < self.settings.divergence_lines or self._worse_than_at_start(record):
@@ -231,6 +240,19 @@ class Divergence(Detector):
             kept = 0.9 * self.best_deviation if math.isfinite(self.best_deviation) else 0.0
             self.best, self.best_deviation = middle, max(self.history.deviation(), kept)
         self._judge(record)
+
+    def _judge_played(self, loss: float, record: Record) -> None:
+        """Better play meets higher rewards and with them higher losses: only what is enormous and lasts counts."""
+        limit = _ENORMOUS * self.first_high
+        is_enormous = self.lines > self.settings.history_lines and abs(loss) > limit > 0
+        self.num_enormous = self.num_enormous + 1 if is_enormous else 0
+        if self.num_enormous >= 2 * self.settings.divergence_lines:
+            evidence = (
+                f"loss {loss:.4g} at step {record.step}, the largest of the start was {self.first_high:.4g}"
+            )
+            self.book.fire("M103", evidence, sure=sureness(abs(loss) / limit))
+        elif not is_enormous:
+            self.book.clear("M103")
 
     def _exploded(self, loss: float, record: Record) -> bool:
         """Three lines in a row far above everything before: no history is needed for that."""
