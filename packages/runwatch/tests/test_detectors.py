@@ -257,6 +257,28 @@ def test_where_rewards_stand_beside_the_loss_only_what_is_enormous_diverges(high
     assert ("M103" in codes(panel)) == expected
 
 
+@pytest.mark.parametrize(
+    ("spacing", "has_times", "expected"), [(1, False, True), (50, False, False), (50, True, True)]
+)
+def test_times_of_single_steps_say_nothing_about_the_steps_between(spacing, has_times, expected):
+    panel, now = Panel(), 1000.0
+    for idx in range(300):
+        seconds = (0.1, 0.25)[idx % 2]
+        now += seconds * spacing
+        values = {"loss": 2.0, "step_seconds": seconds}
+        panel.observe(Record(step=idx * spacing, time=now if has_times else None, values=values))
+    assert ("M302" in codes(panel)) == expected
+
+
+@pytest.mark.parametrize("has_loss", [True, False])
+def test_bars_of_a_program_that_never_told_a_loss_are_not_slow(has_loss):
+    panel = Panel()
+    for step in range(300):
+        values = {"steps_per_second": 5.0 if step < 200 else 1.0} | ({"loss": 2.0} if has_loss else {})
+        panel.observe(Record(step=step, values=values))
+    assert ("M301" in codes(panel)) == has_loss
+
+
 def test_the_search_for_a_loss_scale_is_no_warning():
     def search(step, fields):
         fields["skipped_steps"] = float(step <= 12)

@@ -145,6 +145,30 @@ def test_the_evidence_of_a_long_line_is_the_part_that_says_it():
     assert "Error allocating 99" in record.text
 
 
+@pytest.mark.parametrize(
+    ("line", "step", "values"),
+    [
+        (
+            "Epoch 4 Train: loss = 1.5, acc = 0.5 | Val: loss = 2.5, acc = 0.2",
+            4,
+            {"loss": 1.5, "valid_loss": 2.5},
+        ),
+        ("Epoch 4: loss = 1.5 | Val: acc = 0.2, loss = 2.5", 4, {"loss": 1.5, "valid_loss": 2.5}),
+        ("Loss after 7 epochs: 0.25", 7, {"loss": 0.25}),
+        ("Validation loss at step 300: 0.75", 300, {"valid_loss": 0.75}),
+        ("d: 0.125;gen: -0.5:   1%|          | 30/9000 [00:17<92:41:45, 16.69s/it]", 30, {"loss": -0.5}),
+    ],
+)
+def test_losses_behind_other_words(line, step, values):
+    record = LineParser().parse(line)
+    assert record.step == step
+    assert {key: record.values.get(key) for key in ("loss", "valid_loss") if key in record.values} == values
+
+
+def test_single_letters_are_no_losses_without_their_adversary():
+    assert LineParser().parse("step 5: d: 0.5, width: 3") is None
+
+
 def test_rewards_beside_a_loss_are_noticed_once_they_are_a_curve():
     lines = [f"step {n}: loss {n + 0.5}, mean reward: {n}, explained_variance: 0.{n}" for n in range(1, 6)]
     parser = LineParser()

@@ -8,9 +8,10 @@ one reader fast enough for every format.
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runwatch.names import VALIDATION, Name, Names
 
@@ -53,6 +54,18 @@ _EVAL_WORD = re.compile(
 _TRAIN_WORD = re.compile(
     r"(?:^|[\s\[(|:*#>_])(?:train|training|train_inner|learn)(?=[\s:\])|=,*#-]|$|_(?:epoch|step))", re.I
 )
+_SECTION = re.compile(
+    rf"(?:^|[|;,/\])]|\s{{2,}}|\s-+)\s*(?:(?P<eval>{'|'.join(sorted(VALIDATION))})|train(?:ing)?)"
+    r"(?: set)?\s*:\s*(?=[A-Za-z])",
+    re.I,
+)
+"""`Train: loss = 1 | Val: loss = 2`: a word before several names."""
+_LOSS_AFTER = re.compile(
+    r"(?i)(?P<key>[\w ]*\bloss) (?:after|at|in|for) ?(?P<counter>epoch|iteration|iter|step|batch)?"
+)
+_COUNTED = re.compile(
+    r"(?i)\s*(?P<counter>epoch|iteration|iter|step|batche?)?s?\s*(?:[:=]|\bis\b|\bwas\b)\s*"
+)
 _BLOCKS = re.compile(r"[▏▎▍▌▋▊▉█░▒▓━╸╺─=#>.\-]{3,}")
 
 
@@ -82,6 +95,8 @@ class Piece:
     """The number behind opens a bracket, as counters do."""
     split: str = ""
     """eval or train, whichever word stands first."""
+    section: str = ""
+    """eval or train, where that word stands before several names: `| Val: loss = 1`."""
     has_colon: bool = False
     """The name is tied to its number by a colon or an equals sign."""
 
@@ -129,7 +144,7 @@ class Tokenizer:
         """What a line with these texts between its numbers is about."""
         fields: list[Field] = []
         piece = self._pieces.get(texts[0]) or self._understand(texts[0])
-        split = piece.split
+        split, section = piece.split, ""
         for idx, text in enumerate(texts[1:]):
             after = self._pieces.get(text) or self._understand(text)
             if piece.is_of and fields and fields[-1].total_idx is None:
@@ -140,9 +155,45 @@ class Tokenizer:
                     factor = _DECIMAL[after.suffix]
                 elif name is not None and name.role in ("step", "epoch", "loss", "valid_loss", "lr"):
                     factor = 1.0
+                if section == "eval" and name is not None:
+                    name = _of_validation(name)
                 fields.append(Field(idx, name, piece.key, after.unit_role, None, piece.brackets, factor))
+            if after.section and any(
+                field.name is not None and field.name.role == "loss" for field in fields
+            ):
+                section, split = after.section, split or "train"
             split, piece = split or after.split, after
+        self._name_counted(fields, texts)
+        if not any(field.name is not None and field.name.role in ("loss", "valid_loss") for field in fields):
+            self._name_adversaries(fields)
         return Layout(fields, split == "eval")
+
+    def _name_counted(self, fields: list[Field], texts: tuple[str, ...]) -> None:
+        """`Loss after 5 epochs: 0.1`, `Validation loss at step 100: 0.2`: the loss is the second number."""
+        for counter, value in itertools.pairwise(fields):
+            if value.idx != counter.idx + 1 or value.name is not None:
+                continue
+            ends, between = _LOSS_AFTER.fullmatch(counter.key), _COUNTED.fullmatch(texts[value.idx])
+            if ends and between and (word := ends["counter"] or between["counter"]):
+                word = "batch" if word.lower() == "batche" else word
+                counter.name, value.name, value.key = (
+                    self.names.of(word),
+                    self.names.of(ends["key"]),
+                    ends["key"],
+                )
+
+    def _name_adversaries(self, fields: list[Field]) -> None:
+        """`d: 0.1; gen: 0.2`: single letters are losses where both adversaries stand side by side."""
+        for one, other in itertools.pairwise(fields):
+            sides = [
+                next((n for n, side in enumerate(_SIDES) if f.key.lower() in side), None)
+                for f in (one, other)
+            ]
+            if None not in sides and sides[0] != sides[1] and one.name is None and other.name is None:
+                one.name, other.name = (
+                    Name("loss", f"{item.key.lower()} loss", 11 - (side or 0))
+                    for item, side in ((one, sides[0]), (other, sides[1]))
+                )
 
     def _understand(self, text: str) -> Piece:
         if len(self._pieces) > 10_000:
@@ -152,6 +203,8 @@ class Tokenizer:
 
     def _piece(self, text: str) -> Piece:
         piece = Piece(split=_split(text))
+        for mark in _SECTION.finditer(text):
+            piece.section = "eval" if mark["eval"] else "train"
         rest = text
         if unit := _UNIT.match(text):
             piece.factor, piece.unit_role = _unit(unit[1])
@@ -201,6 +254,19 @@ class Tokenizer:
             moment = datetime.datetime.fromisoformat(f"{day} {minute}:00{zone.replace('Z', '+00:00')}")
             self._day = base, moment.timestamp()
         return self._day[1] + float(second)
+
+
+_SIDES = (
+    frozenset(("d", "dis", "disc", "discriminator", "critic")),
+    frozenset(("g", "gen", "generator")),
+)
+
+
+def _of_validation(name: Name) -> Name | None:
+    """What a name means in the part of a line that tells of validation."""
+    if name.role == "loss":
+        return replace(name, role="valid_loss", key=f"val {name.key}")
+    return None if name.role in ("text_accuracy", "bare_loss") else name
 
 
 _NOT_NOW = frozenset(

@@ -8,7 +8,7 @@ from collections import deque
 from runwatch.alerts import AlertBook
 from runwatch.detectors.base import Detector, RunFacts
 from runwatch.history import Window, sureness
-from runwatch.records import Record
+from runwatch.records import RATES, Record
 from runwatch.settings import MonitorSettings
 
 
@@ -22,8 +22,13 @@ class Throughput(Detector):
         self.changes = Window(settings.unstable_lines)
         self.before: tuple[int, float] | None = None
         self.last_rate = math.nan
+        self.last_place: tuple[int, float | None] | None = None
+        self.has_loss = False
+        """Whether a loss was read: what only counts may be an evaluation or the reading of data."""
 
     def line(self, record: Record) -> None:
+        self.has_loss = self.has_loss or "loss" in record.values or "valid_loss" in record.values
+        is_sampled = self._is_sampled(record)
         measured = record.rate() or self._from_time(record)
         if measured is None or not measured[1] > 0:
             return
@@ -36,6 +41,23 @@ class Throughput(Detector):
             for window in (self.history, self.recent, self.changes):
                 window.clear()
         self._judge(rate, record)
+        if not is_sampled:
+            self._steadiness(rate, record)
+
+    def _is_sampled(self, record: Record) -> bool:
+        """Whether the line has the time of one step of many, which says nothing about how steady the run is.
+
+        If these times add up to what passed since the line before, they are means.
+        """
+        seconds = record.values.get("step_seconds")
+        if seconds is None or record.step is None or any(name in record.values for name in RATES):
+            return False
+        before, self.last_place = self.last_place, (record.step, record.time)
+        if before is None or record.step - before[0] <= 1:
+            return False
+        if record.time is None or before[1] is None or not record.has_own_time:
+            return True
+        return not 0.8 < (record.step - before[0]) * seconds / max(record.time - before[1], 1e-9) < 1.25
 
     def _from_time(self, record: Record) -> tuple[str, float] | None:
         if record.step is None or record.time is None or "loss" not in record.values:
@@ -54,14 +76,13 @@ class Throughput(Detector):
         if not ready and len(self.history) >= 3 and self._is_far_slower(rate):
             dropped, usual = True, self.history.median()
             low = self.settings.drop_ratio * usual
-        if dropped:
+        if dropped and self.has_loss:
             evidence = f"{self.kind} {now:.4g} up to step {record.step}, usual {usual:.4g}"
             self.book.fire("M301", evidence, sure=sureness(low / max(now, 1e-12)))
         elif ready and now > 0.5 * (1 + self.settings.drop_ratio) * usual:
             self.book.clear("M301")
         if not dropped:
             self.history.add(rate)
-        self._steadiness(rate, record)
 
     def _is_far_slower(self, rate: float) -> bool:
         """Within the first lines only a fall that no warm-up explains counts: to less than a tenth, three times."""
@@ -75,7 +96,7 @@ class Throughput(Detector):
         if len(self.changes) < self.settings.unstable_lines:
             return
         change, limit = self.changes.median(), self.settings.unstable_change
-        if change > limit:
+        if change > limit and self.has_loss:
             evidence = f"{self.kind} changes by {change:.0%} from line to line up to step {record.step}"
             self.book.fire("M302", evidence, sure=sureness(change / limit))
         elif change < 0.8 * limit:
