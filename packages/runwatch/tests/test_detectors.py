@@ -279,6 +279,15 @@ def test_bars_of_a_program_that_never_told_a_loss_are_not_slow(has_loss):
     assert ("M301" in codes(panel)) == has_loss
 
 
+@pytest.mark.parametrize(("last", "expected"), [(20.0, True), (400.0, False)])
+def test_a_loss_that_rises_while_rewards_are_lost_diverges(last, expected):
+    panel = Panel()
+    for step in range(1, 400):
+        loss, reward = (4.0, 20.0 + step) if step < 200 else (40.0, last)
+        panel.observe(Record(step=step, values={"loss": loss}, is_played=True, reward=reward))
+    assert ("M103" in codes(panel)) == expected
+
+
 def test_the_search_for_a_loss_scale_is_no_warning():
     def search(step, fields):
         fields["skipped_steps"] = float(step <= 12)

@@ -92,6 +92,8 @@ class Assembler:
         self._skipped: float | None = None
         self._num_marked = self._num_unmarked = 0
         self._num_rewards = 0
+        self._reward: float | None = None
+        self._reward_key = ""
         self._begins = False
         self._offset = 0.0
         self._num_lone = 0
@@ -131,7 +133,7 @@ class Assembler:
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
         record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
-        record.is_played = self._num_rewards >= _PLAYED
+        record.is_played, record.reward = self._num_rewards >= _PLAYED, self._reward
         if has_loss:
             record.begins_epoch = self.stepper.offset > self._offset
             self._offset = self.stepper.offset
@@ -194,14 +196,17 @@ class Assembler:
         losses: list[tuple[Name, float]] = []
         valid: list[tuple[Name, float]] = []
         bad = False
-        is_played = values.pop("reward", None) is not None
+        is_played = values.pop("played", None) is not None
+        if (reward := values.pop("reward", None)) is not None:
+            is_played, self._reward = True, reward
         for item in row.values:
             name, value = item
             role = name.role
             if name.key == "error" and not row.marks.any():
                 continue  # the number of an error
-            if role == "reward":
+            if role in ("reward", "played"):
                 is_played = True
+                self._take_reward(name, value)
             elif role == "loss":
                 (valid if row.is_eval else losses).append(item)
             elif role == "valid_loss":
@@ -218,6 +223,11 @@ class Assembler:
                 values.pop(role, None)
         self._derive(values, row)
         return values
+
+    def _take_reward(self, name: Name, value: float) -> None:
+        """Of several rewards the first name is the one that is followed."""
+        if name.role == "reward" and self._reward_key in ("", name.key):
+            self._reward_key, self._reward = name.key, value
 
     def _bare(
         self,

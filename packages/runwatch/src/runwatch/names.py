@@ -406,7 +406,7 @@ def _memory(words: list[str], held: frozenset[str], key: str) -> Name | None:
     return Name(role, key, 0, factor)
 
 
-def _is_reward(held: frozenset[str]) -> bool:
+def _is_played(held: frozenset[str]) -> bool:
     """Whether a number only stands where something is learned by playing: a reward, the length of an episode."""
     if {"win", "rate"} <= held or {"win", "ratio"} <= held or {"explained", "var"} <= held:
         return True
@@ -418,8 +418,14 @@ def _is_reward(held: frozenset[str]) -> bool:
 
 
 def _other(words: list[str], held: frozenset[str], key: str) -> Name | None:
-    if _is_reward(held):
-        return Name("reward", key)
+    if _is_played(held):
+        is_reward = held & (_REWARDS | {"ret", "score", "scores", "win"}) and not held & {
+            "std",
+            "min",
+            "max",
+            "best",
+        }
+        return Name("reward" if is_reward else "played", key)
     if "mfu" in held or "hfu" in held:
         return Name("mfu", key)
     if held & {"skipped", "skip"} and not held & {"tokens", "batches", "samples"}:

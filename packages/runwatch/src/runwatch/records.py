@@ -65,6 +65,8 @@ class Record:
     """The counter of steps has started again since the line before."""
     is_played: bool = False
     """Rewards or games stand beside the loss, as in reinforcement learning: its level says little."""
+    reward: float | None = None
+    """The newest reward, where there are any."""
     has_own_time: bool = True
     """The time stood in the line; else it is when the line was read."""
 

@@ -211,6 +211,8 @@ class Divergence(Detector):
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
         self.start_high = math.inf
         self.far_above = self.num_above = self.num_enormous = 0
+        self.rewards = Window(settings.divergence_lines)
+        self.first_reward = self.best_reward = 0.0
         self.first_high = 0.0
         """The largest loss of the first window."""
         self.is_signed = False
@@ -227,7 +229,8 @@ class Divergence(Detector):
             self.start, self.start_high = median(self.recent.recent), max(self.recent.recent)
         if self.lines <= self.settings.history_lines:
             self.first_high = max(self.first_high, abs(loss))
-        if record.is_played:
+        if record.is_played and not self._lost_reward(record.reward):
+            self._keep_best()
             self._judge_played(loss, record)
             return
         if self._exploded(loss, record):
@@ -236,10 +239,26 @@ class Divergence(Detector):
             return
         if len(self.history) < self.settings.warmup_lines:
             return
-        if (middle := self.history.median()) < self.best:
+        self._keep_best()
+        self._judge(record)
+
+    def _keep_best(self) -> None:
+        if len(self.history) >= self.settings.warmup_lines and (middle := self.history.median()) < self.best:
             kept = 0.9 * self.best_deviation if math.isfinite(self.best_deviation) else 0.0
             self.best, self.best_deviation = middle, max(self.history.deviation(), kept)
-        self._judge(record)
+
+    def _lost_reward(self, reward: float | None) -> bool:
+        """Whether most of what was won is lost again: then the loss may be judged like any other."""
+        if reward is None or not math.isfinite(reward):
+            return False
+        self.rewards.add(reward)
+        now = self.rewards.median()
+        if not self.rewards.is_full():
+            self.first_reward = self.best_reward = now
+            return False
+        self.best_reward = max(self.best_reward, now)
+        won, lost = self.best_reward - self.first_reward, self.best_reward - now
+        return lost > 0.6 * won > 0 and lost > 3 * self.rewards.deviation()
 
     def _judge_played(self, loss: float, record: Record) -> None:
         """Better play meets higher rewards and with them higher losses: only what is enormous and lasts counts."""
