@@ -222,6 +222,7 @@ class Divergence(Detector):
         loss = record.values.get("loss")
         if loss is None or not math.isfinite(loss):
             return
+        self.is_signed = self.is_signed or loss < 0 or is_adversarial(record.series)
         self.recent.add(loss)
         self.history.add(loss)
         self.lines += 1
@@ -275,7 +276,6 @@ class Divergence(Detector):
 
     def _exploded(self, loss: float, record: Record) -> bool:
         """Three lines in a row far above everything before: no history is needed for that."""
-        self.is_signed = self.is_signed or loss < 0 or is_adversarial(record.series)
         limit = 10 * self.settings.divergence_start * self.start if not self.is_signed else 0.0
         self.far_above = self.far_above + 1 if self.lines > 3 and 0 < limit < loss else 0
         if self.far_above < 3:
