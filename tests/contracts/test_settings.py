@@ -82,6 +82,7 @@ def test_a_recipe_that_names_one_mode_means_that_one_alone(tmp_path):
 @pytest.mark.parametrize(("words", "told"), [
     (["optim.lrr=1"], "unknown setting optim.lrr; did you mean optim.lr?"),
     (["lr=1"], "unknown setting lr; did you mean optim.lr?"),
+    (["restart_period=9"], "did you mean optim.restart_period? 'mmldlm migrate' translates settings"),
     (["optim.lr=fast"], "optim.lr=fast: a number is needed"),
     (["data.num_workers=two"], "data.num_workers=two: a whole number is needed, or null"),
     (["train.frozen=text"], "train.frozen=text: a list of words is needed"),

@@ -307,6 +307,8 @@ def _unknown(key: str) -> str:
         return f"unknown setting {key}; did you mean {old_key}? That is {explain_old(old_key)}"
     hint = same[0] if same else (near[0] if near else None)
     remedy = f"did you mean {hint}?" if hint else f"sections are {', '.join(sections)}"
+    if same and "." not in key and explain_old(key, by_last_name=True):
+        remedy += " 'mmldlm migrate' translates settings of the research code"
     return f"unknown setting {key}; {remedy}"
 
 

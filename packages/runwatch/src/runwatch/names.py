@@ -44,7 +44,9 @@ _ERRORS = frozenset(
     ("rmse", "mae", "mse", "logloss", "mlogloss", "rmsle", "merror", "mape", "huber", "poisson", "quantile",
      "binary_logloss", "multi_logloss", "crossentropy")
 )  # fmt: skip
-_ADVERSARIES = frozenset(("d", "g", "dis", "disc", "gen", "gan", "adv", "generator", "discriminator"))
+DISCRIMINATOR = frozenset(("d", "dis", "disc", "discriminator"))
+GENERATOR = frozenset(("g", "gen", "generator"))
+_ADVERSARIES = DISCRIMINATOR | GENERATOR | {"gan", "adv"}
 _SIDES = frozenset(
     ("a", "b", "real", "fake", "gan", "adv", "l", "1", "2", "vgg", "feat", "err", "tv", "cls", "rec")
 )

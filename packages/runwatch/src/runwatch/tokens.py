@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from runwatch.names import VALIDATION, Name, Names
+from runwatch.names import DISCRIMINATOR, GENERATOR, VALIDATION, Name, Names
 
 _CONTROL = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
@@ -186,7 +186,7 @@ class Tokenizer:
         """`d: 0.1; gen: 0.2`: single letters are losses where both adversaries stand side by side."""
         for one, other in itertools.pairwise(fields):
             sides = [
-                next((n for n, side in enumerate(_SIDES) if f.key.lower() in side), None)
+                next((n for n, side in enumerate(_ADVERSARIES) if f.key.lower() in side), None)
                 for f in (one, other)
             ]
             if None not in sides and sides[0] != sides[1] and one.name is None and other.name is None:
@@ -256,10 +256,7 @@ class Tokenizer:
         return self._day[1] + float(second)
 
 
-_SIDES = (
-    frozenset(("d", "dis", "disc", "discriminator", "critic")),
-    frozenset(("g", "gen", "generator")),
-)
+_ADVERSARIES = (DISCRIMINATOR | {"critic"}, GENERATOR)
 
 
 def _of_validation(name: Name) -> Name | None:
