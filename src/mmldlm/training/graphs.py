@@ -1,7 +1,8 @@
 """Micro-batches and updates recorded as CUDA graphs: a launch of one graph instead of thousands of kernels.
 
 A graph works on fixed memory, so a micro-batch is copied into the buffer of the recording. Shapes differ only in the
-number of chunks of scored rows; each gets a recording of its own, all in one pool.
+number of chunks of scored rows; each gets a recording of its own, all in one pool. The first of them runs once as it
+is, which compiles and loads what it needs; for the others that would only take memory beside that of the recordings.
 
 Where a step is one micro-batch, the backward pass writes its gradients into memory of the recording, and an update that
 was recorded with it reads them there: nothing is set to zero or added up, and before the backward pass they take no
@@ -34,6 +35,12 @@ MOST_RECORDINGS = 32
 Result = TypeVar("Result")
 
 
+def _alike(template: Any, other: Any) -> bool:
+    """Whether the kernels of both are the same: their micro-batches differ in the number of scored rows alone."""
+    first, second = template.noisy, other.noisy
+    return bool(first.layout == second.layout and first.tokens == second.tokens)
+
+
 @dataclass
 class Recording:
     """One shape of micro-batch."""
@@ -45,7 +52,7 @@ class Recording:
 
 @dataclass
 class Graphs:
-    """Replays a micro-batch; the first of each shape runs plainly, which also compiles, the second is recorded."""
+    """Replays micro-batches. A shape is recorded at once where one like it is; else its first one runs plainly."""
 
     recordings: dict[Any, Recording] = field(default_factory=dict)
     """By the parcel's template: its shapes, and whatever else decides what is computed."""
@@ -68,7 +75,8 @@ class Graphs:
         self._replayed = None
         if key not in self.seen:
             self.seen.add(key)
-            return run(parcel.open())
+            if not any(_alike(key, known) for known in self.recordings):
+                return run(parcel.open())
         if key not in self.recordings and not self._try_recording(parcel, run):
             return run(parcel.open())
         known = self.recordings[key]
