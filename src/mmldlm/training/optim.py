@@ -431,12 +431,23 @@ class Ema:
     def follow(self, names: Set[str], rows: Mapping[str, slice]) -> None:
         """From now on only these averages move, and of some of them only these rows."""
         chosen = {name: rows.get(name, slice(None)) for name in self.parameters if name in names}
+        self._whole = None if rows else [(self.parameters[name], self.average[name]) for name in chosen]
         averages = [self.average[name][part] for name, part in chosen.items()]
         for average, (name, part) in zip(averages, chosen.items(), strict=True):
             average.grad = self.parameters[name].detach()[part]
         fused = all(average.device.type in _FUSED_DEVICES for average in averages)
         rate = _rate_on(averages[0].device, 1.0) if fused and averages else 1.0
         self._descent = SGD(averages, lr=rate, weight_decay=1.0, maximize=True, fused=fused)
+
+    def followed(self) -> dict[nn.Parameter, Tensor] | None:
+        """Parameter -> its average, for all whose average moves; None where of some only a part does."""
+        return None if self._whole is None else dict(self._whole)
+
+    @property
+    def share(self) -> Tensor:
+        """What the next update counts in the average; on a GPU a tensor that a recorded update reads anew."""
+        rate: Tensor = self._descent.param_groups[0]["lr"]
+        return rate
 
     def set_step(self, step: int) -> None:
         """The next update is number `step`, counted from 1."""

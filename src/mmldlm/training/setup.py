@@ -44,14 +44,15 @@ from mmldlm.objective.joint import Active, Objective, build_balance
 from mmldlm.runtime import DTYPES, Runtime, kernels_run_on, peak_flops
 from mmldlm.trackers import check_trackers
 from mmldlm.training.graphs import Graphs
-from mmldlm.training.optim import Ema, build_optimizers
+from mmldlm.training.optim import Ema, Optimizers, build_optimizers
 from mmldlm.training.signals import AskedToStopError, StopFlag, StopWaiting
 from mmldlm.training.start import Beside, StartClock, import_ahead, rehearse
 from mmldlm.training.step import Stepper, trained_in
 from mmldlm.types import Counts, MicroBatch, When
 
-if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+if TYPE_CHECKING:  # FSDP2 and Triton are loaded where they are needed
     from mmldlm.distributed.shards import Shards
+    from mmldlm.training.fused_update import FusedUpdate
 
 log = logging.getLogger(__name__)
 Fields = dict[str, Any]
@@ -150,13 +151,14 @@ class Setup:
         optimizers = build_optimizers(
             self.denoiser, config.optim, fused=config.speed.fused_optimizer, shards=shards
         )
+        ema = Ema(self.denoiser, config.optim.ema_decay, held) if config.optim.ema_decay > 0 else None
         losses = self.objective.active
         balance = build_balance(config.objective, text=losses.text, latent=losses.latent)
         stepper = Stepper(
             denoiser=self.denoiser,
             objective=self.objective,
             optimizers=optimizers,
-            ema=Ema(self.denoiser, config.optim.ema_decay, held) if config.optim.ema_decay > 0 else None,
+            ema=ema,
             scaler=self._scaler(),
             runtime=self.runtime,
             config=config.optim,
@@ -165,10 +167,19 @@ class Setup:
             if joined and shards is None
             else None,
             shards=shards,
+            fused_update=None if shards is not None else self._fused_update(optimizers, ema),
             balance=None if balance is None else balance.to(device),
         )
         stepper.train_only(trained_in(stage_at(config.corruption, 0), config, self.denoiser))
         return stepper
+
+    def _fused_update(self, optimizers: Optimizers, ema: Ema | None) -> FusedUpdate | None:
+        """Where Triton's kernels run, and AdamW has all weights."""
+        if not (len(optimizers.parts) == 1 and self.runtime.fused and self.config.speed.fused_optimizer):
+            return None
+        from mmldlm.training.fused_update import FusedUpdate
+
+        return FusedUpdate(optimizers.parts[0], ema)
 
     def _shards(self) -> Shards:
         from mmldlm.distributed.shards import Shards
@@ -299,12 +310,13 @@ def _choose_attention(setup: Setup, rehearsed: bool) -> None:
     model, runtime, denoiser = setup.denoiser.config, setup.runtime, setup.denoiser
     batch = _first_micro_batch(setup)
     layout, chosen = batch.noisy.layout, None if runtime.attention == "auto" else runtime.attention
-    names = candidates(layout, model.head_width, kernels=kernels_run_on(runtime.device))
+    kernels = kernels_run_on(runtime.device)
+    names = candidates(layout, model.head_width, kernels=kernels, fused=runtime.fused)
     problem = (layout, model.num_heads, model.head_width, DTYPES[runtime.precision], names)
     chosen = chosen or remembered_attention(*problem)
     if rehearsed:
-        kernels = denoiser.kernels._replace(attention=chosen or "varlen")
-        parts = (setup.config.model, setup.data_shape, kernels, setup.objective, setup.runtime, batch)
+        rehearsal = denoiser.kernels._replace(attention=chosen or "varlen")
+        parts = (setup.config.model, setup.data_shape, rehearsal, setup.objective, setup.runtime, batch)
         setup.beside.append(Beside("rehearsal", partial(rehearse, *parts)))
     chosen = chosen or measure_attention(*problem, setup.settle)
     denoiser.kernels = denoiser.kernels._replace(attention=setup.ranks.from_main(chosen))

@@ -83,7 +83,10 @@ def import_ahead(config: TrainConfig, runtime: Runtime) -> Beside:
     Whoever needs one of our kernels sooner waits for it. The modules of the compiler import each other in circles,
     which two threads must not do at once: wait before anything is compiled.
     """
-    names = [f"mmldlm.model.kernels.{name}" for name in ("tiles", "add_norm", "gather_qkv", "gelu", "score")]
+    names = [
+        f"mmldlm.model.kernels.{name}"
+        for name in ("tiles", "add_norm", "gather_qkv", "gelu", "epilogue", "score", "update")
+    ]
     names = names if runtime.fused else []
     names += ["torch._dynamo", "torch._inductor.compile_fx"] if runtime.compile else []
     names += ["tokenizers"] if config.valid_samples else []

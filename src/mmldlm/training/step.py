@@ -32,8 +32,9 @@ from mmldlm.training.graphs import Graphs
 from mmldlm.training.optim import Ema, Optimizers
 from mmldlm.types import MicroBatch
 
-if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
+if TYPE_CHECKING:  # FSDP2 and Triton are loaded where they are needed
     from mmldlm.distributed.shards import Shards
+    from mmldlm.training.fused_update import FusedUpdate
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,8 @@ class Stepper:
     """The denoiser on several ranks, whole on each."""
     shards: Shards | None = None
     """The denoiser divided among ranks."""
+    fused_update: FusedUpdate | None = None
+    """AdamW and the average in one pass, where the device has it."""
     balance: GradientNorm | None = None
     """What scales the parts of the loss besides their weights."""
     _norms: Tensor | None = None
@@ -289,10 +292,16 @@ class Stepper:
         self.optimizers.unscale(self.scaler)
         grad_norm = self._grad_norm()
         skipped = (~torch.isfinite(grad_norm)).float()
-        self.optimizers.step(self.scaler, skipped, self._shrink(grad_norm))
+        shrink = self._shrink(grad_norm)
+        fused = None if self.optimizers.still or self.scaler.is_enabled() else self.fused_update
+        averaged = fused is not None and fused(skipped, shrink)
+        if not averaged:
+            self.optimizers.step(self.scaler, skipped, shrink)
+        if fused is not None and not averaged:
+            fused.prepare()  # the moments are there now; the next update may be a recording, which makes no tables
         if self._keeps_gradients:
             self.optimizers.zero_grad(set_to_none=False)
-        if self.ema is not None:
+        if self.ema is not None and not averaged:
             self.ema.update(skipped)
         return grad_norm, skipped
 

@@ -1,0 +1,136 @@
+"""AdamW and the average of the weights in one pass over memory: each value is read once and written once.
+
+PyTorch's fused AdamW writes the clipped gradient back, and the average reads the weights again: 44 bytes a weight, here
+36. Moments, steps and averages stay where optimizer and average keep them, so nothing else knows of this. The kernel
+finds the tensors by a table of addresses. Those of gradients change: a table is made for each set of them, and one that
+is made while a graph is recorded is copied to the device by the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmldlm.model.kernels.update import ALIGNED, CHUNK, update_tensors
+from mmldlm.training.graphs import MOST_RECORDINGS
+from mmldlm.training.optim import Ema
+
+
+@dataclass
+class _Work:
+    """What is the same for every update of the same tensors."""
+
+    parameters: list[Tensor]
+    steps: list[Tensor]
+    table: Tensor
+    """(tensors, columns) addresses; those of gradients are open."""
+    tensors: Tensor
+    """Of each program: the tensor that it updates a part of."""
+    starts: Tensor
+    """Of each program: its first value."""
+    decays: Tensor
+    """(tensors,)"""
+    spare: list[Tensor] = field(default_factory=list)
+    """Page-locked tables for recordings, during which no such memory can be had."""
+    recorded: list[Tensor] = field(default_factory=list)
+    """Tables that recordings copy."""
+    latest: tuple[list[int], Tensor] | None = None
+    """Addresses of gradients outside recordings, and the table on the device that holds them."""
+
+
+class FusedUpdate:
+    """The update of all weights, where all are AdamW's and this process has them as a whole."""
+
+    def __init__(self, adamw: torch.optim.Optimizer, ema: Ema | None) -> None:
+        self.adamw, self.ema = adamw, ema
+        self._known: tuple[list[tuple[int, ...]], _Work] | None = None
+
+    def __call__(self, skipped: Tensor, shrink: Tensor | None) -> bool:
+        """Update with gradients times `shrink`, or not at all where `skipped` is 1; decided on the device.
+
+        False, and nothing is done, where it is no update for this kernel: not all tensors exist yet, or others are
+        averaged than are updated.
+        """
+        work = self.prepare()
+        if work is None:
+            return False
+        torch._foreach_add_(work.steps, [1.0 - skipped] * len(work.steps))
+        group = self.adamw.param_groups[0]
+        update_tensors(
+            _table(work), work.tensors, work.starts, work.decays, group["lr"],
+            None if self.ema is None else self.ema.share, skipped, shrink, betas=group["betas"], eps=group["eps"],
+        )  # fmt: skip
+        return True
+
+    def prepare(self) -> _Work | None:
+        """Tables for the tensors of now, made again where they are others than before, but not in a recording."""
+        pairs = [
+            (p, float(group["weight_decay"]))
+            for group in self.adamw.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        averages = {} if self.ema is None else self.ema.followed()
+        if averages is None or (averages and averages.keys() != {p for p, _ in pairs}):
+            return None
+        rows = []
+        for p, _ in pairs:
+            state = self.adamw.state[p]
+            if "exp_avg" not in state:
+                return None
+            parts = [p, p.grad, state["exp_avg"], state["exp_avg_sq"], averages.get(p, p)]
+            if not all(part.dtype == torch.float32 and part.is_contiguous() for part in parts):
+                return None
+            addresses = [part.data_ptr() for part in parts]
+            if any(address % ALIGNED for address in addresses):
+                return None
+            addresses[1] = 0
+            rows.append((*addresses, state["step"].data_ptr(), p.numel()))
+        if self._known is None or self._known[0] != rows:
+            if _recording(pairs[0][0]):
+                return None
+            self._known = (rows, self._make(pairs, rows))
+        work = self._known[1]
+        if not _recording(work.tensors):
+            work.spare += [_host_like(work) for _ in range(MOST_RECORDINGS - len(work.spare))]
+        return work
+
+    def _make(self, pairs: list[tuple[Tensor, float]], rows: list[tuple[int, ...]]) -> _Work:
+        device = pairs[0][0].device
+        parts = [(i, start) for i, (p, _) in enumerate(pairs) for start in range(0, p.numel(), CHUNK)]
+        table = torch.tensor(rows, dtype=torch.int64)
+        return _Work(
+            parameters=[p for p, _ in pairs],
+            steps=[self.adamw.state[p]["step"] for p, _ in pairs],
+            table=table,
+            tensors=torch.tensor([i for i, _ in parts], dtype=torch.int32).to(device),
+            starts=torch.tensor([start for _, start in parts], dtype=torch.int64).to(device),
+            decays=torch.tensor([decay for _, decay in pairs], dtype=torch.float32).to(device),
+        )
+
+
+def _recording(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _host_like(work: _Work) -> Tensor:
+    """Memory of the host for a table, from which it travels to the device while the host goes on."""
+    return torch.empty_like(work.table, pin_memory=work.tensors.is_cuda)
+
+
+def _table(work: _Work) -> Tensor:
+    """With the gradients of now, on the device."""
+    addresses = [p.grad.data_ptr() for p in work.parameters if p.grad is not None]
+    recording = _recording(work.tensors)
+    if recording or work.latest is None or work.latest[0] != addresses:
+        host = work.spare.pop() if recording else _host_like(work)
+        host.copy_(work.table)
+        host[:, 1] = torch.tensor(addresses)
+        table = host.to(work.tensors.device, non_blocking=True)
+        if recording:
+            work.recorded.append(host)
+            return table
+        work.latest = addresses, table
+    return work.latest[1]
