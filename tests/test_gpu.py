@@ -51,7 +51,7 @@ def assert_close(found, expected, tolerance):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa", "rows", "reference"])
+@pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa", "split", "rows", "reference"])
 def test_every_way_to_compute_is_near_the_plain_one_in_fp32(backend, fused):
     lengths = tuple(int(length) for length in np.random.default_rng(0).integers(1, 13, 40))
     batch = batch_of(small_documents(lengths=lengths), caps=Caps(320, 48, 12))
@@ -66,7 +66,7 @@ def test_every_way_to_compute_is_near_the_plain_one_in_fp32(backend, fused):
     )
 
 
-@pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa"])
+@pytest.mark.parametrize("backend", ["tiles", "varlen", "sdpa", "split"])
 def test_documents_of_equal_length_need_no_mask(backend):
     batch = batch_of(small_documents(lengths=(12,) * 7), caps=Caps(96, 8, 12), layout="padded")
     noisy = to_device(small_corruption().corrupt(batch), "cuda")

@@ -134,15 +134,15 @@ def choose_attention(
 ) -> str:
     """The attention that is wanted, rejected where it cannot run; auto stays auto where there is a choice."""
     flash = flash_runs(device, precision, head_width)
-    if wanted in ("tiles", "varlen") and not flash:
+    if wanted in ("tiles", "varlen", "split") and not flash:
         raise UserError(
             f"speed.attention={wanted}: needs a GPU of the Ampere generation or newer, bf16 or fp16, and a head width "
             f"that is a multiple of 8 up to 256, here it is {device.type} with {precision} and {head_width}; "
             f"use speed.attention=rows"
         )
-    if wanted == "tiles" and head_width not in TILE_WIDTHS:
+    if wanted in ("tiles", "split") and head_width not in TILE_WIDTHS:
         raise UserError(
-            f"speed.attention=tiles: needs model.head_width in {', '.join(map(str, TILE_WIDTHS))}, here it is "
+            f"speed.attention={wanted}: needs model.head_width in {', '.join(map(str, TILE_WIDTHS))}, here it is "
             f"{head_width}; use speed.attention=varlen"
         )
     if wanted != "auto":

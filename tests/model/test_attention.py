@@ -28,8 +28,8 @@ def measured(monkeypatch, tmp_path):
     return calls
 
 
-def choose(*names, heads=8):
-    problem = (LAYOUT, heads, 64, torch.bfloat16, list(names))
+def choose(*names, heads=8, layout=LAYOUT):
+    problem = (layout, heads, 64, torch.bfloat16, list(names))
     return remembered_attention(*problem) or measure_attention(*problem)
 
 
@@ -58,6 +58,15 @@ def test_nothing_is_timed_before_the_device_is_free(measured):
     assert measured == ["ready", "varlen", "tiles"]
 
 
+def test_beside_split_the_way_into_attention_and_back_is_measured_too(monkeypatch, measured):
+    full, seen = padded_layout(np.array([8, 8]), 2, 8), []
+    monkeypatch.setattr(attention, "_measure", lambda given, layout, name: seen.append(given) or len(seen))
+    assert choose("split", "sdpa", layout=full) == "split"
+    text, latent, *weights, cosine, _ = seen[1]
+    assert (text.shape, latent.shape, cosine.shape) == ((16, 1536), (4, 1536), (16, 32))
+    assert all(leaf.is_leaf and leaf.requires_grad for leaf in (text, latent, *weights))
+
+
 def test_one_candidate_needs_no_measurement(measured):
     assert choose("varlen") == "varlen"
     assert not measured
@@ -82,6 +91,10 @@ def test_rubbish_in_the_file_and_a_folder_that_cannot_be_written(measured, tmp_p
 def test_what_can_serve_a_layout():
     full = padded_layout(np.array([8, 8, 0]), 1, 8)
     assert full.full
-    assert set(candidates(full, 64, kernels=True)) == {"varlen", "tiles", "sdpa"}
-    assert set(candidates(LAYOUT, 48, kernels=True)) == {"varlen"}
-    assert set(candidates(LAYOUT, 64, kernels=False)) == {"varlen"}
+    assert set(candidates(full, 64, kernels=True, fused=True)) == {"varlen", "tiles", "sdpa", "split"}
+    assert set(candidates(full, 64, kernels=True, fused=False)) == {"varlen", "tiles", "sdpa"}
+    assert set(candidates(full, 64, kernels=False, fused=False)) == {"varlen", "sdpa"}
+    assert set(candidates(full, 48, kernels=True, fused=True)) == {"varlen", "sdpa"}
+    assert "split" not in candidates(padded_layout(np.array([8, 8]), 17, 8), 64, kernels=True, fused=True)
+    assert set(candidates(LAYOUT, 48, kernels=True, fused=True)) == {"varlen"}
+    assert set(candidates(LAYOUT, 64, kernels=False, fused=False)) == {"varlen"}

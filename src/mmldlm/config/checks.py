@@ -122,7 +122,7 @@ def _text_problems(config: Config) -> dict[str, bool]:
             corruption.condition_dropout >= 1 and others
         ),
         f"speed.attention={attention}: needs speed.layout=packed; a padded batch is attended to by rows": (
-            config.speed.layout == "padded" and attention in ("tiles", "varlen")
+            config.speed.layout == "padded" and attention in ("tiles", "varlen", "split")
         ),
     }
 

@@ -366,10 +366,10 @@ class SpeedConfig:
     device lacks it."""
     compile: bool | None = None
     """torch.compile per block; null: on with a GPU."""
-    attention: str = choice("auto", "auto", "tiles", "varlen", "sdpa", "rows", "reference")
+    attention: str = choice("auto", "auto", "tiles", "varlen", "sdpa", "split", "rows", "reference")
     """auto: the fastest by a short measurement that is remembered; tiles: our kernel for short documents;
-    varlen: flash; sdpa: cuDNN or flash on documents of equal length, else rows; rows: padded inside attention only;
-    reference: one dense mask."""
+    varlen: flash; sdpa: cuDNN or flash on documents of equal length, else rows; split: that among tokens alone, latent
+    slots merged in by our kernels, in training; rows: padded inside attention only; reference: one dense mask."""
     fused_kernels: bool | None = None
     """Triton kernels for norms, modulation, GELU and the way into attention; null: on where they run."""
     layout: str = choice("packed", "packed", "padded")

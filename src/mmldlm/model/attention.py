@@ -1,16 +1,18 @@
 """Attention among the places of one document, by several equal kernels, and the choice of the fastest.
 
 The choice is measured once per layout on the device at hand, then remembered in a file.
-Shapes: L places of the stream, R rows of W cells, H heads, K head width.
+Shapes: T tokens, M slots, L = T + M places of the stream, R rows of W cells, H heads, K head width.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import statistics
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +20,62 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmldlm.layout import Layout
-from mmldlm.model.ops import regroup_rows
+from mmldlm.model.ops import permute_rows, regroup_rows
 from mmldlm.runtime import TILE_WIDTHS, recall, remember
 
 log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
+_SLEEP = 60_000_000
+"""Cycles of the device, some 30 ms: the host launches the passes in less."""
+_MOST_SLOTS = 16
+"""That `split` takes: it looks at them one by one."""
+
+
+class Projections(NamedTuple):
+    """What both streams bring to attention, where our kernels lead into it."""
+
+    text: Tensor
+    """(T, 3*H*K)"""
+    latent: Tensor
+    """(M, 3*H*K)"""
+    text_weight: Tensor
+    """(2, K) of the norms of q and k"""
+    latent_weight: Tensor
+    cosine: Tensor
+    """(T, K/2)"""
+    sine: Tensor
+
+
+def serving(backend: str, layout: Layout, *, trained: bool) -> str:
+    """The backend itself, but for `split`: it is for training on documents of equal length."""
+    if backend != "split" or (trained and layout.full and 1 <= layout.num_slots <= _MOST_SLOTS):
+        return backend
+    return "sdpa" if layout.full or layout.rows is not None else "varlen"
+
+
+def attend_streams(
+    given: Projections, layout: Layout, backend: str, num_heads: int, *, norm: bool, keep: bool = True
+) -> tuple[Tensor, Tensor]:
+    """From the projections of both streams to what attention returns to each, (T, H*K) and (M, H*K), by our kernels.
+
+    `keep`: `split` keeps q, k and v for the backward pass, which else computes them again.
+    """
+    if backend == "split":
+        from mmldlm.model.kernels.split import attend_split
+
+        of_text, of_latent = attend_split(*given, num_heads, layout.num_slots, norm, keep)[:2]
+        return of_text, of_latent
+    from mmldlm.model.kernels.gather_qkv import gather_qkv
+
+    three = apart(layout, backend)
+    parts = gather_qkv(*given, layout.to_stream, layout.from_stream, num_heads, norm, three)
+    return to_streams(attend(parts if three else parts[0], layout, backend), layout)
+
+
+def to_streams(attended: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """(L, H, K) in stream order -> (T, H*K) and (M, H*K)."""
+    rows = permute_rows(attended.flatten(1), layout.from_stream, layout.to_stream)
+    return rows[: layout.num_tokens], rows[layout.num_tokens :]
 
 
 def apart(layout: Layout, backend: str) -> bool:
@@ -104,13 +157,15 @@ def _allowed(segment: Tensor) -> Tensor:
     return same | torch.eye(segment.shape[-1], dtype=torch.bool, device=segment.device)
 
 
-def candidates(layout: Layout, head_width: int, *, kernels: bool) -> list[str]:
-    """The backends to measure on a GPU with flash attention."""
+def candidates(layout: Layout, head_width: int, *, kernels: bool, fused: bool) -> list[str]:
+    """The backends to measure on a GPU with flash attention; `kernels`: ours run, `fused`: all are used."""
     names = ["varlen"]
     if kernels and head_width in TILE_WIDTHS:
         names.append("tiles")
     if layout.full:
         names.append("sdpa")
+        if fused and head_width in TILE_WIDTHS and 1 <= layout.num_slots <= _MOST_SLOTS:
+            names.append("split")
     return names
 
 
@@ -137,11 +192,13 @@ def measure_attention(
     `ready` is called when all of them are compiled: it returns when nobody else uses the device.
     """
     qkv = _input(layout, num_heads, head_width, dtype)
+    # split begins and ends with rows of the streams: beside it, the way there and back counts for all
+    given = _projections(qkv, layout) if "split" in names else qkv
     for name in names:
         with contextlib.suppress(Exception):  # seen again below
-            _pass(qkv, layout, name)
+            _pass(given, layout, name)
     ready()
-    times = {name: _measure(qkv, layout, name) for name in names}
+    times = {name: _measure(given, layout, name) for name in names}
     if all(math.isfinite(ms) for ms in times.values()):  # what failed may work when memory is free
         remember("attention", _key(layout, num_heads, head_width, dtype), times)
     return _fastest(times)
@@ -162,31 +219,47 @@ def _input(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype) 
     return torch.randn(shape, device=device, dtype=dtype, generator=generator).requires_grad_()
 
 
-def _pass(qkv: Tensor, layout: Layout, name: str) -> None:
-    out = attend(qkv, layout, name)
+def _projections(qkv: Tensor, layout: Layout) -> Projections:
+    """The same numbers as projections of the streams, with angles and weights of norms."""
+    text, latent = (rows.requires_grad_() for rows in to_streams(qkv.detach().flatten(1), layout))
+    width, kind = qkv.shape[3], torch.float32
+    weights = (qkv.new_ones((2, width), dtype=kind).requires_grad_() for _ in range(2))
+    angles = (qkv.new_full((layout.num_tokens, width // 2), 0.5**0.5, dtype=kind) for _ in range(2))
+    return Projections(text, latent, *weights, *angles)
+
+
+def _pass(given: Tensor | Projections, layout: Layout, name: str) -> None:
+    if isinstance(given, Projections):
+        num_heads = given.text.shape[1] // (3 * given.text_weight.shape[1])
+        outs = attend_streams(given, layout, name, num_heads, norm=True)
+        torch.autograd.backward(outs, [out.detach() for out in outs])
+        return
+    out = attend(given, layout, name)
     out.backward(out.detach())
 
 
-def _measure(qkv: Tensor, layout: Layout, name: str) -> float:
+def _measure(given: Tensor | Projections, layout: Layout, name: str) -> float:
     """Median milliseconds of a forward and backward pass; infinite where the backend fails."""
     try:
-        return statistics.median(_times(qkv, layout, name))
+        return statistics.median(_times(given, layout, name))
     except Exception as error:
         log.warning("attention %s cannot be used here: %s", name, str(error).split("\n")[0])
         return float("inf")
 
 
-def _times(qkv: Tensor, layout: Layout, name: str) -> list[float]:
-    milliseconds = []
-    for repeat in range(_WARM_UPS + _REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        _pass(qkv, layout, name)
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= _WARM_UPS:
-            milliseconds.append(begin.elapsed_time(end))
-    return milliseconds
+def _times(given: Tensor | Projections, layout: Layout, name: str) -> list[float]:
+    """Of the device alone: it sleeps until all passes are launched, so that none waits for the host."""
+    for _ in range(_WARM_UPS):
+        _pass(given, layout, name)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_SLEEP)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]
+    for mark in marks[:-1]:
+        mark.record()
+        _pass(given, layout, name)
+    marks[-1].record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
 
 
 def _key(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype) -> str:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from mmldlm.layout import Layout
 from mmldlm.model import products
-from mmldlm.model.attention import apart, attend
+from mmldlm.model.attention import Projections, attend, attend_streams, serving, to_streams
 from mmldlm.model.fp8 import Rounded, fits, linear8, mlp8, round_rows
 from mmldlm.model.ops import RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
 
@@ -25,7 +25,9 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
     lambda record: "context_fn" not in record.getMessage()
 )
 
-_KEPT = ("mm", "addmm", "product", "feed_forward", "multiply8", "attend_tiles", "_flash_attention_forward")
+_KEPT = (
+    "mm", "addmm", "product", "feed_forward", "multiply8", "attend_tiles", "attend_split", "_flash_attention_forward",
+)  # fmt: skip
 """Matrix products and attention, by the name of the operator; what starts with _scaled_dot_product too."""
 
 
@@ -194,17 +196,13 @@ class Block(nn.Module):
             *latent, latent_mod.attention_shift, latent_mod.attention_scale, places.latent, fused=fused
         )
         text_qkv, latent_qkv = _product(self.text.qkv, text_y, own), _product(self.latent.qkv, latent_y, own)
-        qkv = self._qkv(text_qkv, latent_qkv, places, kernels)
-        attended = attend(qkv, places.layout, kernels.attention).flatten(1)
-        attended = permute_rows(attended, places.layout.from_stream, places.layout.to_stream)
-        num_tokens = text_x.shape[0]
-        of_text = attended[:num_tokens]
+        of_text, of_latent = self._attend(text_qkv, latent_qkv, places, kernels)
         text_branch = _product(
             self.text.attention_out,
             round_rows(of_text) if fp8 and fits(self.text.attention_out) else of_text,
             own,
         )
-        latent_branch = _product(self.latent.attention_out, attended[num_tokens:], own)
+        latent_branch = _product(self.latent.attention_out, of_latent, own)
 
         add = add_and_norm_rounded if fp8 and fits(self.text.mlp_in) else add_and_norm
         text_x, text_y = add(
@@ -220,21 +218,24 @@ class Block(nn.Module):
             Residual(latent_x, self.latent.mlp(latent_y, own=own, keep=keep), latent_mod.mlp_gate),
         )
 
-    def _qkv(
+    def _attend(
         self, text: Tensor, latent: Tensor, places: Places, kernels: Kernels
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
+        """Projections of both streams (M, 3*H*K) -> what attention returns to each, (M, H*K)."""
+        layout, trained = places.layout, self.training and torch.is_grad_enabled()
+        backend = serving(kernels.attention, layout, trained=trained and kernels.fused)
+        if kernels.fused:
+            weights = self.text.norm_weights(), self.latent.norm_weights()
+            return attend_streams(
+                Projections(text, latent, *weights, places.cosine, places.sine), layout, backend,
+                self.text.num_heads, norm=not isinstance(self.text.q_norm, nn.Identity),
+                keep=kernels.keep == "all",
+            )  # fmt: skip
+        return to_streams(attend(self._qkv(text, latent, places), layout, backend), layout)
+
+    def _qkv(self, text: Tensor, latent: Tensor, places: Places) -> Tensor:
         """Projections of both streams -> q, k and v in stream order, normalised, tokens turned by their position."""
         layout = places.layout
-        if kernels.fused:
-            from mmldlm.model.kernels.gather_qkv import gather_qkv
-
-            three = apart(layout, kernels.attention)
-            parts: tuple[Tensor, ...] = gather_qkv(
-                text, latent, self.text.norm_weights(), self.latent.norm_weights(), places.cosine, places.sine,
-                layout.to_stream, layout.from_stream, self.text.num_heads,
-                not isinstance(self.text.q_norm, nn.Identity), three,
-            )  # fmt: skip
-            return parts if three else parts[0]
         cosine, sine = places.cosine[:, None], places.sine[:, None]
         text_q, text_k, text_v = self.text.heads(text)
         text_q, text_k = rotate(text_q, cosine, sine), rotate(text_k, cosine, sine)

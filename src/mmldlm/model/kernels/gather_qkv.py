@@ -4,6 +4,7 @@ Each place of the stream reads its row of the text or of the latent stream, norm
 of tokens by their rotary angles, and writes all three: side by side, or each into a tensor of its own. The latter suits
 attention that returns three gradients, which would else be copied into one. Backward, each row reads the gradients at
 its place. The gradients of the norms' weights are summed over blocks of ROWS rows first; nothing is added atomically.
+`split` uses the same kernels without an order of places: tokens come first, then slots.
 Shapes: T tokens, M slots, L = T + M places, H heads, K head width.
 """
 
@@ -25,12 +26,36 @@ EPS = 1e-6
 
 
 @triton.jit
+def normalise(low, high, eps, WIDTH: tl.constexpr):
+    """Both halves of heads over their root mean square, and what they were multiplied with, (rows, 1)."""
+    square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+    inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
+    return low * inverse, high * inverse, inverse
+
+
+@triton.jit
+def normalise_back(low, high, x_low, x_high, inverse, WIDTH: tl.constexpr):
+    """The gradient of what `normalise` was given, from that of its result x."""
+    along = (tl.sum(low * x_low, 1) + tl.sum(high * x_high, 1))[:, None] / WIDTH
+    return (low - x_low * along) * inverse, (high - x_high * along) * inverse
+
+
+@triton.jit
+def turn(low, high, cosines, sines):
+    """Pairs of channels by their angles; with the negative of the sines, back."""
+    return low * cosines - high * sines, high * cosines + low * sines
+
+
+@triton.jit
 def _gather_kernel(
-    text, latent, to_stream, cosine, sine, text_weight, latent_weight, q, k, v, stride, num_tokens, eps,
+    text, latent, to_stream, cosine, sine, text_weight, latent_weight, q, k, v, to_slots, of_slots,
+    stride, first_place, num_tokens, length, eps, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr, HALF_UP: tl.constexpr, NORM: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(to_stream + place).to(tl.int64)
+    """One place. With SLOTS also the scores (T, S, H) of a token and the slots of its document, which are there."""
+    place = first_place + tl.program_id(0).to(tl.int64)
+    row = place if to_stream is None else tl.load(to_stream + place).to(tl.int64)
     head, channel = tl.arange(0, HEADS_UP), tl.arange(0, HALF_UP)
     HALF: tl.constexpr = WIDTH // 2
     of_text = channel < tl.where(row < num_tokens, HALF, 0)
@@ -52,19 +77,26 @@ def _gather_kernel(
         if part < 2:
             first, second = first.to(tl.float32), second.to(tl.float32)
             if NORM:
-                square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-                inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
+                first, second, _ = normalise(first, second, eps, WIDTH)
                 weight = part * WIDTH + channel
                 low = tl.load(text_weight + weight, of_text, other=0.0)
                 low += tl.load(latent_weight + weight, of_latent, other=0.0)
                 high = tl.load(text_weight + weight + HALF, of_text, other=0.0)
                 high += tl.load(latent_weight + weight + HALF, of_latent, other=0.0)
-                first, second = first * inverse * low[None, :], second * inverse * high[None, :]
-            tl.store(goal, first * cosines - second * sines, inside)
-            tl.store(goal + HALF, second * cosines + first * sines, inside)
-        else:
-            tl.store(goal, first, inside)
-            tl.store(goal + HALF, second, inside)
+                first, second = first * low[None, :], second * high[None, :]
+            first, second = turn(first, second, cosines, sines)
+        first, second = first.to(goal.dtype.element_ty), second.to(goal.dtype.element_ty)
+        tl.store(goal, first, inside)
+        tl.store(goal + HALF, second, inside)
+        if part < 2:
+            for slot in tl.static_range(SLOTS):
+                other = num_tokens + row // length * SLOTS + slot
+                there = (k if part == 0 else q) + other * stride + cell
+                low = tl.load(there, inside, other=0.0).to(tl.float32)
+                high = tl.load(there + HALF, inside, other=0.0).to(tl.float32)
+                score = tl.sum(first.to(tl.float32) * low + second.to(tl.float32) * high, 1) * scale
+                goal = (to_slots if part == 0 else of_slots) + (row * SLOTS + slot) * HEADS + head
+                tl.store(goal, score, head < HEADS)
 
 
 @triton.jit
@@ -89,7 +121,9 @@ def _return_kernel(
         for start in range(0, ROWS, STEP):
             row = block * ROWS + start + index // HEADS_UP
             inside = ((row < num_rows) & (head < HEADS))[:, None] & used[None, :]
-            place = tl.load(from_stream + first_place + row, row < num_rows, other=0).to(tl.int64)
+            place = row
+            if from_stream is not None:
+                place = tl.load(from_stream + first_place + row, row < num_rows, other=0).to(tl.int64)
             source = grad + place[:, None] * stride + cell
             here = row[:, None] * size + part * HEADS * WIDTH + cell
             first = tl.load(source, inside, other=0.0)
@@ -100,23 +134,16 @@ def _return_kernel(
                     angle = row[:, None] * HALF + channel[None, :]
                     cosines = tl.load(cosine + angle, inside, other=1.0)
                     sines = tl.load(sine + angle, inside, other=0.0)
-                    turned = first * cosines + second * sines
-                    second = second * cosines - first * sines
-                    first = turned
+                    first, second = turn(first, second, cosines, -sines)
                 if NORM:
                     x_low = tl.load(raw + here, inside, other=0.0).to(tl.float32)
                     x_high = tl.load(raw + here + HALF, inside, other=0.0).to(tl.float32)
-                    square = tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)
-                    inverse = tl.rsqrt(square / WIDTH + eps)[:, None]
-                    x_low, x_high = x_low * inverse, x_high * inverse
+                    x_low, x_high, inverse = normalise(x_low, x_high, eps, WIDTH)
                     low_sum += first * x_low
                     high_sum += second * x_high
                     low = tl.load(weight + part * WIDTH + channel, used, other=0.0)[None, :]
                     high = tl.load(weight + part * WIDTH + HALF + channel, used, other=0.0)[None, :]
-                    first, second = first * low, second * high
-                    along = (tl.sum(first * x_low, 1) + tl.sum(second * x_high, 1))[:, None] / WIDTH
-                    first = (first - x_low * along) * inverse
-                    second = (second - x_high * along) * inverse
+                    first, second = normalise_back(first * low, second * high, x_low, x_high, inverse, WIDTH)
             tl.store(grad_raw + here, first, inside)
             tl.store(grad_raw + here + HALF, second, inside)
         if NORM and part < 2:
@@ -125,7 +152,7 @@ def _return_kernel(
             tl.store(goal + HALF, tl.sum(high_sum, 0), used)
 
 
-def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
+def sizes_of(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
     up = triton.next_power_of_2
     return {
         "HEADS": num_heads,
@@ -134,6 +161,22 @@ def _sizes(num_heads: int, width: int, norm: bool) -> dict[str, Any]:
         "HALF_UP": up(width // 2),
         "NORM": norm,
     }
+
+
+def gather_rows(
+    text: Tensor, latent: Tensor, text_weight: Tensor, latent_weight: Tensor, cosine: Tensor, sine: Tensor,
+    parts: tuple[Tensor, ...], num_heads: int, norm: bool, *, to_stream: Tensor | None = None,
+    first_place: int = 0, num_places: int, scores: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Fill places of q, k and v (`parts`), in an order or as they come; with `scores` (T, S, H) those of slots too."""
+    width, num_tokens = text.shape[1] // (3 * num_heads), text.shape[0]
+    num_slots = 0 if scores is None else scores[0].shape[1]
+    length = num_tokens * num_slots // latent.shape[0] if num_slots else 1
+    _gather_kernel[(num_places,)](
+        text, latent, to_stream, cosine, sine, text_weight, latent_weight, *parts, *(scores or (None, None)),
+        parts[0].stride(0), first_place, num_tokens, length, EPS, width**-0.5,
+        **sizes_of(num_heads, width, norm), SLOTS=num_slots, num_warps=2,
+    )  # fmt: skip
 
 
 @operator
@@ -150,10 +193,10 @@ def gather_qkv(
     width = text.shape[1] // (3 * num_heads)
     places = len(to_stream)
     results = _empty(text, places, num_heads, width, apart)
-    q, k, v = results if apart else results[0].unbind(1)
-    _gather_kernel[(places,)](
-        text, latent, to_stream, cosine, sine, text_weight, latent_weight, q, k, v, q.stride(0), text.shape[0], EPS,
-        **_sizes(num_heads, width, norm), num_warps=2,
+    parts = results if apart else results[0].unbind(1)
+    gather_rows(
+        text, latent, text_weight, latent_weight, cosine, sine, parts, num_heads, norm,
+        to_stream=to_stream, num_places=places,
     )  # fmt: skip
     return results
 
@@ -184,12 +227,22 @@ def return_qkv(
 
     Those of q, k and v are (L, H, K), with any distance between places.
     """
+    return return_rows(
+        grad_q, grad_k, grad_v, raw, weight, cosine, sine, from_stream, first_place, turn, norm
+    )
+
+
+def return_rows(
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, raw: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor,
+    from_stream: Tensor | None, first_place: int, turn: bool, norm: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`return_qkv`; without an order of places the gradients are in that of the rows."""
     num_heads, width = grad_q.shape[1:]
     strides = (grad_q.stride(0), width, 1)
     if any(part.stride() != strides for part in (grad_q, grad_k, grad_v)):
         grad_q, grad_k, grad_v = (part.contiguous() for part in (grad_q, grad_k, grad_v))
     raw = raw.contiguous()
-    sizes = _sizes(num_heads, width, norm)
+    sizes = sizes_of(num_heads, width, norm)
     num_blocks = triton.cdiv(raw.shape[0], ROWS)
     grad_raw = torch.empty_like(raw)
     partial = torch.empty((num_blocks, 2, width), device=raw.device, dtype=torch.float32)
