@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "25 passed" in done.stdout
+    assert "28 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -34,9 +34,13 @@ def packed(lengths=(3, 40, 1, 7, 0, 21), slots=2, room=90, most=8):
 
 
 @here
-@pytest.mark.parametrize("width", [48, 64])
-def test_add_norm_and_its_gradient(width):
+@pytest.mark.parametrize(("width", "blocks"), [(48, 1024), (64, 8), (64, 2)])
+def test_add_norm_and_its_gradient(width, blocks, monkeypatch):
+    """With one row, eight and 32 rows for a program, which sums them by document."""
+    from mmldlm.model.kernels import add_norm as module
     from mmldlm.model.kernels.add_norm import add_norm
+
+    monkeypatch.setattr(module, "_BLOCKS", blocks)
 
     layout = packed()
     torch.manual_seed(0)
@@ -374,3 +378,54 @@ def test_operators_compile():
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     results = [(out := f(qkv), torch.autograd.grad(out.sum(), qkv)[0]) for f in (block, compiled)]
     torch.testing.assert_close(*results)
+
+
+class Weights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"matrix": (7, 60), "bias": (4096 + 3,), "idle": (5,)}
+        for name, size in sizes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(size)))
+
+
+def updated(*, fused, averaged, clipped, steps=4):
+    """Weights, moments, steps and averages after some updates, the third of them skipped."""
+    from mmldlm.training.fused_update import FusedUpdate
+    from mmldlm.training.optim import AdamW, Ema, Optimizers
+
+    weights = Weights()
+    groups = [
+        {"params": [weights.matrix], "weight_decay": 0.3},
+        {"params": [weights.bias, weights.idle], "weight_decay": 0.0},
+    ]
+    adamw = AdamW(groups, lr=torch.tensor(1e-2), betas=(0.9, 0.99), fused=True)
+    ema = Ema(weights, 0.9) if averaged else None
+    if ema is not None:
+        ema.follow(frozenset(["matrix", "bias"]), {})
+    kernel, ways = FusedUpdate(adamw, ema) if fused else None, []
+    for step in range(steps):
+        torch.manual_seed(step)
+        weights.matrix.grad, weights.bias.grad = torch.randn(7, 60), torch.randn(4096 + 3)
+        skipped, shrink = torch.tensor(float(step == 2)), torch.tensor(0.25) if clipped else None
+        if ema is not None:
+            ema.set_step(step + 1)
+            ema._descent.param_groups[0]["lr"] = torch.as_tensor(ema.share)
+        ways.append(kernel is not None and kernel(skipped, shrink))
+        if not ways[-1]:
+            Optimizers([adamw]).step(torch.amp.GradScaler("cpu", enabled=False), skipped, shrink)
+            if ema is not None:
+                ema.update(skipped)
+    state = [value for p in (weights.matrix, weights.bias) for value in adamw.state[p].values()]
+    return ways, [*weights.parameters(), *state, *(ema.average.values() if ema else [])]
+
+
+@here
+@pytest.mark.parametrize(("averaged", "clipped"), [(True, True), (False, False)])
+def test_the_fused_update_is_adamw_and_the_average(averaged, clipped):
+    plain, expected = updated(fused=False, averaged=averaged, clipped=clipped)
+    fused, found = updated(fused=True, averaged=averaged, clipped=clipped)
+    assert plain == [False] * 4
+    assert fused == [False, True, True, True]  # the moments are made by the first
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)

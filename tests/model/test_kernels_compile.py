@@ -16,7 +16,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def compile_instead(kernel, *args, num_warps=4, num_stages=3, **constants):
+def compile_instead(kernel, *args, num_warps=4, num_stages=3, maxnreg=None, **constants):
     """What a launch would compile; pointers are aligned, as PyTorch allocates them."""
     names = kernel.arg_names
     constants |= {name: None for name, value in zip(names, args, strict=False) if value is None}
@@ -29,7 +29,8 @@ def compile_instead(kernel, *args, num_warps=4, num_stages=3, **constants):
     aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name][0] == "*"}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    done = triton.compile(source, target=HOPPER, options={"num_warps": num_warps, "num_stages": num_stages})
+    options = {"num_warps": num_warps, "num_stages": num_stages} | ({"maxnreg": maxnreg} if maxnreg else {})
+    done = triton.compile(source, target=HOPPER, options=options)
     assert done.asm["cubin"]
 
 
@@ -81,6 +82,18 @@ def tiles(width):
     attend_tiles(qkv, layout.segment, layout.bounds)[0].float().sum().backward()
 
 
+def split(slots):
+    from mmldlm.model.kernels.split import attend_split
+
+    angles, weight = torch.zeros(80, 32), torch.zeros(2, 64).requires_grad_()
+    text, latent = bf16(80, 3 * 8 * 64), bf16(2 * slots, 3 * 8 * 64)
+    for keep in (True, False):
+        of_text, of_latent = attend_split(text, latent, weight, weight, angles, angles, 8, slots, True, keep)[
+            :2
+        ]
+        (of_text.float().sum() + of_latent.float().sum()).backward()
+
+
 def quantize(_):
     from mmldlm.model.kernels.quantize import quantize_rows, transpose
 
@@ -88,6 +101,16 @@ def quantize(_):
     quantize_rows(x, None, gelu=True, sums=False)
     q, scale, _ = quantize_rows(x, x, gelu=False, sums=True)
     transpose(q, scale)
+
+
+def update(averaged):
+    from mmldlm.model.kernels.update import COLUMNS, update_tensors
+
+    number, places = torch.tensor(0.1), torch.zeros(1, dtype=torch.int64)
+    update_tensors(
+        torch.zeros(1, COLUMNS, dtype=torch.int64), places.int(), places, number, number, number if averaged else None,
+        number, number if averaged else None, betas=(0.9, 0.99), eps=1e-8,
+    )  # fmt: skip
 
 
 def scoring(_):
@@ -102,7 +125,8 @@ def scoring(_):
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(("use", "way"), [
     (add_norm, False), (add_norm, True), (gather_qkv, False), (gather_qkv, True), (gelu, None),
-    (tiles, 64), (quantize, None), (scoring, None),
+    (tiles, 64), (split, 1), (split, 3), (quantize, None), (update, True),
+    (update, False), (scoring, None),
 ])  # fmt: skip
 def test_kernels_compile_for_a_gpu(use, way, monkeypatch, tmp_path):
     compiled = []

@@ -1,7 +1,8 @@
 """Linear layers and the feed-forward half of a stream where our kernels run, with gradients that take fewer passes.
 
 Weights are fp32 and are rounded to the type of the rows for the product. Their gradients leave it in fp32: no rounding,
-and no pass that widens them again. The gradient of GELU is summed for the bias in the pass that computes it.
+and no pass that widens them again. GELU and its gradient are part of the product before them where cuBLASLt has that;
+else they are passes of our own, the second of which also sums for the bias.
 Shapes: M rows, D inputs, E outputs.
 """
 
@@ -106,12 +107,16 @@ def feed_forward(
     x: Tensor, w_in: Tensor, b_in: Tensor, w_out: Tensor, b_out: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(M, D) -> (M, D); and for the backward pass the hidden rows (M, E), GELU of them, and both weights."""
+    from mmldlm.model.kernels.epilogue import linear_gelu
     from mmldlm.model.kernels.gelu import gelu
 
     kind = x.dtype
     (small_in, kept_in), (small_out, kept_out) = _rounded(w_in, kind), _rounded(w_out, kind)
-    hidden = torch.addmm(b_in.to(kind), x, small_in.t())
-    active = gelu(hidden)
+    both = linear_gelu(x, small_in, b_in.to(kind))
+    if both is None:
+        hidden = torch.addmm(b_in.to(kind), x, small_in.t())
+        both = hidden, gelu(hidden)
+    hidden, active = both
     out = torch.addmm(b_out.to(kind), active, small_out.t())
     return out, hidden, active if keep else x.new_empty((0, 0)), kept_in, kept_out
 
@@ -129,19 +134,23 @@ def feed_forward_backward(
     active: Tensor, small_in: Tensor, small_out: Tensor, trained: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, w_in, b_in, w_out and b_out; without `trained` the last four are empty."""
-    from mmldlm.model.kernels.gelu import gelu_backward
+    from mmldlm.model.kernels.epilogue import product_with_slope
+    from mmldlm.model.kernels.gelu import gelu, gelu_backward, sum_rows
 
-    again = not active.numel()
+    again = not active.numel() and trained
     matrix = small_out if small_out.numel() else w_out
-    grad_hidden, sums, again_active = gelu_backward(grad @ matrix, hidden, again=again and trained)
+    grad_hidden = product_with_slope(grad, matrix, hidden)
+    if grad_hidden is None:
+        grad_hidden, sums, again_active = gelu_backward(grad @ matrix, hidden, again=again)
+    else:
+        sums, again_active = sum_rows(grad_hidden) if trained else b_in, gelu(hidden) if again else None
     grad_x = grad_hidden @ (small_in if small_in.numel() else w_in)
     if not trained:
         return grad_x, w_in.new_empty((0, 0)), b_in.new_empty(0), w_out.new_empty((0, 0)), b_out.new_empty(0)
     active = active if again_active is None else again_active
     grad_in = _weight_gradient(grad_hidden, x, w_in.dtype)
     grad_out = _weight_gradient(grad, active, w_out.dtype)
-    sums_out = grad.sum(0, dtype=torch.float32).to(b_out.dtype)
-    return grad_x, grad_in, sums.to(b_in.dtype), grad_out, sums_out
+    return grad_x, grad_in, sums.to(b_in.dtype), grad_out, sum_rows(grad).to(b_out.dtype)
 
 
 @torch.library.register_fake(feed_forward_backward)

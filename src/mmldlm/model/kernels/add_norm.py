@@ -22,7 +22,10 @@ from torch import Tensor
 from mmldlm.model.kernels.quantize import to_eight_bits
 from mmldlm.model.operators import operator
 
-ROWS = 32
+_BLOCKS, _MOST_ROWS = 1024, 64
+"""Programs that fill a device, and most rows of one."""
+_REGISTERS = 64
+"""Of a thread: with more of them fewer programs run at a time, and each waits for its sums (timed on an H200)."""
 EPS = 1e-5
 
 
@@ -57,10 +60,14 @@ def _forward_kernel(
 
 
 @triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _backward_kernel(
     grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-    gate_stride, scale_stride, num_rows, width,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    gate_stride, scale_stride, num_rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -73,7 +80,7 @@ def _backward_kernel(
     gate_sum = tl.zeros([WIDTH], tl.float32)
     shift_sum = tl.zeros([WIDTH], tl.float32)
     scale_sum = tl.zeros([WIDTH], tl.float32)
-    for row in tl.range(first, end, num_stages=STAGES):
+    for row in range(first, end):
         d = tl.load(document + row).to(tl.int64)
         if d != current:
             place = partial + (block + current) * 3 * width + column
@@ -87,17 +94,16 @@ def _backward_kernel(
             scales = tl.load(scale + d * scale_stride + column, inside, other=0.0).to(tl.float32)
             current = d
         here = row * width + column
-        inverse = tl.load(rstd + row)
-        normed = (tl.load(out + here, inside, other=0.0).to(tl.float32) - tl.load(mean + row)) * inverse
-        normed = tl.where(inside, normed, 0.0)
+        # all four loads come before the sum, at which all threads wait
         upstream = tl.load(grad_y + here, inside, other=0.0).to(tl.float32)
-        # loaded before the sums, at which all threads wait: so all four loads overlap
+        normed = tl.load(out + here, inside, other=0.0).to(tl.float32)
         total = tl.load(grad_out + here, inside, other=0.0).to(tl.float32)
         branches = tl.load(branch + here, inside, other=0.0).to(tl.float32)
+        inverse = tl.load(rstd + row)
+        normed = tl.where(inside, (normed - tl.load(mean + row)) * inverse, 0.0)
         scaled = upstream * (1.0 + scales)
-        along = tl.sum(scaled * normed, 0) / width
-        level = tl.sum(scaled, 0) / width
-        total += (scaled - level - normed * along) * inverse
+        along, level = tl.reduce((scaled * normed, scaled), 0, _add_both)
+        total += (scaled - level / width - normed * (along / width)) * inverse
         tl.store(grad_x + here, total, inside)
         tl.store(grad_branch + here, total * gates, inside)
         gate_sum += total * branches
@@ -184,19 +190,19 @@ def add_norm_backward(
     num_documents = gate.shape[0]
     grad_out, grad_y, branch = grad_out.contiguous(), grad_y.contiguous(), branch.contiguous()
     gate, scale = _rows(gate), _rows(scale)
-    num_blocks = triton.cdiv(num_rows, ROWS)
+    rows = min(_MOST_ROWS, max(1, triton.next_power_of_2(num_rows // _BLOCKS)))
+    num_blocks = triton.cdiv(num_rows, rows)
     grad_x, grad_branch = torch.empty_like(out), torch.empty_like(branch)
     partial = torch.empty((num_blocks + num_documents, 3, width), device=out.device, dtype=torch.float32)
     padded = triton.next_power_of_2(width)
-    # values of a row that a thread holds, and rows that are loaded ahead: as timed on an H200
-    values, stages = (4, 1) if padded <= 1024 else (16, 2)
-    warps = min(16, max(1, padded // (32 * values)))
+    warps = min(16, max(1, padded // 128))
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-        gate.stride(0), scale.stride(0), num_rows, width, ROWS=ROWS, WIDTH=padded, STAGES=stages, num_warps=warps,
+        gate.stride(0), scale.stride(0), num_rows, width, ROWS=rows, WIDTH=padded, num_warps=warps,
+        maxnreg=_REGISTERS,
     )  # fmt: skip
     sums = torch.empty((num_documents, 3, width), device=out.device, dtype=gate.dtype)
-    _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=ROWS, WIDTH=padded, num_warps=warps)
+    _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=rows, WIDTH=padded, num_warps=warps)
     return grad_x, grad_branch, sums
 
 

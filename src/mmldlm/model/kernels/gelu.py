@@ -1,4 +1,4 @@
-"""GELU, and its gradient together with the sums over rows that the bias before it needs: one pass each.
+"""GELU, its gradient together with the sums over rows that the bias before it needs, and such sums: one pass each.
 
 The form with tanh: h * sigmoid(1.5957691216057308 * (h + 0.044715 * h^3)).
 Shapes: M rows, D width.
@@ -14,6 +14,8 @@ from torch import Tensor
 _BLOCK = 4096
 _ROWS, _COLUMNS, _TILES, _WARPS = 4, 512, 16, 4
 """Tile of a program, and how many of them, one below the other, it walks over."""
+_BLOCKS, _MOST_TILES = 256, 128
+"""Sums alone: rows of partial sums that are enough to fill a device, and most tiles of a program."""
 
 
 @triton.jit
@@ -49,12 +51,38 @@ def _slope_kernel(
     tl.store(partial + block * width + column, tl.sum(total, 0), column < width)
 
 
+@triton.jit
+def _sums_kernel(x, partial, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, TILES, 4):
+        for tile in tl.static_range(4):  # several loads under way
+            row = (block * TILES + first + tile) * ROWS + tl.arange(0, ROWS)
+            inside = (row[:, None] < num_rows) & (column[None, :] < width)
+            total += tl.load(x + row[:, None] * width + column[None, :], inside, other=0.0).to(tl.float32)
+    tl.store(partial + block * width + column, tl.sum(total, 0), column < width)
+
+
 def gelu(h: Tensor) -> Tensor:
     """Of each value."""
     h = h.contiguous()
     a = torch.empty_like(h)
     _gelu_kernel[(triton.cdiv(h.numel(), _BLOCK),)](h, a, h.numel(), BLOCK=_BLOCK, num_warps=8)
     return a
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Sums over the rows of (M, D) in fp32, (D,)."""
+    x = x.contiguous()
+    num_rows, width = x.shape
+    tiles = min(_MOST_TILES, max(_TILES, triton.next_power_of_2(num_rows // (_ROWS * _BLOCKS))))
+    num_blocks = triton.cdiv(num_rows, _ROWS * tiles)
+    partial = torch.empty((num_blocks, width), device=x.device, dtype=torch.float32)
+    _sums_kernel[(num_blocks, triton.cdiv(width, _COLUMNS))](
+        x, partial, num_rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, TILES=tiles, num_warps=_WARPS
+    )
+    return partial.sum(0)
 
 
 def gelu_backward(grad: Tensor, h: Tensor, *, again: bool) -> tuple[Tensor, Tensor, Tensor | None]:
