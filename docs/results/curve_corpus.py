@@ -8,17 +8,20 @@ Written are `train.txt.xz` and `validation.txt.xz`, one sentence a line, and `so
 packages, their licences, and its sentences. Files, dictionary entries and descriptions that are chosen for validation
 give nothing to training. Sentences are lower-cased, as the encoder and the tokenizer of the experiment do themselves,
 and sorted, so that they compress; `curve.py` puts them into a fixed random order and takes the first N.
+
+With --paragraphs it writes paragraphs for `slots.py` instead, `train.txt.gz` and `validation.txt.gz`, a blank line
+between two: neighbouring sentences of a paragraph that are plain prose and occur nowhere else, 24 to 170 words.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import html
 import json
 import lzma
 import re
 import subprocess
-import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -26,12 +29,14 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from mmldlm.preparation.cutting import split_sentences
+from mmldlm.preparation.cutting import split_paragraphs, split_sentences
 
 HELD_OUT, SHORTEST, LONGEST = 4096, 4, 32
 """Sentences held out; fewest and most words of a sentence."""
+PARAGRAPHS_HELD_OUT, FEWEST, MOST = 2048, 24, 170
+"""Paragraphs held out; fewest and most words of a paragraph."""
 ENOUGH = 1.05
-"""No further package is read once there are so many times the sentences that are asked for."""
+"""No further package is read once there are so many times the texts that are asked for."""
 LIKE_BEGINNINGS = 20
 """Sentences that may begin with the same five words: more are a template."""
 _COMMON = (
@@ -250,10 +255,10 @@ SOURCES: dict[str, tuple[Callable[[Path], Texts], str]] = {
 SIGNS = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\xa0": " "})
 
 
-def is_sentence(text: str) -> bool:
+def is_sentence(text: str, longest: int = LONGEST, size: int = 200) -> bool:
     """Whether this is plain English prose: mostly words in small letters, some of the commonest among them."""
     words = text.split()
-    if not SHORTEST <= len(words) <= LONGEST or len(text) > 200 or ODD.search(text):
+    if not SHORTEST <= len(words) <= longest or len(text) > size or ODD.search(text):
         return False
     if not (text[0].isupper() or text[0] in "\"'") or not re.search(r"[.?!][\"')]*$", text):
         return False
@@ -267,8 +272,15 @@ def order(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=8).digest()
 
 
+def plain_words(text: str) -> list[str]:
+    """Without numbers, case and signs."""
+    return re.findall(r"[a-z]+", text.lower())
+
+
 class Corpus:
     """Different sentences, those that are held out apart."""
+
+    unit, ending, num_held_out = "sentences", "xz", HELD_OUT
 
     def __init__(self) -> None:
         self.keys: set[bytes] = set()
@@ -277,17 +289,21 @@ class Corpus:
         self.held_out: list[str] = []
 
     def add(self, texts: Texts) -> int:
-        """Sentences that are new; numbers, case and signs alone make no difference."""
+        """How many texts are new; numbers, case and signs alone make no difference."""
         before = len(self.train) + len(self.held_out)
         for group, text in texts:
             kept = self.held_out if order(group)[0] < 4 else self.train  # 1.6 % of the groups
-            for sentence in split_sentences(text.translate(SIGNS)):
-                if is_sentence(sentence) and self._is_new(sentence):
-                    kept.append(sentence.lower())
+            kept += (piece.lower() for piece in self.pieces(text.translate(SIGNS)))
         return len(self.train) + len(self.held_out) - before
 
-    def _is_new(self, sentence: str) -> bool:
-        words = re.findall(r"[a-z]+", sentence.lower())
+    def pieces(self, text: str) -> Iterator[str]:
+        """What is kept of a text."""
+        for sentence in split_sentences(text):
+            if is_sentence(sentence) and self._is_new(sentence):
+                yield sentence
+
+    def _is_new(self, text: str) -> bool:
+        words = plain_words(text)
         key, beginning = order(" ".join(words)), order(" ".join(words[:5]))
         if key in self.keys or self.beginnings[beginning] >= LIKE_BEGINNINGS:
             return False
@@ -296,18 +312,50 @@ class Corpus:
         return True
 
 
-def write(path: Path, sentences: Iterable[str]) -> None:
-    """One sentence a line, sorted and compressed."""
-    path.write_bytes(lzma.compress("".join(f"{line}\n" for line in sorted(sentences)).encode(), preset=6))
+class Paragraphs(Corpus):
+    """Runs of sentences, each of one paragraph; no sentence is in two of them."""
+
+    unit, ending, num_held_out = "paragraphs", "gz", PARAGRAPHS_HELD_OUT
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Neighbouring plain sentences together as long as they fit."""
+        for paragraph in split_paragraphs(text):
+            if len(paragraph.split()) < FEWEST:
+                continue
+            run: list[str] = []
+            for sentence in (*split_sentences(paragraph), ""):
+                plain = is_sentence(sentence, 60, 400) and self._key(sentence) not in self.keys
+                if not plain or len(" ".join([*run, sentence]).split()) > MOST:
+                    yield from self._whole(run)
+                    run = []
+                run += [sentence] * plain
+
+    def _whole(self, run: list[str]) -> Iterator[str]:
+        text = " ".join(run)
+        if len(text.split()) >= FEWEST and self._is_new(text):
+            self.keys.update(map(self._key, run))
+            yield text
+
+    @staticmethod
+    def _key(sentence: str) -> bytes:
+        return order(" ".join(plain_words(sentence)))
+
+
+def write(path: Path, texts: Iterable[str]) -> None:
+    """One text a line, sorted and compressed; paragraphs with a blank line after each."""
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress("".join(f"{line}\n\n" for line in sorted(texts)).encode(), mtime=0))
+    else:
+        path.write_bytes(lzma.compress("".join(f"{line}\n" for line in sorted(texts)).encode(), preset=6))
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
-def main(folder: Path, most: int) -> None:
+def main(folder: Path, most: int, corpus: Corpus) -> None:
     """Fetch, read, clean, write."""
-    corpus, sources = Corpus(), {}
+    unit, sources = corpus.unit, {}
     files = fetch(folder, [package for _, packages in SOURCES.values() for package in packages.split()])
     sources["package descriptions"] = {
-        "sentences": corpus.add(descriptions(folder)),
+        unit: corpus.add(descriptions(folder)),
         "licence": "of each package",
     }
     print(f"package descriptions: {len(corpus.train)}", flush=True)
@@ -317,18 +365,24 @@ def main(folder: Path, most: int) -> None:
             if len(corpus.train) >= ENOUGH * most:
                 break
             parts[package] = {
-                "sentences": corpus.add(read(files[package])),
+                unit: corpus.add(read(files[package])),
                 "licence": licences(files[package]),
             }
-            print(f"{name}, {package}: {parts[package]['sentences']}", flush=True)
-        sources[name] = {"sentences": sum(part["sentences"] for part in parts.values()), "packages": parts}
+            print(f"{name}, {package}: {parts[package][unit]}", flush=True)
+        sources[name] = {unit: sum(part[unit] for part in parts.values()), "packages": parts}
     train = sorted(corpus.train, key=order)
     totals = {"train": len(train), "held out": len(corpus.held_out), "characters": sum(map(len, train))}
-    print(json.dumps(totals | {name: source["sentences"] for name, source in sources.items()}, indent=1))
-    write(folder / "validation.txt.xz", sorted(corpus.held_out, key=order)[:HELD_OUT])
-    write(folder / "train.txt.xz", train[:most])
+    print(json.dumps(totals | {name: source[unit] for name, source in sources.items()}, indent=1))
+    held_out = sorted(corpus.held_out, key=order)[: corpus.num_held_out]
+    write(folder / f"validation.txt.{corpus.ending}", held_out)
+    write(folder / f"train.txt.{corpus.ending}", train[:most])
     (folder / "sources.json").write_text(json.dumps({"totals": totals, "sources": sources}, indent=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("most", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("--paragraphs", action="store_true")
+    words = parser.parse_args()
+    main(words.folder, words.most, Paragraphs() if words.paragraphs else Corpus())

@@ -2,9 +2,10 @@
 
 TEXT and HELD_OUT are text files with a blank line between paragraphs. Paragraphs of 32 to 256 tokens are encoded by
 MiniLM as a whole (one slot), or as so many parts of about equal length, cut between words (a slot for each). The models
-differ in nothing else.
+differ in nothing else. The row of each is printed and written to OUT/SLOTS/row.json.
 
-    python docs/results/slots.py paragraphs.txt.gz held-out.txt.gz saved/slots --slots 1 4
+    python docs/results/curve_corpus.py paragraphs 300000 --paragraphs
+    python docs/results/slots.py paragraphs/train.txt.gz paragraphs/validation.txt.gz saved/slots --slots 1 4
 """
 
 import argparse
@@ -55,11 +56,12 @@ def main(words: argparse.Namespace) -> None:
             overrides=["train.valid_every=0", "train.trackers=[]", *words.settings],
         )
         model, split = mmldlm.load(run, encoder=encoder), store.splits["validation"]
-        truth = Pairs.of(split.read(np.arange(len(split))), model.codec.texts_of)
+        held_out = np.random.default_rng(0).permutation(len(split))[: words.held_out_paragraphs]
+        truth = Pairs.of(split.read(held_out), model.codec.texts_of)
         decoded = model.decode(
             truth.latents, lengths=truth.lengths, steps=words.sampling_steps, temperature=0
         )
-        row = {"slots": slots, "pairs": len(store.splits["train"]), "held out": len(split)}
+        row = {"slots": slots, "pairs": len(store.splits["train"]), "held out": len(held_out)}
         for low, high in ((1, 10**9), *GROUPS):
             chosen = [i for i, size in enumerate(truth.lengths) if low <= size <= high]
             if chosen:
@@ -67,7 +69,7 @@ def main(words: argparse.Namespace) -> None:
                 part = Pairs(tokens, truth.latents[chosen], texts, truth.ids[chosen])
                 name = "all" if high == 10**9 else f"{low} to {high} tokens ({len(chosen)})"
                 row |= decoding(model, part, [decoded[i].tokens for i in chosen], name)
-        texts = [str(text) for text in split.texts]
+        texts = [str(text) for text in split.read_texts(held_out)]
         own = model.encode(texts)
         again = model.embed([str(text) or "." for text in decoded])
         row |= {
@@ -75,6 +77,7 @@ def main(words: argparse.Namespace) -> None:
             "t2l: retrieval@1": retrieval(own, truth.latents),
             "text bound": model.score(texts, truth.latents, draws=4).sum() / truth.lengths.sum(),
         }  # fmt: skip
+        (folder / "row.json").write_text(json.dumps(rounded(row)))
         print(json.dumps(rounded(row)), flush=True)
         for i in range(2):
             print(f"  {truth.texts[i][:200]}\n  -> {str(decoded[i])[:200]}")
@@ -87,6 +90,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*", default=[], help="such as train.steps=2000")
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--held-out-paragraphs", type=int, default=1024)
     parser.add_argument("--derive", type=int, default=0)
     parser.add_argument("--sampling-steps", type=int, default=4 * STEPS)
     main(parser.parse_intermixed_args())
