@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "28 passed" in done.stdout
+    assert "30 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -389,7 +389,12 @@ class Weights(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(torch.randn(size)))
 
 
-def updated(*, fused, averaged, clipped, steps=4):
+def misaligned(*shape):
+    """Random numbers at an address that wide loads do not take, as in the buckets of DDP."""
+    return torch.randn(1 + np.prod(shape))[1:].view(shape)
+
+
+def updated(*, fused, averaged, clipped, betas, random, steps=4):
     """Weights, moments, steps and averages after some updates, the third of them skipped."""
     from mmldlm.training.fused_update import FusedUpdate
     from mmldlm.training.optim import AdamW, Ema, Optimizers
@@ -399,14 +404,15 @@ def updated(*, fused, averaged, clipped, steps=4):
         {"params": [weights.matrix], "weight_decay": 0.3},
         {"params": [weights.bias, weights.idle], "weight_decay": 0.0},
     ]
-    adamw = AdamW(groups, lr=torch.tensor(1e-2), betas=(0.9, 0.99), fused=True)
+    adamw = AdamW(groups, lr=torch.tensor(1e-2), betas=betas, fused=True)
     ema = Ema(weights, 0.9) if averaged else None
     if ema is not None:
         ema.follow(frozenset(["matrix", "bias"]), {})
     kernel, ways = FusedUpdate(adamw, ema) if fused else None, []
+    assert kernel is None or not kernel(torch.tensor(0.0), None)  # without a gradient there is nothing to do
     for step in range(steps):
         torch.manual_seed(step)
-        weights.matrix.grad, weights.bias.grad = torch.randn(7, 60), torch.randn(4096 + 3)
+        weights.matrix.grad, weights.bias.grad = random(7, 60), random(4096 + 3)
         skipped, shrink = torch.tensor(float(step == 2)), torch.tensor(0.25) if clipped else None
         if ema is not None:
             ema.set_step(step + 1)
@@ -421,11 +427,34 @@ def updated(*, fused, averaged, clipped, steps=4):
 
 
 @here
-@pytest.mark.parametrize(("averaged", "clipped"), [(True, True), (False, False)])
-def test_the_fused_update_is_adamw_and_the_average(averaged, clipped):
-    plain, expected = updated(fused=False, averaged=averaged, clipped=clipped)
-    fused, found = updated(fused=True, averaged=averaged, clipped=clipped)
+@pytest.mark.parametrize(("averaged", "clipped", "betas", "random"), [
+    (True, True, (0.9, 0.99), torch.randn), (False, False, (0.9, 0.999), misaligned),
+    (True, False, (0.0, 0.0), torch.randn),
+])  # fmt: skip
+def test_the_fused_update_is_adamw_and_the_average(averaged, clipped, betas, random):
+    way = {"averaged": averaged, "clipped": clipped, "betas": betas, "random": random}
+    plain, expected = updated(fused=False, **way)
+    fused, found = updated(fused=True, **way)
     assert plain == [False] * 4
     assert fused == [False, True, True, True]  # the moments are made by the first
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@here
+def test_a_product_that_the_library_cannot_do_is_left_to_our_kernels(monkeypatch):
+    from mmldlm.model.kernels import epilogue
+
+    monkeypatch.setattr(epilogue, "remember", lambda *_: pytest.fail("a failure is not remembered"))
+    plan = object.__new__(epilogue.Plan)
+    plan.candidates, plan._best, plan._key = [epilogue.Candidate(), epilogue.Candidate()], None, ""
+    plan._start = lambda *_: epilogue._call("cublasLtMatmul")
+    monkeypatch.setattr(epilogue, "library", lambda: type("Failing", (), {"cublasLtMatmul": lambda *_: 15})())
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    x = torch.zeros(1, 1)
+    assert not plan.run(x, x, None, x, x)
+    assert plan.candidates == []
+    assert (
+        epilogue.product_with_slope(torch.zeros(2048, 16), torch.zeros(16, 32), torch.zeros(2048, 32)) is None
+    )

@@ -109,7 +109,7 @@ def update(averaged):
     number, places = torch.tensor(0.1), torch.zeros(1, dtype=torch.int64)
     update_tensors(
         torch.zeros(1, COLUMNS, dtype=torch.int64), places.int(), places, number, number, number if averaged else None,
-        number, number if averaged else None, betas=(0.9, 0.99), eps=1e-8,
+        number, number if averaged else None, betas=(0.9, 0.99), eps=1e-8, wide=averaged,
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _WARM_UPS, _REPEATS = 3, 9
 _SLEEP = 60_000_000
 """Cycles of the device, some 30 ms: the host launches the passes in less."""
-_MOST_SLOTS = 16
-"""That `split` takes: it looks at them one by one."""
+_MOST_SLOTS, _MOST_DOCUMENTS = 16, 65535
+"""That `split` takes: it looks at slots one by one, and a GPU counts documents only so far."""
 
 
 class Projections(NamedTuple):
@@ -48,9 +48,13 @@ class Projections(NamedTuple):
 
 def serving(backend: str, layout: Layout, *, trained: bool) -> str:
     """The backend itself, but for `split`: it is for training on documents of equal length."""
-    if backend != "split" or (trained and layout.full and 1 <= layout.num_slots <= _MOST_SLOTS):
+    if backend != "split" or (trained and _splits(layout)):
         return backend
     return "sdpa" if layout.full or layout.rows is not None else "varlen"
+
+
+def _splits(layout: Layout) -> bool:
+    return layout.full and 1 <= layout.num_slots <= _MOST_SLOTS and layout.num_documents <= _MOST_DOCUMENTS
 
 
 def attend_streams(
@@ -164,7 +168,7 @@ def candidates(layout: Layout, head_width: int, *, kernels: bool, fused: bool) -
         names.append("tiles")
     if layout.full:
         names.append("sdpa")
-        if fused and head_width in TILE_WIDTHS and 1 <= layout.num_slots <= _MOST_SLOTS:
+        if fused and head_width in TILE_WIDTHS and _splits(layout):
             names.append("split")
     return names
 
@@ -269,5 +273,6 @@ def _key(layout: Layout, num_heads: int, head_width: int, dtype: torch.dtype) ->
     kind = "equal" if layout.full else "packed"
     return (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {kind}, {len(layout.segment)} places, "
-        f"mean {mean:.0f}, longest {layout.max_segment}, {num_heads} x {head_width}, {str(dtype).split('.')[-1]}"
+        f"mean {mean:.0f}, longest {layout.max_segment}, slots {layout.num_slots}, {num_heads} x {head_width}, "
+        f"{str(dtype).split('.')[-1]}"
     )

@@ -34,8 +34,6 @@ class _Work:
     """(tensors,)"""
     spare: list[Tensor] = field(default_factory=list)
     """Page-locked tables for recordings, during which no such memory can be had."""
-    recorded: list[Tensor] = field(default_factory=list)
-    """Tables that recordings copy."""
     latest: tuple[list[int], Tensor] | None = None
     """Addresses of gradients outside recordings, and the table on the device that holds them."""
 
@@ -46,6 +44,8 @@ class FusedUpdate:
     def __init__(self, adamw: torch.optim.Optimizer, ema: Ema | None) -> None:
         self.adamw, self.ema = adamw, ema
         self._known: tuple[list[tuple[int, ...]], _Work] | None = None
+        self._recorded: list[Tensor] = []
+        """Tables that recordings copy."""
 
     def __call__(self, skipped: Tensor, shrink: Tensor | None) -> bool:
         """Update with gradients times `shrink`, or not at all where `skipped` is 1; decided on the device.
@@ -53,19 +53,26 @@ class FusedUpdate:
         False, and nothing is done, where it is no update for this kernel: not all tensors exist yet, or others are
         averaged than are updated.
         """
-        work = self.prepare()
+        work = self.prepare(skipped, shrink)
         if work is None:
             return False
         torch._foreach_add_(work.steps, [1.0 - skipped] * len(work.steps))
-        group = self.adamw.param_groups[0]
-        update_tensors(
-            _table(work), work.tensors, work.starts, work.decays, group["lr"],
-            None if self.ema is None else self.ema.share, skipped, shrink, betas=group["betas"], eps=group["eps"],
-        )  # fmt: skip
+        self._launch(work, skipped, shrink)
         return True
 
-    def prepare(self) -> _Work | None:
-        """Tables for the tensors of now, made again where they are others than before, but not in a recording."""
+    def _launch(self, work: _Work, skipped: Tensor, shrink: Tensor | None) -> None:
+        group, share = self.adamw.param_groups[0], None if self.ema is None else self.ema.share
+        addresses = [p.grad.data_ptr() for p in work.parameters if p.grad is not None]
+        update_tensors(
+            self._table(work, addresses), work.tensors, work.starts, work.decays, group["lr"], share, skipped, shrink,
+            betas=group["betas"], eps=group["eps"], wide=not any(address % ALIGNED for address in addresses),
+        )  # fmt: skip
+
+    def prepare(self, skipped: Tensor, shrink: Tensor | None) -> _Work | None:
+        """Tables for the tensors of now, made again where they are others than before, but not in a recording.
+
+        Then the kernel is launched once with nothing to do, so that no recording has to compile or load it.
+        """
         pairs = [
             (p, float(group["weight_decay"]))
             for group in self.adamw.param_groups
@@ -73,7 +80,7 @@ class FusedUpdate:
             if p.grad is not None
         ]
         averages = {} if self.ema is None else self.ema.followed()
-        if averages is None or (averages and averages.keys() != {p for p, _ in pairs}):
+        if not pairs or averages is None or (averages and averages.keys() != {p for p, _ in pairs}):
             return None
         rows = []
         for p, _ in pairs:
@@ -83,15 +90,15 @@ class FusedUpdate:
             parts = [p, p.grad, state["exp_avg"], state["exp_avg_sq"], averages.get(p, p)]
             if not all(part.dtype == torch.float32 and part.is_contiguous() for part in parts):
                 return None
-            addresses = [part.data_ptr() for part in parts]
+            addresses = [0 if part is p.grad else part.data_ptr() for part in parts]
             if any(address % ALIGNED for address in addresses):
                 return None
-            addresses[1] = 0
             rows.append((*addresses, state["step"].data_ptr(), p.numel()))
         if self._known is None or self._known[0] != rows:
             if _recording(pairs[0][0]):
                 return None
             self._known = (rows, self._make(pairs, rows))
+            self._launch(self._known[1], torch.ones_like(skipped), shrink)
         work = self._known[1]
         if not _recording(work.tensors):
             work.spare += [_host_like(work) for _ in range(MOST_RECORDINGS - len(work.spare))]
@@ -110,6 +117,20 @@ class FusedUpdate:
             decays=torch.tensor([decay for _, decay in pairs], dtype=torch.float32).to(device),
         )
 
+    def _table(self, work: _Work, gradients: list[int]) -> Tensor:
+        """With these addresses, on the device."""
+        recording = _recording(work.tensors)
+        if recording or work.latest is None or work.latest[0] != gradients:
+            host = work.spare.pop() if recording else _host_like(work)
+            host.copy_(work.table)
+            host[:, 1] = torch.tensor(gradients)
+            table = host.to(work.tensors.device, non_blocking=True)
+            if recording:
+                self._recorded.append(host)
+                return table
+            work.latest = gradients, table
+        return work.latest[1]
+
 
 def _recording(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -118,19 +139,3 @@ def _recording(tensor: Tensor) -> bool:
 def _host_like(work: _Work) -> Tensor:
     """Memory of the host for a table, from which it travels to the device while the host goes on."""
     return torch.empty_like(work.table, pin_memory=work.tensors.is_cuda)
-
-
-def _table(work: _Work) -> Tensor:
-    """With the gradients of now, on the device."""
-    addresses = [p.grad.data_ptr() for p in work.parameters if p.grad is not None]
-    recording = _recording(work.tensors)
-    if recording or work.latest is None or work.latest[0] != addresses:
-        host = work.spare.pop() if recording else _host_like(work)
-        host.copy_(work.table)
-        host[:, 1] = torch.tensor(addresses)
-        table = host.to(work.tensors.device, non_blocking=True)
-        if recording:
-            work.recorded.append(host)
-            return table
-        work.latest = addresses, table
-    return work.latest[1]

@@ -175,7 +175,12 @@ class Setup:
 
     def _fused_update(self, optimizers: Optimizers, ema: Ema | None) -> FusedUpdate | None:
         """Where Triton's kernels run, and AdamW has all weights."""
-        if not (len(optimizers.parts) == 1 and self.runtime.fused and self.config.speed.fused_optimizer):
+        if not (
+            self.runtime.device.type == "cuda"
+            and len(optimizers.parts) == 1
+            and self.runtime.fused
+            and self.config.speed.fused_optimizer
+        ):
             return None
         from mmldlm.training.fused_update import FusedUpdate
 

@@ -10,9 +10,11 @@ Shapes: M rows, D width of the stream, E width inside.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
 from ctypes import POINTER, byref, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from itertools import pairwise
@@ -28,9 +30,15 @@ _TRANSPOSE_A, _EPILOGUE, _BIAS, _AUX, _AUX_WIDTH = 3, 7, 8, 11, 12
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)
 _WORKSPACE = 32 << 20
 _CANDIDATES, _REPEATS = 8, 4
+_SLEEP = 2_000_000
+"""Cycles of the device, about a millisecond."""
 _FEWEST_ROWS = 1024
 """With fewer, a pass of its own takes no time."""
 _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+
+class CallError(RuntimeError):
+    """The library did not do what it was called for."""
 
 
 class Kind(NamedTuple):
@@ -88,7 +96,7 @@ def library() -> Any:
 
 def _call(function: str, *arguments: Any) -> None:
     if status := getattr(library(), function)(*arguments):
-        raise RuntimeError(f"{function} returned {status}")
+        raise CallError(f"{function} returned {status}")
 
 
 def _created(function: str, *arguments: Any) -> c_void_p:
@@ -127,7 +135,8 @@ class Plan:
         self._point(0 if kind == SLOPE else alignment, alignment)  # proposals look at their alignment only
         self.candidates = self._proposals(alignment)
         """None where the library cannot do this product."""
-        self._best = int(recall("epilogue", self._key).get("best", -1))
+        best = int(recall("epilogue", self._key).get("best", -1))
+        self._best = best if 0 <= best < len(self.candidates) else None
 
     def _set(self, attribute: int, value: Any) -> None:
         size = ctypes.sizeof(value)
@@ -138,7 +147,7 @@ class Plan:
         self._pointers[0].value, self._pointers[1].value = bias, aux
         for attribute, place in zip((_BIAS, _AUX), self._places, strict=True):
             if write(self._description, attribute, place, 8):
-                raise RuntimeError("cuBLASLt does not take a pointer")
+                raise CallError("cuBLASLt does not take a pointer")
 
     def _proposals(self, alignment: int) -> list[Candidate]:
         """Of the library, the most promising first."""
@@ -155,14 +164,25 @@ class Plan:
         _call("cublasLtMatmulPreferenceDestroy", limits)
         return [] if status else [one for one in proposed[: count.value] if not one.status]
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, aux: Tensor, out: Tensor) -> None:
-        """With the fastest algorithm: measured on these tensors, unless it was before or a graph is being recorded."""
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, aux: Tensor, out: Tensor) -> bool:
+        """With the fastest algorithm: measured on these tensors, unless it was before or a graph is being recorded.
+
+        False, and nothing is written, where none of them runs here.
+        """
         tensors = (x, weight, bias, aux, out)
-        if not 0 <= self._best < len(self.candidates) and not torch.cuda.is_current_stream_capturing():
+        if self._best is None and _measuring and not torch.cuda.is_current_stream_capturing():
             times = [self._time(one, tensors) for one in self.candidates]
-            self._best = min(range(len(times)), key=times.__getitem__)
+            working = [number for number, seconds in enumerate(times) if seconds < float("inf")]
+            if not working:
+                self.candidates = []
+                return False
+            self._best = min(working, key=times.__getitem__)
             remember("epilogue", self._key, {"best": float(self._best)})
-        self._start(self.candidates[max(0, self._best)], *tensors)
+        try:
+            self._start(self.candidates[self._best or 0], *tensors)
+        except CallError:
+            self.candidates = []
+        return bool(self.candidates)
 
     def _start(
         self, one: Candidate, x: Tensor, weight: Tensor, bias: Tensor | None, aux: Tensor, out: Tensor
@@ -182,36 +202,53 @@ class Plan:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]
         try:
             self._start(one, *tensors)
+            torch.cuda._sleep(_SLEEP)  # so that no product waits for its launch
             for mark in marks:
                 mark.record()
                 self._start(one, *tensors)
-        except RuntimeError:
+        except CallError:
             return float("inf")
         marks[-1].synchronize()
         return min(before.elapsed_time(after) for before, after in pairwise(marks))
 
 
 _plans: dict[tuple[Any, ...], Plan | None] = {}
+_measuring = True
+
+
+@contextlib.contextmanager
+def without_measuring() -> Iterator[None]:
+    """Inside, an unknown shape gets the library's first guess: beside others on the device, times mean nothing."""
+    global _measuring
+    _measuring = False
+    try:
+        yield
+    finally:
+        _measuring = True
 
 
 def _plan(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None, aux: Tensor) -> Plan | None:
     """For these tensors, made at the first call; None where it is not for the library."""
-    if library() is None or not x.is_cuda or x.dtype != torch.bfloat16 or len(x) < _FEWEST_ROWS:
-        return None
     parts = [x, weight, aux, *([] if bias is None else [bias])]
+    if library() is None or len(x) < _FEWEST_ROWS:
+        return None
+    if not all(part.is_cuda and part.is_contiguous() and part.dtype == torch.bfloat16 for part in parts):
+        return None
     places = 256
     for part in parts:
         places |= part.data_ptr()
     alignment, sizes = places & -places, (*x.shape, aux.shape[1])
+    if alignment < 16 or any(size % 8 for size in sizes[1:]):
+        return None
     key = (kind, sizes, alignment, x.device.index)
     if key not in _plans:
-        fitting = all(part.is_contiguous() and part.dtype == x.dtype for part in parts)
-        plan = None
-        if fitting and not any(size % 8 for size in sizes[1:]) and alignment >= 16:
+        try:
             with torch.cuda.device(x.device):
-                plan = Plan(kind, sizes, alignment, x.device.index)
-        _plans[key] = plan if plan is not None and plan.candidates else None
-    return _plans[key]
+                _plans[key] = Plan(kind, sizes, alignment, x.device.index)
+        except CallError:
+            _plans[key] = None
+    plan = _plans[key]
+    return plan if plan is not None and plan.candidates else None
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -222,8 +259,8 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
         return None
     active = torch.empty_like(hidden)
     with torch.cuda.device(x.device):
-        plan.run(x, weight, bias, hidden, active)
-    return hidden, active
+        done = plan.run(x, weight, bias, hidden, active)
+    return (hidden, active) if done else None
 
 
 def product_with_slope(grad: Tensor, weight: Tensor, hidden: Tensor) -> Tensor | None:
@@ -234,5 +271,4 @@ def product_with_slope(grad: Tensor, weight: Tensor, hidden: Tensor) -> Tensor |
         return None
     out = torch.empty_like(hidden)
     with torch.cuda.device(grad.device):
-        plan.run(grad, weight, None, hidden, out)
-    return out
+        return out if plan.run(grad, weight, None, hidden, out) else None

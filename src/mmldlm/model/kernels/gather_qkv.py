@@ -251,7 +251,7 @@ def return_rows(
         grad_q, grad_k, grad_v, raw, from_stream, cosine, sine, weight, grad_raw, partial,
         grad_q.stride(0), raw.shape[0], first_place, EPS, **sizes, TURN=turn, ROWS=ROWS, STEP=step, num_warps=4,
     )  # fmt: skip
-    return grad_raw, partial.sum(0) if norm else torch.zeros_like(weight)
+    return grad_raw, partial.sum(0) if norm else torch.zeros_like(weight, dtype=torch.float32)
 
 
 @torch.library.register_fake(return_qkv)

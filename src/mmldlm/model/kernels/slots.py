@@ -186,6 +186,7 @@ def slots_back_kernel(
     head, document = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, channel = tl.arange(0, SLOTS_UP), tl.arange(0, WIDTH)
     size, cell, real = HEADS * WIDTH, head * WIDTH + channel, slot < SLOTS
+    num_tokens, num_rows = document * 0 + num_tokens, document * 0 + num_rows  # in 64 bits
     inside = real[:, None] & (channel < WIDTH)[None, :]
     here = (document * SLOTS + slot)[:, None] * size + cell[None, :]
     queries = tl.load(q + num_tokens * size + here, inside, other=0.0).to(tl.float32)

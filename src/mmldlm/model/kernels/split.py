@@ -208,7 +208,7 @@ def attend_split_backward(
     grad_latent, grad_latent_weight = return_rows(
         grad_q, grad_k, grad_v, latent, latent_weight, cosine, sine, None, 0, False, norm
     )
-    grad_text_weight = norm_sums.sum(0) if norm else torch.zeros_like(text_weight)
+    grad_text_weight = norm_sums.sum(0) if norm else torch.zeros_like(text_weight, dtype=torch.float32)
     return grad_text, grad_latent, grad_text_weight, grad_latent_weight
 
 
