@@ -87,13 +87,13 @@ class FusedUpdate:
             state = self.adamw.state[p]
             if "exp_avg" not in state:
                 return None
-            parts = [p, p.grad, state["exp_avg"], state["exp_avg_sq"], averages.get(p, p)]
-            if not all(part.dtype == torch.float32 and part.is_contiguous() for part in parts):
+            parts = [p, state["exp_avg"], state["exp_avg_sq"], averages.get(p, p)]
+            if not all(part.dtype == torch.float32 and part.is_contiguous() for part in (*parts, p.grad)):
                 return None
-            addresses = [0 if part is p.grad else part.data_ptr() for part in parts]
-            if any(address % ALIGNED for address in addresses):
+            weight, *rest = (part.data_ptr() for part in parts)
+            if any(address % ALIGNED for address in (weight, *rest)):
                 return None
-            rows.append((*addresses, state["step"].data_ptr(), p.numel()))
+            rows.append((weight, 0, *rest, state["step"].data_ptr(), p.numel()))
         if self._known is None or self._known[0] != rows:
             if _recording(pairs[0][0]):
                 return None

@@ -298,9 +298,8 @@ class Stepper:
         if not averaged:
             self.optimizers.step(self.scaler, skipped, shrink)
         if fused is not None and not averaged:
-            fused.prepare(
-                skipped, shrink
-            )  # the moments are there now; the next update may be a recording, which makes no tables
+            # the moments are there now; the next update may be a recording, which makes no tables
+            fused.prepare(skipped, shrink)
         if self._keeps_gradients:
             self.optimizers.zero_grad(set_to_none=False)
         if self.ema is not None and not averaged:
