@@ -36,13 +36,26 @@ def train(*words):
     return ("mmldlm", "train", "--recipe", "small.yaml", *words)
 
 
-def wait_for_step(log, step, processes):
+def wait_for(condition, what, processes):
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
-        if log.exists() and any(line["step"] >= step for line in read_log(log)):
+        if condition():
             return
         time.sleep(0.05)
-    pytest.fail(f"step {step} was not reached: {end(processes, 5)}")
+    pytest.fail(f"{what} was not reached: {end(processes, 5)}")
+
+
+def wait_for_step(log, step, processes):
+    wait_for(
+        lambda: log.exists() and any(line["step"] >= step for line in read_log(log)),
+        f"step {step}",
+        processes,
+    )
+
+
+def wait_for_checkpoint(run, processes):
+    """They are written beside the steps, so a step in the log does not mean that the one before it is there."""
+    wait_for(lambda: any((run / "checkpoints").glob("step_*")), "a checkpoint", processes)
 
 
 def test_a_signal_to_one_rank_stops_both_with_a_whole_checkpoint_and_a_killed_one_is_told(place):
@@ -149,7 +162,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_ends_as_if_nothing_had_happ
          "--max-restarts", "1", "-m", *train("--run-folder", name, *words, f"distributed.parallel={kind}")],
         cwd=place, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for_step(log, 5, [torchrun])
+    wait_for_checkpoint(run, [torchrun])
     os.kill(ranks_of(name)[victim], signal.SIGKILL)
     told = end([torchrun], 200)[0]
     assert torchrun.returncode == 0, told
