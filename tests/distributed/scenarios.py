@@ -35,10 +35,7 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "micro_batches": ("batch.micro_tokens=64",),
     "uneven": ("batch.micro_tokens=32", "batch.slack=0.0"),
     "padded": ("speed.layout=padded", "batch.micro_documents=5"),
-    "small_buckets": ("distributed.bucket_mb=0.01",),
     "static_graph": ("distributed.static_graph=true", "distributed.bucket_mb=0.01"),
-    "l2t": ("corruption.mode_weights.t2l=0", "corruption.mode_weights.joint=0"),
-    "t2l": ("corruption.mode_weights.l2t=0", "corruption.mode_weights.joint=0"),
     "batch_modes": ("corruption.mode_choice=batch", "corruption.mode_weights.joint=0"),
     "mode_stages": (
         "corruption.mode_schedule=[{until: 4, mode_weights: {l2t: 1}}, "

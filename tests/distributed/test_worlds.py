@@ -12,16 +12,19 @@ from tests import warm
 from tests.distributed.pair import ROOT, environment
 from tests.distributed.scenarios import PLAIN
 from tests.distributed.test_two_ranks import LOOSER, ROUNDING, assert_same_curve, events, lines, own_words
-from tests.distributed.worlds import WORLDS, label
+from tests.distributed.worlds import MORE, WORLDS, label
 from tests.runs import make_trainer
 
 pytestmark = pytest.mark.timeout(1800)
-CURVES = [
-    (label(world, name, words), name)
-    for world, _, plays in WORLDS
-    for name, words in plays
-    if name in PLAIN or name == "backward_fails"
-]
+
+
+def curves(worlds, *marks):
+    return [
+        pytest.param(label(world, name, words), name, marks=marks)
+        for world, _, plays in worlds
+        for name, words in plays
+        if name in PLAIN or name == "backward_fails"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,21 @@ def worlds(store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
     run_worlds(folder, store)
     return folder
+
+
+@pytest.fixture(scope="module")
+def more_worlds(store, tmp_path_factory):
+    """The same for those of the long tests."""
+    folder = tmp_path_factory.mktemp("more_worlds")
+    run_worlds(folder, store, "more")
+    return folder
+
+
+@pytest.fixture
+def folder_of(request):
+    """Name of a world's run -> the folder in which it was."""
+    usual = {label(world, name, words) for world, _, plays in WORLDS for name, words in plays}
+    return lambda place: request.getfixturevalue("worlds" if place in usual else "more_worlds")
 
 
 def run_worlds(folder, store, *which):
@@ -59,10 +77,10 @@ def seen(folder, name, world):
     return [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world)]
 
 
-@pytest.mark.parametrize(("place", "name"), CURVES)
-def test_every_kind_and_number_of_ranks_gives_the_curve_of_one(worlds, alone, place, name):
+@pytest.mark.parametrize(("place", "name"), [*curves(WORLDS), *curves(MORE, pytest.mark.soak)])
+def test_every_kind_and_number_of_ranks_gives_the_curve_of_one(folder_of, alone, place, name):
     whole = alone(*(own_words(name) if name in PLAIN else []))
-    ours = lines(worlds / place / name / "run" / "training_log.jsonl")
+    ours = lines(folder_of(place) / place / name / "run" / "training_log.jsonl")
     assert_same_curve(ours, lines(whole.run.training_log), LOOSER.get(name, ROUNDING))
 
 
@@ -122,20 +140,25 @@ def test_too_many_bad_steps_roll_all_shards_back(worlds):
     assert (event["from_step"], event["step"]) == (8, 4)
 
 
-@pytest.mark.parametrize("place", ["fsdp2_backward_fails", "hybrid4_backward_fails"])
-def test_out_of_memory_in_the_backward_pass_of_one_rank_halves_on_all(worlds, place):
-    log = events(worlds / place, "backward_fails")
+@pytest.mark.parametrize(
+    "place", ["fsdp2_backward_fails", pytest.param("hybrid4_backward_fails", marks=pytest.mark.soak)]
+)
+def test_out_of_memory_in_the_backward_pass_of_one_rank_halves_on_all(folder_of, place):
+    log = events(folder_of(place) / place, "backward_fails")
     assert [event["step"] for event in log if event["event"] == "out_of_memory"] == [0, 5]
 
 
-@pytest.mark.parametrize(("place", "world"), [("fsdp2", 2), ("hybrid4", 4)])
-def test_fp16_keeps_one_scale_when_a_gradient_of_one_rank_is_not_finite(worlds, alone, place, world):
+@pytest.mark.parametrize(
+    ("place", "world"),
+    [("fsdp2_half_precision", 2), pytest.param("hybrid4_half_precision", 4, marks=pytest.mark.soak)],
+)
+def test_fp16_keeps_one_scale_when_a_gradient_of_one_rank_is_not_finite(folder_of, alone, place, world):
     """The rows that are not finite lie on the last rank alone; all ranks skip the update and halve the scale."""
-    for rank in seen(worlds, f"{place}_half_precision", world):
+    for rank in seen(folder_of(place), place, world):
         scales = [scale for scale, _ in rank["seen"].values()]
         assert scales == [2.0**16] * 5 + [2.0**15] * 7
         assert [int(step) for step, (_, same) in rank["seen"].items() if same] == [6]
-    log = worlds / f"{place}_half_precision" / "half_precision" / "run" / "training_log.jsonl"
+    log = folder_of(place) / place / "half_precision" / "run" / "training_log.jsonl"
     half, full = ([line["loss"] for line in lines(path)][:5] for path in (log, alone().run.training_log))
     assert half == pytest.approx(full, rel=5e-3)
     assert half != full
@@ -155,10 +178,6 @@ def test_exports_of_one_checkpoint_are_the_same_files_whatever_wrote_them(worlds
 
 
 @pytest.mark.soak
-def test_more_ranks_than_a_tensor_has_rows_give_the_curve_of_one(store, tmp_path, alone):
-    run_worlds(tmp_path, store, "many")
-    for name in ("plain", "muon"):
-        whole = alone(*own_words(name))
-        assert min(parameter.shape[0] for parameter in whole.setup.denoiser.parameters()) < 9
-        ours = lines(tmp_path / f"fsdp9_{name}" / name / "run" / "training_log.jsonl")
-        assert_same_curve(ours, lines(whole.run.training_log), LOOSER.get(name, ROUNDING))
+def test_nine_ranks_are_more_than_a_tensor_has_rows(alone):
+    """So the curves of nine ranks above say something."""
+    assert min(parameter.shape[0] for parameter in alone().setup.denoiser.parameters()) < 9

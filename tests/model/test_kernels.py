@@ -21,7 +21,7 @@ def test_kernels_in_the_interpreter():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "30 passed" in done.stdout
+    assert "29 passed" in done.stdout
 
 
 here = pytest.mark.skipif(not INTERPRETED, reason="run by the test above; on a GPU see test_gpu")
@@ -319,13 +319,12 @@ def test_a_linear_layer_in_fp8_by_kernels_is_that_of_plain_pytorch(monkeypatch):
 
 @here
 @pytest.mark.usefixtures("exact_casts")
-@pytest.mark.parametrize("width", [48, 64])
-def test_the_norm_in_eight_bits(width):
+def test_the_norm_in_eight_bits():
     """Rounds what it would have returned, and passes gradients as it would have."""
     from mmldlm.model.fp8 import round_rows
     from mmldlm.model.kernels.add_norm import add_norm
 
-    layout, generator = packed(), torch.Generator().manual_seed(0)
+    width, layout, generator = 48, packed(), torch.Generator().manual_seed(0)
     x, branch = (torch.randn(90, width, generator=generator, requires_grad=True) for _ in range(2))
     modulation = torch.randn(8, 6 * width, generator=generator, requires_grad=True)
     parts = [modulation[:, i * width : (i + 1) * width] for i in (2, 0, 4)]

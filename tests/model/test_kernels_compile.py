@@ -125,7 +125,7 @@ def scoring(_):
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(("use", "way"), [
     (add_norm, False), (add_norm, True), (gather_qkv, False), (gather_qkv, True), (gelu, None),
-    (tiles, 64), (split, 1), (split, 3), (quantize, None), (update, True),
+    (tiles, 64), (split, 1), pytest.param(split, 3, marks=pytest.mark.soak), (quantize, None), (update, True),
     (update, False), (scoring, None),
 ])  # fmt: skip
 def test_kernels_compile_for_a_gpu(use, way, monkeypatch, tmp_path):

@@ -108,9 +108,20 @@ def corpus(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        {"cut": "sentences", "text_unit": "line", "min_tokens": 4, "test": 0.1},
-        {"cut": "paragraphs", "derive": 2, "max_tokens": 24, "validation_source": True},
-        {"cut": "chunks", "limit": 100, "derive": 1, "seed": 3},
+        {
+            "cut": "sentences",
+            "text_unit": "line",
+            "min_tokens": 4,
+            "test": 0.1,
+            "derive": 1,
+            "limit": 100,
+            "seed": 3,
+        },
+        pytest.param(
+            {"cut": "paragraphs", "derive": 2, "max_tokens": 24, "validation_source": True},
+            marks=pytest.mark.soak,
+        ),
+        pytest.param({"cut": "chunks"}, marks=pytest.mark.soak),
     ],
 )
 def test_the_store_is_that_of_the_plain_engine(tmp_path, corpus, cluster, monkeypatch, options):
