@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from mmldlm.config import ModeWeights, ObjectiveConfig
-from mmldlm.evaluation.validation import Spread, validation_loss, with_wrong_latents
+from mmldlm.evaluation.validation import Spread, make_validation, validation_loss, with_wrong_latents
 from mmldlm.layout import Caps
 from mmldlm.objective.joint import Objective
 from tests import batches
+from tests.runs import make_trainer
+from tests.stores import write_store
 
 CPU = torch.device("cpu")
 
@@ -42,6 +45,16 @@ def test_any_cut_filler_and_order_give_the_same_loss() -> None:
     assert other == pytest.approx({name: whole[name] for name in other}, rel=1e-5)
     assert loss_of([[0, 1, 2, 3, 4, 5]], caps=Caps(64, 8, 12)) == pytest.approx(whole, rel=1e-5)
     assert loss_of([[0, 1, 2], [3, 4, 5]], prebuilt=True) == pytest.approx(whole, rel=1e-5)
+
+
+def test_seeds_are_judged_by_the_same_documents_and_noise(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store").path
+    setups = [
+        make_trainer(tmp_path / seed, store, f"train.seed={seed}", "train.valid_documents=3").setup for seed in "07"
+    ]  # fmt: skip
+    first, second = (make_validation(setup)(setups[0].denoiser) for setup in setups)
+    assert first == second
+    assert first != make_validation(setups[0])(setups[1].denoiser)
 
 
 def test_a_model_of_text_alone_is_not_asked_what_its_latent_buys() -> None:

@@ -23,6 +23,9 @@ from mmldlm.objective.joint import LossTerms, Objective, add_terms
 from mmldlm.runtime import Runtime
 from mmldlm.types import Counts, NoisyBatch, PackedBatch, to_device
 
+SEED = 0
+"""Of the documents and their noise."""
+
 
 class RunParts(Protocol):
     """What validation needs of a run; the set-up of a training run has it all."""
@@ -44,19 +47,20 @@ class RunParts(Protocol):
 
 
 def make_validation(run: RunParts) -> Callable[[Denoiser], dict[str, float]]:
-    """What scores a denoiser on the first train.valid_documents in the order of the seed, whose noise never changes.
+    """What scores a denoiser on train.valid_documents of the split, with noise that never changes.
 
+    Documents, times and noise are the same for every `train.seed`, so that runs of several seeds can be compared.
     The modes are those that hold after all stages.
     """
     config, split, shape = run.config, run.valid_split, run.shape
-    corruption = replace(run.corruption, config=without_schedule(config.corruption))
-    order = Order(len(split), config.train.seed)
+    corruption = replace(run.corruption, config=without_schedule(config.corruption), seed=SEED)
+    order = Order(len(split), SEED)
     positions = np.arange(min(len(split), config.train.valid_documents))
     indices = order.documents(positions)
     batches = []
     for part in pack(np.asarray(split.lengths[indices], dtype=np.int64), shape):
         documents = split.read(indices[part])
-        keys = document_keys(config.train.seed, order.epochs(positions[part]), documents.ids)
+        keys = document_keys(SEED, order.epochs(positions[part]), documents.ids)
         latents = run.store.normalizer.normalize(documents.latents)
         batch = make_batch(documents, latents, positions[part], keys, shape.caps, config.speed.layout)
         batches.append(corruption.corrupt(batch))
