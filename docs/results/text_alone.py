@@ -4,8 +4,8 @@ TEXT becomes two pair stores whose latents say nothing: its sentences, and block
 sentences follow each other with an end token behind each; the stream is cut every BLOCK - 2 tokens, a first token is
 put before each part and an end token behind it, and all BLOCK tokens are counted. On each store a masked model that
 never sees a latent (preset `tiny`) and the decoder of `examples/autoregressive_baseline.py` see the same number of
-tokens. Printed are nats and perplexity of a counted token on all held-out text. For sentences text and length together
-(the decoder: text and end token) are divided by tokens and sentences; blocks have one length, which costs nothing.
+tokens, at each rate. Printed are nats and perplexity of a counted token on all held-out text. For sentences text
+and length together (the decoder: text and end token) are divided by tokens and sentences; blocks have one length.
 
     python docs/results/text_alone.py builtin:sotu saved/text-alone
 """
@@ -15,7 +15,7 @@ import json
 import math
 import sys
 import time
-from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +70,14 @@ def in_blocks_of(store: mmldlm.PairStore, path: Path) -> mmldlm.PairStore:
     return writer.finish()
 
 
-def masked(store: mmldlm.PairStore, folder: Path, words: argparse.Namespace) -> dict[str, float]:
+def masked(store: mmldlm.PairStore, words: argparse.Namespace, rate: float) -> dict[str, float]:
     """Nats of the held-out text and of its lengths, by the bound of masked diffusion."""
-    settings = [f"batch.tokens_per_step={words.batch_tokens}", f"train.steps={words.steps}"]
+    settings = [
+        f"batch.tokens_per_step={words.batch_tokens}",
+        f"train.steps={words.steps}",
+        f"optim.lr={rate}",
+    ]
+    folder = store.path.with_name(f"{store.path.name}-masked-{rate:g}")
     run = mmldlm.train("small", store=store, run=folder, overrides=[*ALONE, *settings, *words.settings])
     loaded, split = mmldlm.load(run).loaded, store.split("validation")
     documents = split.read(np.arange(len(split)))
@@ -91,7 +96,7 @@ def autoregressive(store: mmldlm.PairStore, words: argparse.Namespace, rate: flo
     parts = (x.split(256) for x in peer.on_device(store, "validation", model.end, device))
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         nats = sum(float(model.loss(*part) * (part[2] + 1).sum()) for part in zip(*parts, strict=True))
-    return {"parameters": sum(p.numel() for p in model.parameters()), "nats of texts": nats, "rate": rate}
+    return {"parameters": sum(p.numel() for p in model.parameters()), "nats of texts": nats}
 
 
 def main(words: argparse.Namespace) -> None:
@@ -103,25 +108,23 @@ def main(words: argparse.Namespace) -> None:
     for kind, store in (("sentences", sentences), ("blocks", blocks)):
         lengths = store.lengths("validation")
         counted = int(lengths.sum()) + (len(lengths) if store is sentences else 0)
-        arms = [("masked", partial(masked, store, words.out / f"{kind}-masked", words))]
-        arms += [
-            (f"autoregressive, rate {r:g}", partial(autoregressive, store, words, r)) for r in words.rates
-        ]
-        for name, arm in arms:
+        for arm, rate in product((masked, autoregressive), words.rates):
             began = time.perf_counter()
-            row = arm()
+            row = arm(store, words, rate)
             each = (row["nats of texts"] + row.get("nats of lengths", 0.0)) / counted
             row |= {"counted": counted, "nats each": each, "perplexity": math.exp(each)}
             row |= {"seconds": time.perf_counter() - began}
-            print(json.dumps({"text": kind, "model": name} | row), flush=True)
+            print(json.dumps({"text": kind, "model": arm.__name__, "rate": rate} | row), flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("text")
     parser.add_argument("out", type=Path)
-    parser.add_argument("settings", nargs="*", default=[], help="of the masked model, such as optim.lr=1e-3")
+    parser.add_argument(
+        "settings", nargs="*", default=[], help="of the masked model, such as train.device=cpu"
+    )
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch-tokens", type=int, default=16384)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3, 4e-3])
     main(parser.parse_intermixed_args())
