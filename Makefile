@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo box docs test lint types unit soak gpu bench release-check format clean
+.PHONY: help demo box docs test lint types unit tools soak gpu bench release-check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,7 +26,7 @@ docs: $(STAMP)  ## the documentation as a site, in build/site
 	$(BIN)/python scripts/site/build.py
 
 test: $(STAMP) lint  ## everything that must hold: lint, types, tests, documentation
-	@$(MAKE) --no-print-directory -j 2 types unit
+	@$(MAKE) --no-print-directory -j 2 unit tools
 
 lint: $(STAMP)  ## style
 	$(BIN)/ruff check src packages tests scripts examples
@@ -35,10 +35,13 @@ lint: $(STAMP)  ## style
 types: $(STAMP)  ## static types
 	$(BIN)/mypy
 
-PYTEST := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not soak'
+PYTEST := python -m pytest -m 'not soak'
 
-unit: $(STAMP)  ## the tests
-	$(BIN)/$(PYTEST)
+unit: $(STAMP)  ## the tests of the trainer
+	$(BIN)/$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+
+# beside the tests of the trainer, which wait a lot: one core's work
+tools: types  ## static types, then the tests of runwatch and traindoctor
 	cd packages/runwatch && ../../$(BIN)/$(PYTEST)
 	cd packages/traindoctor && ../../$(BIN)/$(PYTEST)
 
