@@ -63,6 +63,17 @@ def test_arms_are_compared_gated_and_judged(words, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
+def test_a_baseline_that_fails_is_told_by_the_exit_code(words, tmp_path):
+    done = run(
+        *words, "--repeats", "1", "--gate-steps", "0", "--arm", "narrow: batch.tokens_per_step=8",
+        "--arm", "wide: batch.tokens_per_step=256", "--out", "report", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "mmldlm: narrow, the baseline, failed" in done.stderr
+    rows = json.loads((tmp_path / "report" / "result.json").read_text())["rows"]
+    assert [row["failure"] is None for row in rows] == [False, False, True]
+
+
 def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tmp_path):
     with warm.Popen(
         [*COMMAND, *words, "--gate-steps", "0", "--steps", "4", "--arm", "a: speed.layout=packed",

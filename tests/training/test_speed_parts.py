@@ -18,6 +18,7 @@ from mmldlm.training.profile import _is_kernel, busy_share
 from mmldlm.training.recovery import Attempts
 from mmldlm.training.start import Beside, rehearse
 from tests.runs import make_trainer
+from tests.stores import write_store
 
 
 def lines(trainer):
@@ -149,6 +150,18 @@ def test_no_switch_changes_the_loss(store, tmp_path, words):
         run.fit()
     for ours, theirs in zip(*map(lines, runs), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_rows_take_documents_of_equal_length(tmp_path):
+    equal = write_store(tmp_path / "store", min_length=8, max_length=8).path
+    runs = [
+        make_trainer(tmp_path / kind, equal, f"speed.attention={kind}")
+        for kind in ("reference", "rows", "sdpa")
+    ]
+    for run in runs:
+        run.fit()
+    for plain, *others in zip(*map(lines, runs), strict=True):
+        assert [other["loss"] for other in others] == pytest.approx([plain["loss"]] * 2, rel=1e-5)
 
 
 def test_a_bf16_residual_stream_stays_near(store, tmp_path):

@@ -99,6 +99,7 @@ def benchmark(words: Any) -> None:
 
 
 def _show(finished: Finished, folder: Path) -> None:
+    from mmldlm.benchmark.comparison import Comparison
     from mmldlm.benchmark.report import compact
     from mmldlm.errors import Interrupted
 
@@ -109,6 +110,12 @@ def _show(finished: Finished, folder: Path) -> None:
         raise Interrupted(f"stopped; what was measured is in {folder}")
     if not any(trial.measurement for trial in report.bench.trials):
         typer.echo(f"mmldlm: nothing could be measured; the logs are in {report.bench.logs}", err=True)
+        raise typer.Exit(1)
+    compared = finished.result
+    if isinstance(compared, Comparison) and compared.row(compared.baseline).failure:
+        typer.echo(
+            f"mmldlm: {compared.baseline}, the baseline, failed; its log is in {report.bench.logs}", err=True
+        )
         raise typer.Exit(1)
     if any(outcome.failed for outcome in finished.outcomes):
         raise typer.Exit(1)

@@ -239,7 +239,7 @@ def estimate_memory(setup: Setup) -> int:
     blocks = model.depth - recomputed + (1 if recomputed else 0)
     activations = blocks * (kept(caps.num_tokens, model.width) + kept(slots, model.latent_width))
     activations += recomputed * caps.num_tokens * model.width * (4 + size)
-    if setup.denoiser.kernels.attention in ("sdpa", "rows") and not setup.lengths.equal:
+    if setup.needs_rows:
         width = caps.max_length + setup.data_shape.num_slots
         cells = width * min(caps.num_documents, 2 * -(-(caps.num_tokens + slots) // width) + 1)
         activations += blocks * 4 * cells * inner * size

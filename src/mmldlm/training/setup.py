@@ -127,11 +127,16 @@ class Setup:
 
     def reader(self, plan: BatchPlan | None = None) -> StepReader:
         """Reads training steps, cut as the plan says."""
-        with_rows = self.denoiser.kernels.attention in ("sdpa", "rows")
         return StepReader(
             self.store, self.train_split, self.order, plan or self.plan, self.corruption.corrupt, self.count,
-            with_rows=with_rows and not self.lengths.equal, rank=self.ranks.rank, world_size=self.ranks.world_size,
+            with_rows=self.needs_rows, rank=self.ranks.rank, world_size=self.ranks.world_size,
         )  # fmt: skip
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether attention puts documents into padded rows; `sdpa` takes those of equal length as they are."""
+        attention = self.denoiser.kernels.attention
+        return attention == "rows" or (attention == "sdpa" and not self.lengths.equal)
 
     def count(self, positions: np.ndarray, lengths: np.ndarray, when: When) -> Counts:
         """What the loss of a step with these documents is divided by."""
