@@ -76,6 +76,33 @@ def test_documents_of_equal_length_need_no_mask(backend):
     assert_close(outputs(denoiser, noisy, Kernels(backend, True), bf16=True), expected, 0.02)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_feed_forward_half_of_many_rows_is_that_of_plain_pytorch(keep, tmp_path, monkeypatch):
+    """With so many rows products of cuBLASLt apply GELU: the fastest is measured here."""
+    from mmldlm.model import products
+    from mmldlm.model.kernels import epilogue
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(epilogue, "_plans", {})
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(256, 1024).cuda(), torch.nn.Linear(1024, 256).cuda()
+    x = torch.randn(2048, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    upstream = torch.randn(2048, 256, device="cuda")
+
+    def answer(out, leaves):
+        return [out, *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
+
+    found = answer(products.mlp(first, second, x, keep=keep), [x, *first.parameters(), *second.parameters()])
+    wide = [
+        part.detach().double().requires_grad_() for part in (x, *first.parameters(), *second.parameters())
+    ]
+    hidden = torch.nn.functional.linear(wide[0], wide[1], wide[2])
+    active = torch.nn.functional.gelu(hidden, approximate="tanh")
+    expected = answer(torch.nn.functional.linear(active, wide[3], wide[4]), wide)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
 def test_the_fused_kernels_give_the_same_answer_every_time():
     batch = batch_of(small_documents(lengths=(3, 12, 1, 7, 5, 9) * 9), caps=Caps(400, 60, 12))
     noisy = to_device(small_corruption().corrupt(batch), "cuda")
