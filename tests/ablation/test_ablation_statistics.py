@@ -1,11 +1,14 @@
 """Intervals for a few seeds against closed forms."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from mmldlm.ablation.summary import summarise
+from mmldlm.ablation.work import Record, Value
 from mmldlm.statistics import (
     BETTER,
     LESS,
@@ -74,3 +77,32 @@ def test_equal_differences_tell_nothing_of_their_spread_unless_they_are_0():
     coarse = paired_difference({0: 2.1, 1: 3.1}, {0: 1.1, 1: 2.1})
     assert (coarse.value, coarse.count) == (pytest.approx(1.0), 2)
     assert (coarse.low, coarse.high, coarse.p_value, verdict(coarse, MORE)) == (None, None, None, UNKNOWN)
+
+
+@pytest.mark.parametrize(("repeats", "collapsed", "agreement", "expected"), [
+    ((0.1, 0.1), (None, None), 0.9, BETTER), ((0.1, 0.1), (None, None), 0.3, WORSE),
+    ((0.1, 0.3), (None, None), 0.9, "none: arm is less diverse"), ((0.1, 0.3), (None, None), 0.3, WORSE),
+    ((0.3, 0.1), (None, None), 0.3, "none: base is less diverse"),
+    ((0.1, 0.9), (None, "97 % of its tokens repeat"), 0.9, "none: arm has collapsed"),
+    ((0.9, 0.1), ("97 % of its tokens repeat", None), 0.3, "none: base has collapsed"),
+])  # fmt: skip
+def test_no_arm_wins_figures_of_generated_pairs_by_less_diverse_texts(
+    repeats, collapsed, agreement, expected
+):
+    name, again = "generated/agreement/own", "generated/repeated_1"
+
+    def record(which, seed):
+        shift = 0.01 * seed * (1 + 0.1 * which)
+        values = {
+            name: Value(name, MORE, (0.5, agreement)[which] + shift),
+            again: Value(again, LESS, repeats[which] + shift),
+        }
+        return Record(
+            ("base", "arm")[which], seed, {}, values, 1, 1, None,
+            collapsed=collapsed[which], repetitive=repeats[which] > 0.2,
+        )  # fmt: skip
+
+    arms = [SimpleNamespace(name=name, of=None) for name in ("base", "arm")]
+    plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
+    rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
+    assert rows[1].cells[name].verdict == expected

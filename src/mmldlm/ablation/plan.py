@@ -302,6 +302,7 @@ _EXAMPLES = (
     "t2l/retrieval_at_1",
     "round_trip/text/token_accuracy",
     "generated/agreement/own",
+    "generated/repeated_1",
 )
 """The default columns, where some arm has them."""
 

@@ -81,6 +81,12 @@ class Report:
                 f"never saw a latent (corruption.condition_dropout=1): {', '.join(blind)}; of their text bounds only "
                 "text_bound/none is about what they were trained for"
             )
+        notes += [
+            f"{record.arm} (seed {record.seed}) has collapsed: {record.collapsed}; its other figures of "
+            "generated pairs mean nothing"
+            for record in self.work.records()
+            if record.collapsed
+        ]
         notes += [f"failed: {title}: {reason}" for title, reason in self.failures.items()]
         if self.num_jobs > 1:
             notes.append(
@@ -230,8 +236,8 @@ def _chance_notes(summary: Summary) -> list[str]:
     cells = summary.comparisons
     if not cells:
         return []
-    outside = sum(cell.verdict != SAME for cell in cells)
-    surviving = sum(cell.survives for cell in cells)
+    outside = sum(cell.verdict in (BETTER, WORSE) for cell in cells)
+    surviving = sum(cell.survives and cell.verdict in (BETTER, WORSE) for cell in cells)
     return [
         f"'{SAME}': the interval contains 0. Of the {len(cells)} comparisons here about {0.05 * len(cells):.1f} would "
         f"fall outside by chance if no arm differed; {outside} did, and {surviving} of them still do after Holm's "

@@ -1,4 +1,7 @@
-"""The table of an ablation: means over seeds, and differences from the first arm paired by seed."""
+"""The table of an ablation: means over seeds, and differences from the first arm paired by seed.
+
+As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,20 @@ from typing import Any
 
 from mmldlm.ablation.plan import Arm, Plan, default_names
 from mmldlm.ablation.work import Record
-from mmldlm.statistics import Difference, Mean, holm, mean_over_seeds, paired_difference, verdict
+from mmldlm.statistics import (
+    BETTER,
+    WORSE,
+    Difference,
+    Mean,
+    holm,
+    mean_over_seeds,
+    paired_difference,
+    verdict,
+)
 
 LEVEL = 0.05
+_GENERATED, _REPEATED = "generated/", "generated/repeated_1"
+_DIVERSITY = ("generated/repeated_", "generated/self_bleu")
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,9 @@ def _row(
     values: dict[tuple[str, str], dict[int, float]],
     records: Sequence[Record],
 ) -> Row:
-    mine = [record for record in records if record.arm == arm.name]
+    mine, base = (
+        [record for record in records if record.arm == name] for name in (arm.name, plan.arms[0].name)
+    )
     seconds = [record.train_seconds for record in mine if record.train_seconds is not None]
     cells = {}
     for column in columns:
@@ -113,6 +129,8 @@ def _row(
             continue
         difference = None if arm is plan.arms[0] else paired_difference(ours, first)
         judged = verdict(difference, column.better) if difference is not None else ""
+        if column.name.startswith(_GENERATED) and not column.name.startswith(_DIVERSITY):
+            judged = _beside_diversity(judged, mine, base)
         cells[column.name] = Cell(mean_over_seeds([ours[seed] for seed in sorted(ours)]), difference, judged)
     return Row(
         arm,
@@ -121,6 +139,23 @@ def _row(
         mean_over_seeds(seconds) if seconds and arm.of is None else None,
         cells,
     )
+
+
+def _beside_diversity(judged: str, ours: list[Record], base: list[Record]) -> str:
+    """The verdict on a figure of generated pairs, unless who won has collapsed or repeats more."""
+    if judged not in (BETTER, WORSE):
+        return judged
+    winner, loser = (ours, base) if judged == BETTER else (base, ours)
+    name = winner[0].arm
+    if any(record.collapsed for record in winner):
+        return f"none: {name} has collapsed"
+    repeats = [
+        {one.seed: one.values[_REPEATED].value for one in side if _REPEATED in one.values}
+        for side in (winner, loser)
+    ]
+    apart = paired_difference(*repeats) if all(repeats) else None
+    more = apart is not None and apart.low is not None and apart.low > 0.0
+    return f"none: {name} is less diverse" if more and any(one.repetitive for one in winner) else judged
 
 
 def _corrected(rows: list[Row]) -> list[Row]:

@@ -53,6 +53,10 @@ class Record:
     train_seconds: float | None
     """In steps, by the run's own log: without validation, checkpoints and the start."""
     notes: list[str] = field(default_factory=list)
+    collapsed: str | None = None
+    """What shows that its generated texts are the same words again and again."""
+    repetitive: bool = False
+    """Whether its generated texts repeat tokens measurably more than held-out ones."""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": RECORD_FORMAT} | asdict(self)
@@ -69,8 +73,13 @@ def make_record(
         if math.isfinite(quantity.value())
     }
     step = result.model.step or 0
-    seconds = seconds_in_steps(training_log)
-    return Record(arm, seed, identity, values, result.model.num_parameters, step, seconds, result.notes)
+    seconds, generation = seconds_in_steps(training_log), result.generation
+    repeated = generation.diversity.repeated_1 if generation else None
+    return Record(
+        arm, seed, identity, values, result.model.num_parameters, step, seconds, result.notes,
+        collapsed=generation.collapsed if generation else None,
+        repetitive=repeated is not None and bool(repeated.generated.low > repeated.real.high),
+    )  # fmt: skip
 
 
 def read_record(folder: Path, identity: dict[str, Any]) -> Record | None:
