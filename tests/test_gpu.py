@@ -1,5 +1,6 @@
 """What only a GPU can show: kernels agree, a compiled step neither waits for the host nor compiles again."""
 
+import contextlib
 import itertools
 import warnings
 
@@ -147,6 +148,21 @@ def test_micro_batches_are_recorded_while_the_loader_works(store, tmp_path):
     assert not trainer.stepper.graphs.broken
 
 
+@contextlib.contextmanager
+def host_waits():
+    """A list that holds, after the block, for what the host waited for the device in it."""
+    waits = []
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield waits
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    messages = [str(warning.message) for warning in caught]
+    waits += [text for text in messages if "synchroniz" in text.lower() and "prototype" not in text]
+
+
 BALANCES = {
     "fixed": ["objective.balance=fixed"],
     "gradient_norm": ["objective.balance=gradient_norm", "objective.balance_every=2"],
@@ -162,16 +178,10 @@ def test_a_step_does_not_wait_for_the_device_and_is_compiled_once(store, tmp_pat
         trainer.train_step(batch, 0.0)
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     batches = run_steps(trainer, 8)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for batch in batches:
-                trainer.train_step(batch, 0.0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message).lower()]
-    assert [wait for wait in waits if "prototype" not in wait] == []
+    with host_waits() as waits:
+        for batch in batches:
+            trainer.train_step(batch, 0.0)
+    assert waits == []
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     if graphs == "true":
         assert trainer.stepper.graphs.recordings
@@ -297,7 +307,7 @@ def test_muon_trains_and_skips_on_the_device(store, tmp_path):
 
 
 def test_recorded_passes_sample_as_plain_ones_do(tmp_path):
-    """Nothing makes the host wait inside a chain, and what is recorded gives what the plain pass gives."""
+    """What is recorded gives what the plain pass gives."""
     from mmldlm.api.model import load
     from mmldlm.sampling import predictor
     from tests.tiny_models import make_run, make_store
@@ -312,3 +322,53 @@ def test_recorded_passes_sample_as_plain_ones_do(tmp_path):
     predictor._RECORDINGS[model.loaded.denoiser] = predictor.Recordings(broken="not wanted")
     plain = [str(text) for text in model.decode(latents, lengths=9, temperature=0, candidates=1)]
     assert first == again == plain
+
+
+def test_a_chain_does_not_wait_for_the_device(tmp_path, monkeypatch):
+    """The third call of its kind, in which nothing is compiled or recorded any more; documents leave their packs."""
+    from mmldlm.api.model import load
+    from mmldlm.sampling import decode
+    from tests.tiny_models import make_run, make_store
+
+    model = load(make_run(tmp_path / "run", make_store(tmp_path / "store")), "cuda")
+    generator, run_chain, found, parts = np.random.default_rng(0), decode.run_chain, [], []
+    latents = generator.normal(3.0, 1.0, (48, 1, 4)).astype(np.float32)
+    lengths = generator.integers(1, 10, 48)
+
+    def watched(predictor, pack, *arguments):
+        with host_waits() as waits:
+            end = run_chain(predictor, pack, *arguments)
+        found.append(waits)
+        parts.append(len(pack.places.parts))
+        return end
+
+    def calls():
+        texts = model.decode(latents, lengths=lengths, steps=16, temperature=0, candidates=1)
+        drawn = model.decode(latents, lengths=lengths, steps=16, temperature=1, order="ancestral")
+        return [str(text) for text in [*texts, *drawn]], model.encode(texts, steps=4)
+
+    calls()
+    recorded, _ = calls()
+    monkeypatch.setattr(decode, "run_chain", watched)
+    replayed, _ = calls()
+    assert recorded == replayed
+    assert max(parts) > 0
+    assert found == [[]] * len(found)
+    assert len(found) == 3
+
+
+def test_the_host_waits_for_the_end_of_a_chain_alone():
+    """What is launched behind it goes on meanwhile."""
+    from mmldlm.sampling.pack import Fetched, Indices
+
+    device = torch.device("cuda")
+    documents, tokens = torch.arange(5, device=device), torch.arange(9, device=device)
+    Fetched(Indices(documents, tokens), device).wait()  # which page-locks memory
+    fetched = Fetched(Indices(documents, tokens), device)
+    torch.cuda._sleep(4_000_000_000)  # cycles: more than a second
+    there = fetched.wait()
+    assert not torch.cuda.current_stream().query(), "the host waited for what came later"
+    assert there.documents.tolist() == list(range(5))
+    assert there.tokens.tolist() == list(range(9))
+    assert there.tokens.is_pinned()
+    torch.cuda.synchronize()

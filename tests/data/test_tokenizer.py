@@ -8,6 +8,7 @@ from base64 import b64decode
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
@@ -90,6 +91,31 @@ def test_long_words_of_few_ids_do_not_fill_the_memory(
         assert len(minilm.encode_arrays([f"{number}" + "a" * 20_000])[0]) == 1
     assert minilm._words is not None
     assert sum(map(len, minilm._words._numbers)) <= 120_000
+
+
+def test_pieces_of_ids_make_the_text_that_the_decoder_makes(minilm: Tokenizer, tmp_path: Path) -> None:
+    """Special tokens, ids of no token, punctuation, endings of words and tokens added later, wherever they stand."""
+    minilm.save(tmp_path)
+    other = Tokenizer.load(tmp_path)
+    other.backend.add_tokens(["new york", "##ful", " ."])
+    draws = random.Random(0)
+    common = [0, 100, 101, 102, 103, 999, 30521, 40000, *range(1000, 1060), *range(30522, 30525)]
+    words = other.encode_batch(["isn't it, (he's) 3.5 ; do not i'm we've unwillingness . ! ? #", "new york"])
+    ids = [*common, *(token for text in words for token in text)]
+    lists = [draws.choices(ids, k=draws.randrange(12)) for _ in range(5000)]
+    lists += [draws.choices(range(30522), k=30) for _ in range(500)]
+    expected = other.backend.decode_batch(lists, skip_special_tokens=True)
+    assert other._pieces is not None
+    assert other.decode_batch(lists) == expected
+    assert other.decode_batch([np.array(text, np.int64) for text in lists]) == expected
+    assert other.decode_batch([list(np.array(text, np.uint32)) for text in lists]) == expected
+
+
+def test_a_decoder_of_bytes_has_no_pieces() -> None:
+    gpt2 = Tokenizer.load("builtin:gpt2")
+    assert gpt2._pieces is None
+    ids = gpt2.encode_batch(["你好 🙂"])
+    assert gpt2.decode_batch([np.array(ids[0])]) == ["你好 🙂"]
 
 
 def test_special_ids_leave_the_unknown_token_alone(minilm: Tokenizer) -> None:

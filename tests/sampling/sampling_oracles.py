@@ -22,6 +22,7 @@ from mmldlm.latents import Normalizer
 from mmldlm.layout import Layout
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.weights import init_weights
+from mmldlm.sampling.options import SamplingOptions
 from mmldlm.types import DenoiserOutput
 
 MASK_SAMPLERS = ("ancestral", "block", "confidence", "first_hitting", "margin")
@@ -29,6 +30,11 @@ MASK_SAMPLERS = ("ancestral", "block", "confidence", "first_hitting", "margin")
 NUM_LETTERS, TEXT_LENGTH = 3, 4
 TEXTS = np.array(list(itertools.product(range(NUM_LETTERS), repeat=TEXT_LENGTH)))
 """(Q, 4) every text of four letters."""
+
+
+def drawing(**changes: Any) -> SamplingOptions:
+    """Options that draw from what the model predicts, and so reproduce its distribution."""
+    return SamplingOptions(**{"temperature": 1.0, **changes})
 
 
 def toy_distribution(num_kinds: int, seed: int = 0) -> np.ndarray:

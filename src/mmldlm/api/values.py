@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
-from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.data.tokenizer import Tokenizer, split_texts
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 
@@ -30,6 +30,7 @@ Latents = np.ndarray | Tensor | Sequence[Any]
 """(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
 Lengths = int | Sequence[int] | np.ndarray
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
@@ -157,7 +158,7 @@ def text_list(texts: Texts, name: str = "texts") -> list[str]:
             raise UserError(f"{name}[{index}]: is a {type(text).__name__}; a str is needed")
         if not text.strip():
             raise UserError(f"{name}[{index}]: is empty; it holds no token")
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if not text.isascii() and _HALF_CHARACTER.search(text):
             raise UserError(
                 f"{name}[{index}]: holds half of a surrogate pair, which is no character; decode it again"
             )
@@ -316,11 +317,11 @@ class Codec:
 
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""
-        tokens = [np.array(ids, dtype=np.int64) for ids in self.tokenizer.encode_batch(texts)]
-        for index, ids in enumerate(tokens):
-            if not len(ids):
-                raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
-        return self.note_long(tokens)
+        flat, lengths = self.tokenizer.encode_flat(texts)
+        if not lengths.all():
+            index = int(lengths.argmin())
+            raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+        return self.note_long(split_texts(flat.astype(np.int64), lengths))
 
     def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
         """The tokens; texts longer than any in training are accepted, with a warning."""
@@ -336,7 +337,7 @@ class Codec:
         """Texts of token ids; the ids themselves as words, where the model has no tokenizer."""
         if self.loaded.tokenizer_path is None:
             return [" ".join(str(token) for token in ids) for ids in tokens]
-        return self.tokenizer.decode_batch([ids.tolist() for ids in tokens])
+        return self.tokenizer.decode_batch(tokens)
 
     def embed(self, texts: list[str]) -> np.ndarray:
         """(n, S, C) by the encoder."""

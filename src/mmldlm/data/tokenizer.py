@@ -79,9 +79,7 @@ class Tokenizer:
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The same as an array for each text."""
-        flat, lengths = self.encode_flat(texts)
-        ends = lengths.cumsum().tolist()
-        return [flat[start:end].copy() for start, end in zip([0, *ends], ends, strict=False)]
+        return [ids.copy() for ids in split_texts(*self.encode_flat(texts))]
 
     @cached_property
     def _words(self) -> WordTable | None:
@@ -91,10 +89,24 @@ class Tokenizer:
         """Where each token of a text begins and ends, in characters."""
         return self.backend.encode(text, add_special_tokens=False).offsets
 
-    def decode_batch(self, token_lists: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, token_lists: Sequence[Sequence[int] | np.ndarray]) -> list[str]:
         """Text of each list of ids; special tokens are left out."""
-        lists = [[int(token) for token in tokens] for tokens in token_lists]
-        return self.backend.decode_batch(lists, skip_special_tokens=True)
+        lists = [
+            ids.tolist() if isinstance(ids, np.ndarray) else [int(token) for token in ids]
+            for ids in token_lists
+        ]
+        if self._pieces is None:
+            return self.backend.decode_batch(lists, skip_special_tokens=True)
+        return [self._pieces.write(ids) for ids in lists]
+
+    @cached_property
+    def _pieces(self) -> PieceTable | None:
+        from tokenizers import decoders
+
+        if not isinstance(self.backend.decoder, decoders.WordPiece):
+            return None
+        begin = next((token for token in range(self.vocab_size) if self.backend.decode([token])), None)
+        return None if begin is None else PieceTable(self.backend.decode, begin)
 
     def special_ids(self) -> set[int]:
         """Ids that frame or fill a text ([CLS], [SEP], [PAD], </s> ...); the unknown token is part of it."""
@@ -119,6 +131,12 @@ class Tokenizer:
         write_durably(folder / "tokenizer.json", self.backend.to_str().encode())
 
 
+def split_texts(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """The ids of each text, as views of the ids of all; `np.split` takes several times as long."""
+    ends = np.cumsum(lengths).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 class WordTable:
     """The ids of every word between spaces, looked up once: texts repeat their words, derived ones nearly all."""
 
@@ -128,7 +146,8 @@ class WordTable:
 
     def _clear(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
-        self._ids, self._sizes = np.empty(0, np.uint32), np.empty(0, np.int64)
+        self._ids = np.empty(0, np.uint32)
+        self._sizes, self._starts = np.empty(0, np.int64), np.empty(0, np.int64)
         self._num_characters = 0
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -141,22 +160,54 @@ class WordTable:
             except BaseException:  # no word keeps a number without ids
                 self._clear()
                 raise
-            ids, all_sizes = self._ids, self._sizes
+            ids, all_sizes, all_starts = self._ids, self._sizes, self._starts
             if self._num_characters > MOST_KNOWN_CHARACTERS:
                 self._clear()
         sizes = all_sizes[numbers]
         num_words = np.fromiter((text.count(" ") for text in texts), np.int64, len(texts)) + 1
-        flat = ids[ranges((all_sizes.cumsum() - all_sizes)[numbers], sizes)]
+        flat = ids[ranges(all_starts[numbers], sizes)]
         return flat, np.add.reduceat(sizes, num_words.cumsum() - num_words)
 
     def _learn(self) -> None:
         """Look up the words that have a number and no ids yet."""
         num_new = len(self._numbers) - len(self._sizes)
+        if not num_new:
+            return
         words = list(islice(reversed(self._numbers), num_new))[::-1]
         lists = self._encode(words)
         self._num_characters += sum(map(len, words))
         self._sizes = np.append(self._sizes, np.fromiter(map(len, lists), np.int64, num_new))
+        self._starts = self._sizes.cumsum() - self._sizes
         self._ids = np.append(self._ids, np.fromiter(chain.from_iterable(lists), np.uint32))
+
+
+class PieceTable:
+    """What each id adds to a text, looked up once; for decoders that write one token after the other.
+
+    Where a text begins an id adds something else: no space before a word.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], begin: int) -> None:
+        """`begin` is a token that is written."""
+        before = len(decode([begin]))
+        self._decode = decode
+        self._first = _Lookup(lambda token: decode([token]))
+        self._later = _Lookup(lambda token: decode([begin, token])[before:])
+
+    def write(self, ids: list[int]) -> str:
+        """The text of these ids."""
+        if not ids or not self._first[ids[0]]:  # a special token, with which no text begins
+            return self._decode(ids)
+        return self._first[ids[0]] + "".join(map(self._later.__getitem__, ids[1:]))
+
+
+class _Lookup(dict[int, str]):
+    def __init__(self, find: Callable[[int], str]) -> None:
+        self._find = find
+
+    def __missing__(self, token: int) -> str:
+        self[token] = piece = self._find(token)
+        return piece
 
 
 def _splits_at_spaces(backend: Backend) -> bool:

@@ -3,7 +3,8 @@
     for step in steps:
         pack = moves.make(predictor, pack, number)   or   LATENT_STEPS[solver](predictor, pack, ...)
 
-Nothing in a step makes the host wait for the device.
+Nothing in a step makes the host wait for the device. `fetch` begins the copy of what a chain ends with, and the host
+waits for that copy alone while the device works on later chains.
 
 `sample_text` and `sample_latents` are the shortest way from a denoiser of your own to samples; they also work inside a
 training loop. Shapes: N documents, T tokens, S latent slots, C latent channels.
@@ -26,6 +27,7 @@ from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.orders import TextMoves
 from mmldlm.sampling.pack import (
     Arrange,
+    Fetched,
     Pack,
     Places,
     Step,
@@ -173,6 +175,24 @@ def finished(pack: Pack) -> Pack:
     return pack
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What a chain ends with."""
+
+    tokens: Tensor
+    """(T,)"""
+    latents: Tensor
+    """(N, S, C)"""
+    bad: Tensor
+    """For each prediction of the model, whether it held NaN or infinity."""
+
+
+def fetch(pack: Pack) -> Fetched[Sampled]:
+    """The end of a chain on its way to the host."""
+    sampled = Sampled(pack.noisy_tokens, pack.noisy_latents, pack.watch.flags())
+    return Fetched(sampled, pack.noisy_tokens.device)
+
+
 def sample_text(
     denoiser: Denoiser,
     corruption: Corruption,
@@ -193,7 +213,15 @@ def sample_text(
     """
     options, counts = options or SamplingOptions(), np.asarray(lengths, np.int64)
     keys, shape = document_keys(options.seed, len(counts)), (latents.shape[1], latents.shape[2])
-    pack = start_pack(corruption, counts, keys, latents.float().cpu(), shape, device=latents.device)
+    pack = start_pack(
+        corruption,
+        counts,
+        keys,
+        latents.float().cpu(),
+        shape,
+        with_noise=options.guidance != 1.0,
+        device=latents.device,
+    )
     predictor = ModelPredictor(denoiser, corruption, latents.device)
     return finished(run_chain(predictor, pack, text_steps(options), corruption, options)).split_tokens()
 

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
+from mmldlm.data.tokenizer import split_texts
 from mmldlm.errors import UserError
 from mmldlm.sampling.chain import (
+    Sampled,
     encode_steps,
-    finished,
+    fetch,
     joint_steps,
     run_chain,
     start_pack,
@@ -36,7 +38,15 @@ from mmldlm.sampling.options import (
     require_unconditional,
 )
 from mmldlm.sampling.orders import draw
-from mmldlm.sampling.pack import Pack, Step, Tally, group_documents, latent_noise, make_steps
+from mmldlm.sampling.pack import (
+    Fetched,
+    Step,
+    Tally,
+    group_documents,
+    latent_noise,
+    make_steps,
+    reject_bad,
+)
 from mmldlm.sampling.predictor import ModelPredictor
 
 Progress = Callable[[int, int], None]
@@ -274,11 +284,13 @@ class _Result:
     tokens: list[np.ndarray]
     latents: np.ndarray
 
-    def put(self, indices: np.ndarray, pack: Pack) -> None:
-        """The documents of a pack, once the device is done with them."""
-        texts = finished(pack).split_tokens()
-        self.latents[indices] = pack.noisy_latents.cpu().numpy()
-        for index, text in zip(indices, texts, strict=True):
+    def put(self, indices: np.ndarray, lengths: np.ndarray, fetched: Fetched[Sampled]) -> None:
+        """The documents of a pack, once the device is done with them; a model that predicted NaN is rejected."""
+        sampled = fetched.wait()
+        reject_bad(sampled.bad)
+        self.latents[indices] = sampled.latents.numpy()
+        tokens = sampled.tokens.numpy().copy()  # a caller who keeps a text keeps no page-locked memory
+        for index, text in zip(indices.tolist(), split_texts(tokens, lengths), strict=True):
             self.tokens[index] = text
 
 
@@ -326,21 +338,21 @@ class _Call:
         assert len(lengths) == len(self.keys), "one key for each document"
         latent_shape = (len(lengths), *self.latent_shape)
         result = _Result([np.empty(0, np.int64)] * len(lengths), np.empty(latent_shape, np.float32))
-        launched: deque[tuple[np.ndarray, Pack]] = deque()
+        launched: deque[tuple[np.ndarray, np.ndarray, Fetched[Sampled]]] = deque()
         report = self._reporter(len(lengths) * len(steps))
         places = self.options.places(self.model.device)
         for indices in group_documents(lengths, self.latent_shape[0], places):
-            launched.append((indices, self._launch(start, indices, steps, report)))
+            launched.append((indices, lengths[indices], self._launch(start, indices, steps, report)))
             if len(launched) > PACKS_AHEAD:
                 result.put(*launched.popleft())
-        for indices, pack in launched:
-            result.put(indices, pack)
+        for waiting in launched:
+            result.put(*waiting)
         return result
 
     def _launch(
         self, start: _Start, indices: np.ndarray, steps: list[Step], report: Callable[[int, float], None]
-    ) -> Pack:
-        """The chain of one pack."""
+    ) -> Fetched[Sampled]:
+        """The chain of one pack, and the copy of its results behind it."""
         predictor, corruption = ModelPredictor.of(self.model), self.model.corruption
         chosen = torch.from_numpy(indices)
         pack = start_pack(
@@ -355,7 +367,9 @@ class _Call:
             arrange=predictor.arrange,
         )  # fmt: skip
         work = len(indices) * len(steps)
-        return run_chain(predictor, pack, steps, corruption, self.options, lambda share: report(work, share))
+        return fetch(
+            run_chain(predictor, pack, steps, corruption, self.options, lambda share: report(work, share))
+        )
 
     def _reporter(self, total: int) -> Callable[[int, float], None]:
         done = 0

@@ -26,7 +26,7 @@ import torch
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
 from mmldlm.data.shard import ranges
-from mmldlm.data.tokenizer import Tokenizer
+from mmldlm.data.tokenizer import Tokenizer, split_texts
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from mmldlm.sampling.decode import encode_tokens, read_errors
@@ -212,8 +212,7 @@ class Ragged:
 
     def split(self) -> list[np.ndarray]:
         """The texts one by one."""
-        bounds = zip(self.starts.tolist(), (self.starts + self.lengths).tolist(), strict=True)
-        return [self.tokens[start:end] for start, end in bounds]
+        return split_texts(self.tokens, self.lengths)
 
 
 def slices(costs: np.ndarray, limit: int) -> Iterator[slice]:

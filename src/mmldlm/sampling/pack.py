@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmldlm import randomness
+from mmldlm.data.tokenizer import split_texts
 from mmldlm.errors import UserError
 from mmldlm.layout import Layout, packed_layout
-from mmldlm.types import Parcel
+from mmldlm.types import Parcel, map_tensors, to_device
 
 Modality = Literal["text", "latent"]
 Sent = TypeVar("Sent")
@@ -49,6 +50,14 @@ def interleave(latent_steps: list[Step], text_steps: list[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: (-step.next_time, step.modality))
 
 
+@dataclass(frozen=True)
+class Indices:
+    """Which documents and tokens of a pack."""
+
+    documents: Tensor
+    tokens: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Places:
     """Where the tokens of a pack are. All packs of a chain share it, so the network's layout is computed once."""
@@ -57,8 +66,8 @@ class Places:
     num_slots: int
     device: torch.device
     arrange: Arrange = packed_layout
-    parts: dict[bytes, tuple[Tensor, Tensor, Places]] = field(default_factory=dict)
-    """By which documents are in it: indices of its documents and tokens on the device, and its own places."""
+    parts: dict[bytes, tuple[Indices, Places]] = field(default_factory=dict)
+    """By which documents are in it: its indices on the device, and its own places."""
 
     @cached_property
     def document(self) -> np.ndarray:
@@ -87,14 +96,13 @@ class Places:
         """(N,) how many tokens of each document are true in a (T,) bool."""
         return np.bincount(self.document[tokens], minlength=len(self.lengths))
 
-    def part(self, documents: np.ndarray) -> tuple[Tensor, Tensor, Places]:
+    def part(self, documents: np.ndarray) -> tuple[Indices, Places]:
         """Indices of some documents, (N,) bool, and of their tokens, and where these are among themselves."""
         key = documents.tobytes()
         if key not in self.parts:
-            indices = (np.flatnonzero(documents), np.flatnonzero(documents[self.document]))
-            kept, tokens = (torch.from_numpy(index).to(self.device) for index in indices)
+            arrays = (np.flatnonzero(documents), np.flatnonzero(documents[self.document]))
             places = Places(self.lengths[documents], self.num_slots, self.device, self.arrange)
-            self.parts[key] = (kept, tokens, places)
+            self.parts[key] = (send(Indices(*map(torch.from_numpy, arrays)), self.device), places)
         return self.parts[key]
 
 
@@ -122,13 +130,22 @@ class Watch:
         """Remember whether all of these are finite."""
         self.bad.append(values.isfinite().all().logical_not())
 
+    def flags(self) -> Tensor:
+        """Of each prediction, whether it held anything else."""
+        return torch.stack(self.bad) if self.bad else torch.empty(0, dtype=torch.bool)
+
     def check(self) -> None:
         """Reject a model that predicted anything else."""
-        if self.bad and bool(torch.stack(self.bad).any()):
-            raise UserError(
-                "the model predicts NaN or infinity, so nothing can be sampled from it; "
-                "use an earlier checkpoint, and look at the losses of the run"
-            )
+        reject_bad(self.flags())
+
+
+def reject_bad(flags: Tensor) -> None:
+    """Reject a model with a prediction that is not a number."""
+    if bool(flags.any()):
+        raise UserError(
+            "the model predicts NaN or infinity, so nothing can be sampled from it; "
+            "use an earlier checkpoint, and look at the losses of the run"
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +212,8 @@ class Pack:
 
     def select(self, documents: np.ndarray) -> Part:
         """Some of the documents, (N,) bool."""
-        kept, tokens, places = self.places.part(documents)
+        indices, places = self.places.part(documents)
+        kept, tokens = indices.documents, indices.tokens
         pack = Pack(
             noisy_tokens=self.noisy_tokens[tokens],
             noisy_latents=self.noisy_latents[kept],
@@ -213,7 +231,7 @@ class Pack:
 
     def split_tokens(self) -> list[np.ndarray]:
         """The tokens of each document; waits for the device."""
-        return np.split(self.noisy_tokens.cpu().numpy(), np.cumsum(self.lengths)[:-1])
+        return split_texts(self.noisy_tokens.cpu().numpy(), self.lengths)
 
 
 class Part(NamedTuple):
@@ -239,8 +257,32 @@ def send(value: Sent, device: torch.device) -> Sent:
     if device.type == "cpu":
         return value
     parcel = Parcel.of(value)
-    buffer = parcel.buffer.pin_memory() if device.type == "cuda" else parcel.buffer
-    return parcel.with_buffer(buffer.to(device, non_blocking=True)).open()
+    return parcel.with_buffer(send_tensor(parcel.buffer, device)).open()
+
+
+def send_tensor(value: Tensor, device: torch.device) -> Tensor:
+    """The same tensor on the device; the host does not wait, which it would for memory that is not page-locked."""
+    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+
+
+class Fetched(Generic[Sent]):
+    """A dataclass on its way from the device to the host.
+
+    On a CUDA GPU `wait` waits for this copy alone: what is launched later goes on meanwhile.
+    """
+
+    def __init__(self, value: Sent, device: torch.device) -> None:
+        self._value, self._on_host, self._copied = value, device.type == "cpu", None
+        if device.type == "cuda":
+            self._value, self._on_host = to_device(value, "cpu"), True  # into page-locked memory
+            self._copied = torch.cuda.Event(blocking=True)  # a waiting thread leaves its core to others
+            self._copied.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> Sent:
+        """The dataclass on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._value if self._on_host else map_tensors(self._value, Tensor.cpu)
 
 
 def document_keys(seed: int, count_or_ids: int | np.ndarray | Sequence[int]) -> np.ndarray:

@@ -30,7 +30,7 @@ from mmldlm.layout import Layout, packed_layout
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.model.frozen import FrozenDenoiser, frozen
 from mmldlm.runtime import DTYPES
-from mmldlm.sampling.pack import Pack, Watch, latent_noise
+from mmldlm.sampling.pack import Pack, Watch, latent_noise, send_tensor
 from mmldlm.sampling.recording import PassInputs, Recordings, rounded_layout
 from mmldlm.types import to_device
 
@@ -206,7 +206,8 @@ def without_latents(pack: Pack) -> Pack:
         return replace(pack, noisy_latents=pack.against, latent_time=torch.zeros_like(pack.latent_time))
     noise = pack.noise
     if noise is None:
-        noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:]).to(pack.noisy_latents.device)
+        noise = latent_noise(pack.keys, pack.noisy_latents.shape[1:])
+        noise = send_tensor(noise, pack.noisy_latents.device)
     return replace(pack, noisy_latents=noise, latent_time=torch.ones_like(pack.latent_time))
 
 
