@@ -136,7 +136,7 @@ def _row(row: dict[str, Any]) -> str:
     if row["failure"]:
         return f"| {row['name']} | {row['failure']} | | | | |"
     speedup, rate = row["speedup"], row["tokens_per_second"]["median"]
-    interval = f"{speedup['value']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    interval = f"{speedup['value']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else ""
     gap = "not gated" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}"
     memory = row["memory"] or row["resident"]
     return f"| {row['name']} | {rate:,.0f} | {interval} | {row['verdict']} | {memory / 2**30:.2f} | {gap} |"

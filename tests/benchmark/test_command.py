@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mmldlm.benchmark import measuring
 from mmldlm.cli.main import app
 from mmldlm.errors import UserError
 from tests import warm
+from tests.benchmark.measurements import measurement
 from tests.runs import write_recipe
 from tests.stores import write_store
 
@@ -55,7 +57,8 @@ def test_arms_are_compared_gated_and_judged(words, tmp_path):
     assert list(rows) == ["packed", "packed again"]
     assert (rows["packed"]["gate"], rows["packed"]["failure"]) == ("pass", None)
     assert [outcome["failed"] for outcome in result["conditions"]] == [False, True]
-    assert result["noise"]["low"] <= result["noise"]["high"]
+    assert (result["noise"] is None) == rows["packed"]["verdict"].startswith("not measured")
+    assert "before the clock: " in done.stdout
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "result.json", "table.md", "chart.png", "report.html", "logs",
     }  # fmt: skip
@@ -72,6 +75,19 @@ def test_a_baseline_that_fails_is_told_by_the_exit_code(words, tmp_path):
     assert "mmldlm: narrow, the baseline, failed" in done.stderr
     rows = json.loads((tmp_path / "report" / "result.json").read_text())["rows"]
     assert [row["failure"] is None for row in rows] == [False, False, True]
+
+
+@pytest.mark.parametrize(("rates", "code"), [([99.0, 101.0], 0), ([60.0, 140.0], 1)])
+def test_a_baseline_that_varies_too_much_gives_the_exit_code_of_one_that_fails(
+    rates, code, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measuring, "run_job", lambda job, log_path, timeout: measurement(rates))
+    arms = ["--gate-steps", "0", "--arm", "a: speed.layout=packed", "--arm", "b: speed.layout=padded"]
+    done = CliRunner().invoke(app, ["benchmark", *words, *arms])
+    assert done.exit_code == code, done.output
+    assert ("a, the baseline, was not measured: it varies by 80 %" in done.stderr) == bool(code)
+    assert "before the clock: 3.0 s in each process" in done.stdout
 
 
 def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tmp_path):
@@ -108,6 +124,11 @@ def test_ctrl_c_ends_the_process_under_way_and_leaves_a_partial_report(words, tm
     (["--fail-if", "speedup(x,baseline)<1"], "no arm is called 'x'"),
     (["--find-batch"], "give a limit, such as --memory-limit 4GiB"),
     (["--find-batch", "--memory-limit", "much"], "--memory-limit much: write a number with a unit"),
+    (["--memory-limit", "3"], "--memory-limit 3: is 3 bytes; at least 64MiB are needed, such as 80GiB"),
+    (["--memory-limit", "80KB"], "--memory-limit 80KB: is 80,000 bytes"),
+    (["--steps", "5", "--block", "5"], "is one timed block, which says nothing about noise; give at least two"),
+    (["--steps", "8"], "--steps 8 --block 5: is one timed block"),
+    (["--steps", "1", "--block", "1"], "such as --steps 2"),
     (["--find-batch", "--memory-limit", "4GiB", "--ladder", "full"], "--ladder: has no use together with --find-batch"),
     (["--sweep", "speed.fly=1,2"], "unknown setting speed.fly"),
     (["--sweep", "length=8,16"], "length needs a synthetic store; leave out --store"),

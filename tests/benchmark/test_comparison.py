@@ -1,6 +1,7 @@
 """From trials to rows, conditions and files; processes are functions here."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -67,7 +68,66 @@ def test_an_arm_that_varies_too_much_is_not_measured(monkeypatch, tmp_path):
         return measurement([250, 350] if job.settings[-1] == "speed.compile=true" else [100, 100])
 
     bench = pretend(monkeypatch, tmp_path, restless)
-    assert compare(bench, ARMS[:2], "plain").row("quick").verdict == "not measured: it varies by 33 %"
+    result = compare(bench, ARMS[:2], "plain")
+    assert result.row("quick").verdict == "not measured: it varies by 33 %"
+    table = comparison_table(result)
+    cells = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert (cells["quick"]["speed-up (95 %)"], cells["plain"]["speed-up (95 %)"]) == (
+        "",
+        "1.00 (1.00 to 1.00)",
+    )
+    outcomes = {
+        text: parse_condition(text, ["quick", "plain"]).judge(result)
+        for text in (
+            "speedup(quick,plain)<1.2", "speedup(plain,quick)<0.1", "tokens_per_second(quick)<1",
+            "mfu(quick)<0.001", "memory(quick)>9GiB", "speedup(plain,plain)<0.5",
+        )
+    }  # fmt: skip
+    assert [outcome.failed for outcome in outcomes.values()] == [True, True, True, True, False, False]
+    first = next(iter(outcomes.values()))
+    assert first.line().endswith("fails, because quick gave no measurement: it varies by 33 %")
+
+
+def test_with_a_baseline_that_varies_too_much_nothing_is_compared(monkeypatch, tmp_path):
+    def restless(job):
+        return measurement([300, 300] if job.settings[-1] == "speed.compile=true" else [80, 120])
+
+    bench = pretend(monkeypatch, tmp_path, restless)
+    result = compare(bench, ARMS[:2], "plain")
+    assert [row.verdict for row in result.rows] == [
+        "not measured: it varies by 40 %",
+        "not measured: it varies by 40 %",
+        "not compared: the baseline was not measured",
+    ]
+    assert [row.speedup for row in result.rows] == [None] * 3
+    assert result.noise is None
+    assert result.row("quick").memory_share == 1.0
+    assert parse_condition("speedup(quick,plain)<1.2", ["quick", "plain"]).judge(result).failed
+    Report(tmp_path, bench, describe_environment([]), DATA).write(result, [])
+    assert (
+        "plain, the baseline, was not measured, so nothing is compared" in (tmp_path / "table.md").read_text()
+    )
+
+
+def test_an_arm_that_recorded_graphs_under_the_clock_is_not_measured(monkeypatch, tmp_path):
+    def recording(job):
+        quick = job.settings[-1] == "speed.compile=true"
+        return replace(measurement([300, 300] if quick else [100, 100]), recorded=quick)
+
+    row = compare(pretend(monkeypatch, tmp_path, recording), ARMS[:2], "plain").row("quick")
+    assert row.verdict == "not measured: CUDA graphs were recorded while the clock ran"
+    assert row.speedup is None
+
+
+def test_an_arm_that_dies_in_a_later_round_has_no_speed_up(monkeypatch, tmp_path):
+    answers = iter([measurement([300, 300]), Failure("memory", "out of memory")])
+
+    def dying(job):
+        return next(answers) if job.settings[-1] == "speed.compile=true" else measurement([100, 100])
+
+    result = compare(pretend(monkeypatch, tmp_path, dying), ARMS[:2], "plain")
+    assert (result.row("quick").failure, result.row("quick").speedup) == ("out of memory", None)
+    assert parse_condition("speedup(quick,plain)<1.2", ["quick", "plain"]).judge(result).failed
 
 
 def test_the_gate_passes_what_is_near_refuses_what_is_not_and_leaves_other_work_alone(measured):

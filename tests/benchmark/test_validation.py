@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import mmldlm
 from mmldlm.api.train import train_config
+from mmldlm.benchmark import validation
 from mmldlm.benchmark.arms import reference_settings
 from mmldlm.benchmark.checklist import (
     Check,
@@ -29,7 +30,7 @@ from mmldlm.benchmark.checklist import (
 )
 from mmldlm.cli.main import app
 from mmldlm.config.recipe import load_recipe
-from mmldlm.errors import UserError
+from mmldlm.errors import Interrupted, UserError
 from mmldlm.model import attention
 from mmldlm.run_folder import RunFolder
 from mmldlm.training import optim
@@ -133,6 +134,38 @@ def test_ctrl_c_ends_the_run_at_work_and_keeps_what_is_known(recipe, tmp_path):
     assert "Traceback" not in said
     assert json.loads((tmp_path / "v" / "validation.json").read_text())["partial"]
     assert mmldlm.list_runs(tmp_path / "v")[0].state != "training"
+
+
+COURSE = ["loss falls", "no NaN", "device busy", "no error in the log"]
+
+
+@pytest.mark.parametrize(("stopped", "known"), [
+    ("plain", []),
+    ("optimised", ["no NaN", "no error in the log"]),
+    ("resumed", ["time per step", "memory", "held-out loss", "checkpoints", *COURSE]),
+    ("ranks", ["time per step", "memory", "held-out loss", "checkpoints", "resume", *COURSE]),
+])  # fmt: skip
+def test_an_interruption_keeps_every_check_whose_figures_are_there(
+    stopped, known, recipe, tmp_path, monkeypatch
+):
+    def train(work, name, words, **more):
+        if name == stopped:
+            raise KeyboardInterrupt
+        work.runs[name] = GOOD
+        return GOOD
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(validation._Work, "train", train)
+    monkeypatch.setattr(validation._Work, "_copy_checkpoint", lambda work, name: 20)
+    done = CliRunner().invoke(app, ["validate", str(recipe), "train.device=cpu", "--out", "v"])
+    assert isinstance(done.exception, Interrupted)
+    assert done.exception.exit_code == 130
+    result = json.loads((tmp_path / "v" / "validation.json").read_text())
+    names = [check["name"] for check in result["checks"]]
+    assert result["partial"]
+    assert set(names) >= set(known), names
+    assert bool(names) == bool(known)
+    assert all(f" {name}: " in done.stdout for name in names)
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -12,10 +12,20 @@ import pytest
 
 from mmldlm.benchmark import measuring
 from mmldlm.benchmark.measuring import Block, Failure, Job, Measurement, run_job
-from mmldlm.benchmark.worker import Drive, OverLimitError, _settle, block_sizes, explain, main, measure
+from mmldlm.benchmark.worker import (
+    Drive,
+    OverLimitError,
+    _settle,
+    _time_blocks,
+    block_sizes,
+    explain,
+    main,
+    measure,
+)
 from mmldlm.errors import UserError
 from mmldlm.evaluation.validation import make_validation
 from mmldlm.json_lines import from_plain
+from mmldlm.training.graphs import Graphs
 from tests.runs import make_trainer, write_recipe
 from tests.stores import write_store
 
@@ -71,6 +81,36 @@ def test_the_clock_waits_until_recording_is_done_and_times_are_alike():
     measured = SimpleNamespace(warnings=[])
     assert _settle(drive, 5, measured) == 25
     assert measured.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("until", "timed", "recorded"), [(0, 2, False), (2, 4, False), (3, 6, False), (9, 6, True)]
+)
+def test_blocks_in_which_a_shape_was_recorded_are_timed_again(until, timed, recorded):
+    """A drive that records in each of its first blocks."""
+    seconds: list[float] = []
+    drive = SimpleNamespace(
+        block=lambda steps: seconds.append(len(seconds) + 1.0) or Block(steps, seconds[-1]),
+        recordings=lambda: min(until, len(seconds)), read=lambda: {"data_wait": 0.25},
+    )  # fmt: skip
+    measured = Measurement("cuda", "bf16", "varlen", True, 1.0, warmup_steps=7)
+    _time_blocks(drive, Job("r", (), 4, 1, 2), measured, time.perf_counter())
+    assert len(seconds) == timed
+    assert [block.seconds for block in measured.blocks] == [timed - 1, timed]
+    assert (measured.recorded, measured.data_wait) == (recorded, 0.25)
+    assert measured.warmup_steps == 7 + 2 * (timed - 2), "blocks that do not count were warm-up"
+
+
+def test_recorded_updates_count_as_recordings_do():
+    graphs = Graphs()
+    trainer = SimpleNamespace(stepper=SimpleNamespace(graphs=graphs), attempts=SimpleNamespace(watch=None))
+    drive = SimpleNamespace(trainer=trainer)
+    assert Drive.recordings(drive) == 0
+    graphs.recordings["shape"] = None
+    graphs._updates["shape"] = None
+    assert Drive.recordings(drive) == 2
+    trainer.attempts.watch = "undecided"
+    assert Drive.recordings(drive) is None
 
 
 @pytest.mark.parametrize(("steps", "block"), [(20, 5), (7, 3), (2, 5), (1, 1), (11, 4)])

@@ -195,20 +195,26 @@ def _difference(ours: float, theirs: float) -> float:
 
 
 def check_course(runs: dict[str, Figures]) -> list[Check]:
-    """Whether the loss falls, everything is finite, the device is busy, and nothing failed."""
-    optimised = runs["optimised"]
-    checks = [_check_fall(optimised.losses.get("loss", [])), _check_finite(runs)]
-    busy = optimised.busy
+    """Whether the loss falls, everything is finite, the device is busy, and nothing failed, as far as runs ended."""
+    optimised = runs.get("optimised")
+    checks = [_check_fall(optimised.losses.get("loss", []))] if optimised else []
+    checks += [_check_finite(runs)] if runs else []
+    checks += [_check_busy(optimised.busy)] if optimised else []
+    checks += [_check_errors(runs)] if runs else []
+    return checks
+
+
+def _check_busy(busy: float | None) -> Check:
     detail = "not known" if busy is None else f"{_percent(busy)} of the time (at least {_percent(BUSY)})"
-    checks.append(Check("device busy", busy is not None and busy >= BUSY, detail, {"share": busy}))
+    return Check("device busy", busy is not None and busy >= BUSY, detail, {"share": busy})
+
+
+def _check_errors(runs: dict[str, Figures]) -> Check:
     errors = {name: run.errors for name, run in runs.items() if run.errors}
     warnings = sum(run.num_warnings for run in runs.values())
     detail = f"{sum(map(len, errors.values()))} errors, {warnings} warnings in the logs of {len(runs)} runs"
     first = next((f"; {name}: {lines[0]}" for name, lines in errors.items()), "")
-    return [
-        *checks,
-        Check("no error in the log", not errors, detail + first, {"errors": errors, "warnings": warnings}),
-    ]
+    return Check("no error in the log", not errors, detail + first, {"errors": errors, "warnings": warnings})
 
 
 def _check_fall(losses: list[float]) -> Check:
@@ -227,7 +233,7 @@ def _check_finite(runs: dict[str, Figures]) -> Check:
     steps = max((run.steps[-1] for run in runs.values() if run.steps), default=0)
     counts = f"{sum(bad.values())} losses not finite, {sum(skipped.values())} updates skipped"
     passed = not any(bad.values()) and not any(skipped.values())
-    detail = f"{counts} in {steps:,} steps of each path"
+    detail = f"{counts} in {steps:,} steps ({', '.join(runs)})"
     return Check("no NaN", passed and steps > 0, detail, {"not_finite": bad, "skipped": skipped})
 
 

@@ -31,6 +31,8 @@ from mmldlm.statistics import SAME
 FASTER, SLOWER = "faster", "slower"
 MOST_VARIATION = 0.05
 """An arm whose blocks differ by more than this share was not measured."""
+_UNTIMED = ("memory", "loss_difference")
+"""Figures that are right however noisy the times are."""
 
 
 def verdict(speedup: Ratio, noise: Ratio | None) -> str:
@@ -67,7 +69,9 @@ class Row:
     documents_per_second: float | None = None
     seconds_per_step: float | None = None
     speedup: Ratio | None = None
-    """Tokens per second over those of the baseline."""
+    """Tokens per second over those of the baseline; none where one of the two was not measured."""
+    doubt: str = ""
+    """Why times that were taken are not compared with others, if so."""
     verdict: str = ""
     memory: int | None = None
     """Peak bytes, the largest of the repeats."""
@@ -93,6 +97,11 @@ class Row:
     """pass, fail, or why there is no answer."""
     warnings: list[str] = field(default_factory=list)
     """What the engine said while it was measured."""
+
+    @property
+    def unmeasured(self) -> str:
+        """Why it has no times to compare; empty where it has."""
+        return self.failure or self.doubt
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a difference that is not finite is null, and the gate has failed."""
@@ -221,7 +230,14 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
     row.flops_per_step = flops / sum(block.steps for block in blocks)
     if measured[0].peak_flops:
         row.mfu = row.tokens_per_second.median * flops / tokens / measured[0].peak_flops
+    row.doubt = _doubt(row.tokens_per_second, measured)
     return row
+
+
+def _doubt(rate: Spread, measured: list[Measurement]) -> str:
+    if any(one.recorded for one in measured):
+        return "CUDA graphs were recorded while the clock ran"
+    return f"it varies by {100 * rate.variation:.0f} %" if rate.variation > MOST_VARIATION else ""
 
 
 def _gate(row: Row, arm: Arm, trials: list[Trial], reference: Measurement | None, bench: Bench) -> None:
@@ -242,24 +258,25 @@ def _gate(row: Row, arm: Arm, trials: list[Trial], reference: Measurement | None
 
 
 def _compare_speeds(rows: list[Row], samples: dict[str, Sample], baseline: str, seed: int) -> Ratio | None:
-    base, twin = samples[baseline], samples[f"{baseline} {AGAIN}"]
-    if not base:
-        return None
-    noise = ratio(twin, base, seed) if twin else None
-    base_memory = next(row.memory for row in rows if row.name == baseline)
+    """Speed-ups and verdicts into the rows; the noise. Without a quiet baseline there is neither."""
+    base, twin = next(row for row in rows if row.name == baseline), f"{baseline} {AGAIN}"
+    # a noisy twin stays in: it can only widen the margin beyond which an arm is faster
+    measured = not base.unmeasured
+    noise = ratio(samples[twin], samples[baseline], seed) if measured and samples[twin] else None
     for row in rows:
         if not samples[row.name]:
             continue
-        row.speedup = ratio(samples[row.name], base, seed)
-        row.memory_share = row.memory / base_memory if row.memory and base_memory else None
-        if row.name == baseline:
+        row.memory_share = row.memory / base.memory if row.memory and base.memory else None
+        if row.unmeasured:
+            row.verdict = f"not measured: {row.unmeasured}"
+        elif not measured:
+            row.verdict = "not compared: the baseline was not measured"
+        elif row is base:
             row.speedup, row.verdict = Ratio(1.0, 1.0, 1.0), "baseline"
-        elif row.name == f"{baseline} {AGAIN}":
-            row.verdict = f"noise: {100 * (row.speedup.margin - 1):.1f} %"
         else:
-            row.verdict = verdict(row.speedup, noise)
-            if row.tokens_per_second is not None and row.tokens_per_second.variation > MOST_VARIATION:
-                row.verdict = f"not measured: it varies by {100 * row.tokens_per_second.variation:.0f} %"
+            row.speedup = ratio(samples[row.name], samples[baseline], seed)
+            same = f"noise: {100 * (row.speedup.margin - 1):.1f} %"
+            row.verdict = same if row.name == twin else verdict(row.speedup, noise)
     return noise
 
 
@@ -290,10 +307,12 @@ class Outcome:
     text: str
     value: float | None
     failed: bool
+    reason: str = ""
+    """Why there is no value, if that is known."""
 
     def line(self) -> str:
         if self.value is None:
-            return f"{self.text}: fails, because there is no such measurement"
+            return f"{self.text}: fails, because {self.reason or 'there is no such measurement'}"
         return (
             f"{self.text}: {'fails' if self.failed else 'condition not met'}, the value is {self.value:.4g}"
         )
@@ -312,6 +331,9 @@ class Condition:
     def judge(self, comparison: Comparison) -> Outcome:
         """What it comes to; one that cannot be judged, because an arm gave no measurement, fails."""
         rows = [comparison.row(name) for name in self.arms]
+        reasons = [f"{row.name} gave no measurement: {row.unmeasured}" for row in rows if row.unmeasured]
+        if reasons and self.figure not in _UNTIMED:
+            return Outcome(self.text, None, True, reasons[0])
         if self.figure == "speedup":
             ours, theirs = (_tokens(row) for row in rows)
             value = ours / theirs if ours and theirs else None

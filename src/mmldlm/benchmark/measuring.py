@@ -109,6 +109,8 @@ class Measurement:
     """What the device could do per second in this precision; null where that is not known."""
     warmup_steps: int = 0
     """Until the time of a step had settled."""
+    recorded: bool = False
+    """CUDA graphs were recorded inside the timed blocks, however often these were repeated."""
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -160,6 +162,20 @@ def parse_bytes(text: str, option: str) -> int:
         raise UserError(f"{option} {text}: write a number with a unit, such as 80GiB; units are "
                         f"{', '.join(unit for unit in _UNITS if unit)}")  # fmt: skip
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+_LEAST_LIMIT = 64 * 2**20
+"""Bytes; no training fits into less, so a smaller number lacks its unit."""
+
+
+def parse_memory_limit(text: str) -> int:
+    """`--memory-limit` as a number of bytes."""
+    limit = parse_bytes(text, "--memory-limit")
+    if limit < _LEAST_LIMIT:
+        raise UserError(
+            f"--memory-limit {text}: is {limit:,} bytes; at least 64MiB are needed, such as 80GiB"
+        )
+    return limit
 
 
 WORKER = "mmldlm.benchmark.worker"

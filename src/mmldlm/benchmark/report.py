@@ -9,14 +9,14 @@ measured is lost however the benchmark ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.benchmark.comparison import FASTER, REFERENCE, SAME, SLOWER, Comparison, Outcome, Row
 from mmldlm.benchmark.machine import summary_lines
-from mmldlm.benchmark.measuring import Bench
+from mmldlm.benchmark.measuring import Bench, Measurement
 from mmldlm.benchmark.search import Search, Sweep, draw_search, draw_sweep
 from mmldlm.durable import replace_file
 from mmldlm.reports import (
@@ -129,7 +129,7 @@ def sweep_table(sweep: Sweep) -> Table:
             point.value,
             *(COLUMNS[name](point.row) for name in columns),
             *(f"{value[idx]:.2f}" if value[idx] is not None else "" for value in growth),
-            point.row.failure or "",
+            point.row.unmeasured,
         ]
         for idx, point in enumerate(sweep.points)
     ]
@@ -151,7 +151,7 @@ def search_table(search: Search) -> Table:
         [
             f"{one.tokens:,}",
             *(COLUMNS[name](one.row) for name in columns),
-            one.row.failure or marks.get(id(one), ""),
+            one.row.failure or "; ".join(filter(None, [marks.get(id(one)), one.row.doubt])),
         ]
         for one in search.tries
     ]
@@ -230,18 +230,28 @@ class Report:
 
     def _warm_up(self) -> str:
         """How many steps it took until the time of a step had settled."""
-        steps = [trial.measurement.warmup_steps for trial in self.bench.trials if trial.measurement]
-        low, high = (min(steps), max(steps)) if steps else (self.bench.options.warmup,) * 2
-        return str(low) if low == high else f"{low} to {high}"
+        return _range([one.warmup_steps for one in self._timed()] or [self.bench.options.warmup], "d")
+
+    def _timed(self) -> list[Measurement]:
+        """All measurements but that of the loss reference, which has neither warm-up nor clock."""
+        return [one.measurement for one in self.bench.trials if one.measurement and one.measurement.blocks]
+
+    def _warm_up_lines(self) -> list[str]:
+        seconds = [one.warmup_seconds for one in self._timed()]
+        if not seconds:
+            return []
+        return [
+            f"before the clock: {_range(seconds, '.1f')} s in each process, {self._warm_up()} steps of warm-up"
+        ]
 
     def remarks(self, result: Result) -> list[str]:
         """What stands below the table, for people."""
         if isinstance(result, Comparison):
             said = [f"{row.name}: {text}" for row in result.rows for text in row.warnings]
-            return [*said, *_noise_lines(result), *self._gate_lines()]
+            return [*said, *_noise_lines(result), *self._warm_up_lines(), *self._gate_lines()]
         if isinstance(result, Search) and result.stopped_by:
-            return [f"the search ended early: {result.stopped_by}"]
-        return []
+            return [f"the search ended early: {result.stopped_by}", *self._warm_up_lines()]
+        return self._warm_up_lines()
 
     def _gate_lines(self) -> list[str]:
         options = self.bench.options
@@ -257,7 +267,17 @@ class Report:
         ]
 
 
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
 def _noise_lines(comparison: Comparison) -> list[str]:
+    base = comparison.row(comparison.baseline)
+    if base.unmeasured:
+        return [
+            f"{base.name}, the baseline, was not measured, so nothing is compared with it: {base.unmeasured}"
+        ]
     if comparison.noise is None:
         return ["noise: not known, so every interval is compared with 1"]
     noise = comparison.noise
@@ -336,6 +356,11 @@ def _rate_bars(axes: Axes, rows: list[Row]) -> None:
             axes.annotate(
                 f"{row.speedup.value:.2f}x", (rate.high, place), (5, 0), textcoords="offset points", va="center",
                 fontsize=8,
+            )  # fmt: skip
+        elif row.doubt:
+            axes.annotate(
+                "not measured", (rate.high, place), (5, 0), textcoords="offset points", va="center", fontsize=8,
+                color=ORANGE,
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)

@@ -49,7 +49,7 @@ from mmldlm.benchmark.scaling import (
     ring_bytes,
 )
 from mmldlm.benchmark.search import find_batch, parse_sweep, sweep, sweep_arms
-from mmldlm.benchmark.worker import Drive, watch_exchanges
+from mmldlm.benchmark.worker import Drive, block_sizes, watch_exchanges
 from mmldlm.config.recipe import load_recipe
 from mmldlm.data.store import PairStore
 from mmldlm.distributed.launch import read_place, start_ranks
@@ -100,6 +100,17 @@ def check_choices(
     for option, value in unused.items():
         if other and value:
             raise UserError(f"{option}: has no use together with {other}; leave one of them out")
+
+
+def check_blocks(steps: int, block: int) -> None:
+    """Reject a single timed block: it never varies, so every difference would count."""
+    if len(block_sizes(steps, block)) > 1:
+        return
+    smaller = f" or --block {steps // 2}" if steps > 1 else ""
+    raise UserError(
+        f"--steps {steps} --block {block}: is one timed block, which says nothing about noise; give at least two, "
+        f"such as --steps {2 * block}{smaller}"
+    )
 
 
 def on_gpu(recipe: str | None, settings: list[str]) -> bool:

@@ -150,13 +150,14 @@ class _Work:
         return RunFolder(self.folder / name)
 
     def run_all(self) -> None:
-        """All runs, and the checks that each makes possible."""
+        """All runs, each followed by the checks that it makes possible: an interruption keeps those before it."""
         precision, on_gpu = self.precision, self.runtime.device.type == "cuda"
         self.train("plain", (*reference_settings(), f"train.checkpoint_every={self.steps}"))
         optimised = self.train("optimised", self._profiled() if on_gpu else ())
         self.checks += compare_runs(self.runs["plain"], optimised, precision, on_gpu)
-        self.checks += [check_checkpoints(self.folder_of("optimised"), self.due), self._resume()]
-        self.checks += [self._several_ranks(), *check_course(self.runs)]
+        self.checks.append(check_checkpoints(self.folder_of("optimised"), self.due))
+        self.checks.append(self._resume())
+        self.checks.append(self._several_ranks())
 
     def _profiled(self) -> tuple[str, ...]:
         """Records some steps in the middle of the run: how busy the device is."""
@@ -256,13 +257,17 @@ class _Work:
             end(process)
 
     def finish(self, partial: bool) -> Validation:
-        """Write the result; what only served the checks is deleted."""
+        """Judge the course of the runs that ended and write the result; what only served the checks is deleted.
+
+        A run that was interrupted is not judged: its last lines may come from the interruption.
+        """
         settings = {
             "recipe": self.config.name, "steps": self.steps, "device": str(self.runtime.device),
             "precision": self.precision,
         }  # fmt: skip
         environment = describe_environment(["mmldlm", *sys.argv[1:]])
-        result = Validation(self.checks, self.runs, environment, settings, self.folder, partial)
+        checks = [*self.checks, *check_course(self.runs)]
+        result = Validation(checks, self.runs, environment, settings, self.folder, partial)
         replace_file(self.folder / RESULT, encode(result.to_json(), indent=1))
         for name in ("plain", "optimised", "resumed", "ranks"):
             for path in (self.folder_of(name).checkpoints, self.folder_of(name).export):

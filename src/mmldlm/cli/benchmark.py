@@ -30,7 +30,7 @@ TABLE = {
     "vocabulary": option(int, 30522, "Of the random documents.", panel=_DATA, min=2),
     "channels": option(int, 32, "Of the random latents.", panel=_DATA, min=1),
     "documents": option(int | None, None, "How many random documents.", panel=_DATA, min=1),
-    "steps": option(int, 20, "Timed steps.", panel=_HOW, min=1),
+    "steps": option(int, 20, "Timed steps, at least two blocks.", panel=_HOW, min=1),
     "warmup": option(
         int, 10, "Fewest steps before the clock; on a GPU it waits until they are steady.", panel=_HOW, min=1
     ),
@@ -62,14 +62,25 @@ TABLE = {
 def benchmark(words: Any) -> None:
     """Measure speed-ups against the plain path in fresh processes, with noise, memory and a check of the loss."""
     from mmldlm.benchmark.arms import describe
-    from mmldlm.benchmark.measuring import Options, parse_bytes
-    from mmldlm.benchmark.session import Session, Wanted, check_choices, find_store, on_gpu, scale
+    from mmldlm.benchmark.measuring import Options, parse_memory_limit
+    from mmldlm.benchmark.session import (
+        Session,
+        Wanted,
+        check_blocks,
+        check_choices,
+        find_store,
+        on_gpu,
+        scale,
+    )
 
     arms, only, fail_if = words.arm or [], words.only or [], words.fail_if or []
     check_choices(
         words.ladder, words.sweep, find_batch=words.find_batch, scaling=words.scaling, fail_if=fail_if, arms=arms,
         only=only,
     )  # fmt: skip
+    if not words.scaling:
+        check_blocks(words.steps, words.block)
+    limit = parse_memory_limit(words.memory_limit) if words.memory_limit else None
     settings = list(words.settings or [])
     gpu = on_gpu(words.recipe, settings)
     random_documents = partial(
@@ -79,7 +90,7 @@ def benchmark(words: Any) -> None:
     path, synthetic = (Path(), None) if words.scaling else make_store()
     options = Options(
         recipe=words.recipe or ("small" if gpu else "laptop"), settings=tuple(settings), store=path,
-        memory_limit=parse_bytes(words.memory_limit, "--memory-limit") if words.memory_limit else None,
+        memory_limit=limit,
         **chosen(words, "steps warmup block repeats gate_steps tolerance timeout seed"),
     )  # fmt: skip
     folder = words.out or Path("benchmarks") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -112,10 +123,13 @@ def _show(finished: Finished, folder: Path) -> None:
         typer.echo(f"mmldlm: nothing could be measured; the logs are in {report.bench.logs}", err=True)
         raise typer.Exit(1)
     compared = finished.result
-    if isinstance(compared, Comparison) and compared.row(compared.baseline).failure:
-        typer.echo(
-            f"mmldlm: {compared.baseline}, the baseline, failed; its log is in {report.bench.logs}", err=True
-        )
+    base = compared.row(compared.baseline) if isinstance(compared, Comparison) else None
+    if base is not None and base.failure:
+        typer.echo(f"mmldlm: {base.name}, the baseline, failed; its log is in {report.bench.logs}", err=True)
+        raise typer.Exit(1)
+    if base is not None and base.doubt:
+        remedy = "try an idle machine, a larger --warmup, or a larger --block and --steps"
+        typer.echo(f"mmldlm: {base.name}, the baseline, was not measured: {base.doubt}; {remedy}", err=True)
         raise typer.Exit(1)
     if any(outcome.failed for outcome in finished.outcomes):
         raise typer.Exit(1)
