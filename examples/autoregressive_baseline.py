@@ -1,9 +1,8 @@
 """What an autoregressive decoder of the same pairs can do: trained on a pair store, judged by the same scores.
 
-    python examples/autoregressive_baseline.py data/wordnet-derived --seconds 90 --muon true --lr 2e-3
+    python examples/autoregressive_baseline.py data/wordnet-derived --seconds 90
 
-The latent takes the first place of a causal transformer, the tokens follow, an end token closes the text. Decoding
-takes the most probable token at each place, with keys and values kept; it finds its length, or is told the true one.
+The latent comes first, tokens follow, an end token closes the text. Decoding is greedy and leaves out what has ended.
 """
 
 import argparse
@@ -31,7 +30,7 @@ class Settings:
     heads: int = 12
     lr: float = 1e-3
     weight_decay: float = 0.1
-    muon: bool = False  # for the matrices of the blocks
+    muon: bool = True  # for the matrices of the blocks
     batch_tokens: int = 16384
     seconds: float = 90.0  # compilation included
     steps: int = 0  # if not 0, so many instead of seconds
@@ -73,9 +72,8 @@ class Decoder(nn.Module):
         self.tokens, self.places = nn.Embedding(self.end + 1, width), nn.Embedding(self.longest + 9, width)
         self.blocks = nn.ModuleList(Block(width, settings.heads) for _ in range(settings.depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, self.end + 1)
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
+        for matrix in (parameter for parameter in self.parameters() if parameter.ndim == 2):
+            nn.init.normal_(matrix, std=0.02)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """Logits (n, 1 + places, vocabulary) of the token that follows the latent, and each token."""
@@ -94,18 +92,22 @@ class Decoder(nn.Module):
     def decode(self, latents: Tensor, lengths: Tensor | None = None) -> list[np.ndarray]:
         """The most probable token at each place, until the end token or the given lengths."""
         pasts: list[list[Tensor]] = [[] for _ in self.blocks]
-        x, chosen = self.latent(latents.flatten(1))[:, None], []
+        x, alive = self.latent(latents.flatten(1))[:, None], torch.arange(len(latents), device=latents.device)
+        chosen = torch.full((len(latents), self.longest + 1), self.end, device=latents.device)
         for place in range(self.longest + 1):
             x = x + self.places.weight[place]
             for block, past in zip(self.blocks, pasts, strict=True):
                 x = block(x, past)
             logits = self.head(self.norm(x))[:, -1]
             if lengths is not None:
-                logits[:, self.end] = torch.where(place >= lengths, torch.inf, -torch.inf)
-            chosen.append(logits.argmax(-1))
-            x = self.tokens(chosen[-1])[:, None]
-        rows = torch.stack(chosen, 1).cpu().numpy()
-        return [row[: int((row != self.end).cumprod().sum())] for row in rows]
+                logits[:, self.end] = torch.where(place >= lengths[alive], torch.inf, -torch.inf)
+            chosen[alive, place] = logits.argmax(-1)
+            going = (chosen[alive, : place + 1] != self.end).all(1) if place % 4 == 3 else slice(None)
+            alive, pasts = alive[going], [[part[going] for part in past] for past in pasts]
+            if not len(alive):
+                break
+            x = self.tokens(chosen[alive, place])[:, None]
+        return [row[: int((row != self.end).cumprod().sum())] for row in chosen.cpu().numpy()]
 
 
 def parts(lengths: np.ndarray, size: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -115,8 +117,7 @@ def parts(lengths: np.ndarray, size: int, seed: int) -> Iterator[tuple[int, np.n
         order, cut = rng.permutation(len(widths)), []
         for width in np.unique(widths):
             group, rows = order[widths[order] == width], max(1, size // width)
-            last = max(1, len(group) - rows + 1)
-            cut += [(int(width), group[i : i + rows]) for i in range(0, last, rows)]
+            cut += [(int(width), group[i : i + rows]) for i in range(0, max(1, len(group) - rows + 1), rows)]
         yield from (cut[i] for i in rng.permutation(len(cut)))
 
 
@@ -165,8 +166,8 @@ def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Dec
 def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int = 512) -> dict[str, float]:
     """Scores on held-out latents, with the model's own length and with the true one."""
     folder, scores = store.tokenizer_path(), {}
-    texts_of = Tokenizer.load(folder).decode_batch if folder else None
-    truth = Pairs.of(store.split("validation").read(np.arange(len(store.split("validation")))), texts_of)
+    texts_of, split = Tokenizer.load(folder).decode_batch if folder else None, store.split("validation")
+    truth = Pairs.of(split.read(np.arange(len(split))), texts_of)
     latents, tokens, lengths = (x.split(rows) for x in on_device(store, "validation", model.end, device))
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         documents = zip(latents, tokens, lengths, strict=True)
@@ -182,11 +183,10 @@ def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int = 512)
 
 
 def main(path: str, settings: Settings) -> dict[str, float]:
-    """Train and judge; returns the scores."""
     store, device = mmldlm.PairStore.open(path), "cuda" if torch.cuda.is_available() else "cpu"
     model, steps = train(store, settings, device)
-    size = sum(p.numel() for p in model.parameters())
-    return {"parameters": size, "steps": steps} | judge(model, store, device)
+    sizes = {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps}
+    return sizes | judge(model, store, device)
 
 
 if __name__ == "__main__":

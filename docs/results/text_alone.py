@@ -91,7 +91,9 @@ def masked(store: mmldlm.PairStore, words: argparse.Namespace, rate: float) -> d
 def autoregressive(store: mmldlm.PairStore, words: argparse.Namespace, rate: float) -> dict[str, float]:
     """Nats of the held-out text with the end token behind each document."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = peer.Settings(DEPTH, WIDTH, HEADS, lr=rate, batch_tokens=words.batch_tokens, steps=words.steps)
+    settings = peer.Settings(
+        DEPTH, WIDTH, HEADS, lr=rate, muon=False, batch_tokens=words.batch_tokens, steps=words.steps
+    )
     model, _ = peer.train(store, settings, device)
     parts = (x.split(256) for x in peer.on_device(store, "validation", model.end, device))
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
