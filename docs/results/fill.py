@@ -1,6 +1,7 @@
-"""How full batches counted in documents are, docs/speed.md: python docs/results/fill.py SENTENCES.jsonl.gz
+"""How full batches counted in documents are, docs/speed.md: python docs/results/fill.py TEXTS.jsonl.gz [LONGEST]
 
-2,000 random steps of the sentences (objects with `text`), with one size of micro-batch and with several.
+2,000 random steps of the texts (objects with `text`), cut at LONGEST tokens (64), with one size of micro-batch and with
+several.
 """
 
 import gzip
@@ -21,12 +22,13 @@ def fill(steps: list[np.ndarray], shape: StepShape) -> float:
     return sum(sums) / sum(shape.caps_for(tokens).num_tokens for tokens in sums)
 
 
+longest = int(sys.argv[2]) if len(sys.argv) > 2 else 64
 with gzip.open(sys.argv[1], "rt", encoding="utf-8") as lines:
     texts = [json.loads(line)["text"] for line in lines]
-lengths = np.array([len(ids) for ids in Tokenizer.load("builtin:minilm").encode_batch(texts)]).clip(1, 64)
-print(f"{len(lengths)} sentences, {lengths.mean():.1f} tokens on average, deviation {lengths.std():.1f}")
+lengths = np.array([len(ids) for ids in Tokenizer.load("builtin:minilm").encode_batch(texts)]).clip(1, longest)
+print(f"{len(lengths)} texts, {lengths.mean():.1f} tokens on average, deviation {lengths.std():.1f}")
 random = np.random.default_rng(0)
-for documents in (8, 32, 128, 512, 2048):
+for documents in (4, 8, 32, 128, 512, 2048):
     batch = BatchConfig(tokens_per_step=None, documents_per_step=documents)
     shape = plan_shape(batch, Lengths.of(lengths, int(lengths.max())))
     steps = [random.choice(lengths, documents) for _ in range(2000)]

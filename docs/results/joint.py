@@ -1,4 +1,4 @@
-"""The table "Joint generation" of docs/results.md: python docs/results/joint.py RUN STORE [COUNT]
+"""The table "Pairs from nothing" of docs/results.md: python docs/results/joint.py RUN STORE [COUNT]
 
 Pairs from nothing by orders, temperatures, turns and candidates. For each way: agreement of latent and text by the
 encoder and by the model, repeated tokens, different pairs of tokens, distances of latents and of the texts' own latents
@@ -19,7 +19,8 @@ from mmldlm.latents import cosine
 model, store = mmldlm.load(sys.argv[1]), mmldlm.PairStore.open(sys.argv[2])
 count = int(sys.argv[3]) if len(sys.argv) > 3 else 1024
 real = store.splits["validation"]
-real_latents, real_texts = np.asarray(real.latents), list(real.texts)
+shuffled = np.random.default_rng(0).permutation(len(real))  # files are often in an order of their own
+real_latents, real_texts = np.asarray(real.latents)[shuffled], [list(real.texts)[i] for i in shuffled]
 size = min(count, len(real_latents) // 2)
 known = {tokens.tobytes() for tokens in model.tokenize([str(text) for text in store.splits["train"].texts])}
 axes = main_directions(real_latents.reshape(len(real_latents), -1), size // 4)

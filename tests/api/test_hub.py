@@ -50,10 +50,11 @@ def test_generation_config_has_transformers_names_and_an_effect(model: Model, tm
     model.save_pretrained(folder)
     path = folder / "generation_config.json"
     values = json.loads(path.read_text())
-    assert {"max_denoising_steps", "top_p", "guidance_scale", "do_sample", "temperature"} <= values.keys()
-    path.write_text(json.dumps({"max_denoising_steps": 3, "do_sample": False}))
-    sampling = mmldlm.load(folder).loaded.config.sampling
-    assert (sampling.num_sampling_steps, sampling.temperature) == (3, 0.0)
+    assert {"max_denoising_steps", "top_p", "guidance_scale", "do_sample"} <= values.keys()
+    for sample, temperature in ((True, 0.7), (False, 0.0)):
+        path.write_text(json.dumps({"max_denoising_steps": 3, "temperature": 0.7, "do_sample": sample}))
+        sampling = mmldlm.load(folder).loaded.config.sampling
+        assert (sampling.num_sampling_steps, sampling.temperature) == (3, temperature)
     for wrong, word in (
         ({"num_beams": 4}, "num_beams"),
         ({"top_p": "x"}, "top_p"),

@@ -80,7 +80,7 @@ def test_both_halves_of_a_step(step_walks):
 def test_a_decode(tmp_path):
     model = mmldlm.load(make_run(tmp_path / "run", make_store(tmp_path / "store")))
     latents = np.zeros((2, model.num_slots, model.num_channels), np.float32)
-    model.decode(latents)  # what is done once is done
+    model.decode(latents, lengths=3)  # what is done once is done
     files, count = named_between("## One decode", "## Ten changes")
-    assert files_run(lambda: model.decode(latents, steps=4)) == files
+    assert files_run(lambda: model.decode(latents, lengths=3, steps=4)) == files
     assert len(files) == count <= 20

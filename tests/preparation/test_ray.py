@@ -164,6 +164,7 @@ class Deadly(Letters):
         return super().encode(texts)
 
 
+@pytest.mark.soak
 def test_a_job_that_kills_every_worker_ends_the_command(tmp_path, cluster):
     with pytest.raises(UserError, match="a Ray worker cannot work"):
         mmldlm.prepare(

@@ -11,10 +11,9 @@ import torch
 from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, encode_tokens, generate, infill_tokens, vary
-from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import Pack, document_keys, latent_noise
 from mmldlm.sampling.predictor import Logits, ModelPredictor, Prediction, guided_latents, guided_logits
-from tests.sampling.sampling_oracles import TEXTS, oracle_model, random_model, spy, toy_distribution
+from tests.sampling.sampling_oracles import TEXTS, drawing, oracle_model, random_model, spy, toy_distribution
 
 JOINT, CENTRES = toy_distribution(2), np.array([[-1.0, 0.5], [1.0, -0.5]])
 MASK = 3
@@ -98,7 +97,7 @@ def test_unconditional_pass_sees_the_condition_as_training_drops_it() -> None:
     record = spy(model)
     keys, options = (
         document_keys(0, 2),
-        SamplingOptions(num_sampling_steps=1, num_latent_steps=1, guidance=2.0),
+        drawing(num_sampling_steps=1, num_latent_steps=1, guidance=2.0),
     )
     latents = np.ones((2, 2, 3), np.float32)
     decode_latents(model, latents, options, lengths=np.array([3, 4]), keys=keys)
@@ -114,7 +113,7 @@ def test_unconditional_pass_sees_the_condition_as_training_drops_it() -> None:
 @pytest.mark.parametrize("prediction_type", ["clean", "noise", "velocity"])
 def test_guidance_works_with_every_prediction_type_and_jointly(prediction_type: str) -> None:
     model = random_model(prediction_type=prediction_type)
-    options = SamplingOptions(num_sampling_steps=3, num_latent_steps=2, guidance=1.5)
+    options = drawing(num_sampling_steps=3, num_latent_steps=2, guidance=1.5)
     texts, latents = generate(model, 3, options, lengths=np.array([2, 5, 3]), keys=document_keys(0, 3))
     assert [len(text) for text in texts] == [2, 5, 3]
     assert np.isfinite(latents).all()
@@ -128,7 +127,7 @@ def test_guidance_sharpens_what_the_latent_says() -> None:
     """Letters of one position alone: the guided share is p(letter | latent)^w p(letter)^(1-w), normalised."""
     model = oracle_model(JOINT, CENTRES, spread=0.0)
     num, guidance = 6000, 3.0
-    options = SamplingOptions(num_sampling_steps=1, guidance=guidance, batch_tokens=10**6)
+    options = drawing(num_sampling_steps=1, guidance=guidance, batch_tokens=10**6)
     latents = np.broadcast_to(CENTRES[1].astype(np.float32), (num, 1, 2))
     texts = np.stack(
         decode_latents(model, latents, options, lengths=np.full(num, 4), keys=document_keys(0, num))
@@ -145,7 +144,7 @@ def test_guidance_is_refused_where_training_never_left_the_condition_out() -> No
     """It would compare with what an untrained input gives; away from another latent it needs no such input."""
     model, keys = random_model(modes=ModeWeights(1, 1, 0), condition_dropout=0.0), document_keys(0, 1)
     latents, lengths, text = np.zeros((1, 2, 3), np.float32), np.array([4]), np.array([50, 1, 2])
-    options = SamplingOptions(num_sampling_steps=2, guidance=2.0)
+    options = drawing(num_sampling_steps=2, guidance=2.0)
     for call in (
         lambda: decode_latents(model, latents, options, lengths=lengths, keys=keys),
         lambda: infill_tokens(model, [text], options, latents=latents, keys=keys),

@@ -10,13 +10,13 @@ from mmldlm.config import ModeWeights
 from mmldlm.corruption.joint import TEXT_SCHEDULES
 from mmldlm.errors import UserError
 from mmldlm.sampling.decode import decode_latents, encode_tokens, infill_tokens, vary
-from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
 from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,
     NUM_LETTERS,
     TEXTS,
     chi_square,
+    drawing,
     oracle_model,
     random_model,
     spy,
@@ -40,7 +40,7 @@ def conditional(probability: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("with_latent", [True, False])
 def test_blanks_follow_the_distribution_given_the_rest(sampler: str, with_latent: bool) -> None:
     num = 4000
-    options = SamplingOptions(
+    options = drawing(
         text_sampler=sampler, num_sampling_steps=ONE_BY_ONE.get(sampler, 3), batch_tokens=10**6,
         block_length=2,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def test_given_tokens_stay_and_no_blank_is_left(sampler: str) -> None:
     for blank in blanks:
         blank[0] = True
     given = [np.where(blank, 50, text) for text, blank in zip(texts, blanks, strict=True)]
-    options = SamplingOptions(text_sampler=sampler, num_sampling_steps=4, block_length=3, batch_tokens=20)
+    options = drawing(text_sampler=sampler, num_sampling_steps=4, block_length=3, batch_tokens=20)
     filled = infill_tokens(model, given, options, keys=document_keys(0, 5))
     for text, blank, found in zip(texts, blanks, filled, strict=True):
         assert np.array_equal(found[~blank], text[~blank])
@@ -75,7 +75,7 @@ def test_the_network_is_told_the_time_of_the_masked_share(sampler: str) -> None:
     record = spy(model)
     num = 400
     given = np.array([50, 1, 2, 50, 50, 3, 50, 4, 5, 6])
-    options = SamplingOptions(text_sampler=sampler, num_sampling_steps=4, batch_tokens=10**6)
+    options = drawing(text_sampler=sampler, num_sampling_steps=4, batch_tokens=10**6)
     infill_tokens(model, [given] * num, options, keys=document_keys(0, num))
     assert len(record) == 4
     call = record[1]
@@ -91,7 +91,7 @@ def test_blanks_everywhere_are_plain_decoding() -> None:
     latents = np.random.default_rng(0).normal(size=(3, 2, 3)).astype(np.float32)
     lengths = np.array([5, 9, 12])
     for sampler in MASK_SAMPLERS:
-        options = SamplingOptions(text_sampler=sampler, num_sampling_steps=4)
+        options = drawing(text_sampler=sampler, num_sampling_steps=4)
         plain = decode_latents(model, latents, options, lengths=lengths, keys=keys)
         blanks = [np.full(length, 50) for length in lengths]
         assert all(
@@ -100,7 +100,7 @@ def test_blanks_everywhere_are_plain_decoding() -> None:
 
 
 def test_blanks_without_a_latent_need_a_model_that_knows_such_texts() -> None:
-    keys, options = document_keys(0, 1), SamplingOptions()
+    keys, options = document_keys(0, 1), drawing()
     always = random_model(modes=ModeWeights(1, 1, 0), condition_dropout=0.0)
     with pytest.raises(UserError, match="always saw a latent"):
         infill_tokens(always, [np.array([50, 1])], options, keys=keys)
@@ -110,7 +110,7 @@ def test_blanks_without_a_latent_need_a_model_that_knows_such_texts() -> None:
 def test_guidance_away_from_a_latent(guidance: float) -> None:
     """Letters of one position: p(letter | latent)^w p(letter | other latent)^(1-w), normalised."""
     num = 6000
-    options = SamplingOptions(num_sampling_steps=1, guidance=guidance, batch_tokens=10**6)
+    options = drawing(num_sampling_steps=1, guidance=guidance, batch_tokens=10**6)
     wanted, other = (np.broadcast_to(c.astype(np.float32), (num, 1, 2)) for c in CENTRES)
     texts = decode_latents(
         oracle_model(JOINT, CENTRES), wanted, options, lengths=np.full(num, 4), keys=document_keys(0, num),
@@ -127,7 +127,7 @@ def test_guidance_away_from_a_latent(guidance: float) -> None:
 def test_variation_of_a_latent_at_both_ends(strength: float, share: float | None) -> None:
     """Strength 0 decodes the latent itself, strength 1 makes a pair from nothing."""
     num = 3000
-    options = SamplingOptions(num_sampling_steps=32, num_latent_steps=32, batch_tokens=10**6)
+    options = drawing(num_sampling_steps=32, num_latent_steps=32, batch_tokens=10**6)
     latents = np.broadcast_to(CENTRES[1].astype(np.float32), (num, 1, 2))
     texts, made = vary(
         oracle_model(JOINT, CENTRES), latents, options, strength=strength, lengths=np.full(num, 4),
@@ -143,7 +143,7 @@ def test_variation_keeps_the_tokens_that_are_given() -> None:
     model, keys = random_model(), document_keys(0, 2)
     given = [np.array([1, 50, 3]), np.array([50, 5])]
     latents = np.ones((2, 2, 3), np.float32)
-    options = SamplingOptions(num_sampling_steps=2, num_latent_steps=2)
+    options = drawing(num_sampling_steps=2, num_latent_steps=2)
     texts, made = vary(model, latents, options, strength=0.5, tokens=given, keys=keys)
     assert (texts[0][0], texts[0][2], texts[1][1]) == (1, 3, 5)
     assert np.abs(made - latents).max() > 0.01
@@ -155,13 +155,13 @@ def test_passes_are_counted_for_each_document(guidance: float) -> None:
     record = spy(model)
     lengths = np.array([3, 8, 1, 12])
     passes = np.zeros(4, np.int64)
-    options = SamplingOptions(num_sampling_steps=6, guidance=guidance, batch_tokens=14)
+    options = drawing(num_sampling_steps=6, guidance=guidance, batch_tokens=14)
     texts = decode_latents(
         model, np.zeros((4, 2, 3), np.float32), options, lengths=lengths, keys=document_keys(0, 4),
         passes=passes,
     )  # fmt: skip
     assert passes.tolist() == (np.minimum(lengths, 6) * guidance).astype(int).tolist()
     assert passes.sum() == sum(call.layout.num_documents for call in record)
-    encode_tokens(model, texts, SamplingOptions(num_encode_steps=3), keys=document_keys(0, 4), passes=passes)
+    encode_tokens(model, texts, drawing(num_encode_steps=3), keys=document_keys(0, 4), passes=passes)
     assert passes.sum() == sum(call.layout.num_documents for call in record)
     assert torch.equal(record[-1].latent_time.unique(), torch.tensor([1 / 3]))

@@ -10,9 +10,15 @@ from mmldlm.config import ModeWeights
 from mmldlm.errors import UserError
 from mmldlm.sampling.chain import sample_latents, sample_text
 from mmldlm.sampling.decode import decode_latents, encode_tokens, generate
-from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys, group_documents, interleave, latent_noise, make_steps
-from tests.sampling.sampling_oracles import chi_square, oracle_model, random_model, spy, toy_distribution
+from tests.sampling.sampling_oracles import (
+    chi_square,
+    drawing,
+    oracle_model,
+    random_model,
+    spy,
+    toy_distribution,
+)
 
 JOINT, CENTRES = toy_distribution(2, seed=2), np.array([[-1.0, 1.0], [1.0, -1.0]])
 
@@ -21,9 +27,7 @@ JOINT, CENTRES = toy_distribution(2, seed=2), np.array([[-1.0, 1.0], [1.0, -1.0]
 def test_joint_distribution_of_text_and_latent_is_reproduced(sampler: str) -> None:
     num = 6000
     model = oracle_model(JOINT, CENTRES)
-    options = SamplingOptions(
-        text_sampler=sampler, num_sampling_steps=64, num_latent_steps=64, batch_tokens=10**6
-    )
+    options = drawing(text_sampler=sampler, num_sampling_steps=64, num_latent_steps=64, batch_tokens=10**6)
     texts, latents = generate(model, num, options, lengths=np.full(num, 4), keys=document_keys(1, num))
     kind = (latents[:, 0, 0] > 0).astype(int)
     assert latents[:, 0] == pytest.approx(CENTRES[kind], abs=1e-3)  # every latent is one of the two
@@ -52,7 +56,7 @@ def test_both_chains_take_turns() -> None:
 def test_each_sees_the_other_at_its_time() -> None:
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(
+    options = drawing(
         text_sampler="ancestral", num_sampling_steps=2, num_latent_steps=2, joint_order="interleaved"
     )
     generate(model, 1, options, lengths=np.array([12]), keys=document_keys(0, 1))
@@ -62,7 +66,7 @@ def test_each_sees_the_other_at_its_time() -> None:
 
 def test_joint_sample_does_not_depend_on_its_batch() -> None:
     model, keys = random_model(), document_keys(9, 8)
-    options = SamplingOptions(num_sampling_steps=4, num_latent_steps=3)
+    options = drawing(num_sampling_steps=4, num_latent_steps=3)
     texts, latents = generate(model, 8, options, keys=keys)
     for i in range(8):
         (text,), latent = generate(model, 1, options, keys=keys[i : i + 1])
@@ -79,11 +83,11 @@ def test_lengths_are_drawn_from_the_length_head() -> None:
         head.output.weight.zero_()
         head.output.bias.copy_(torch.from_numpy(probability).log().clamp(min=-1e9))
     num, latents = 3000, np.zeros((3000, 2, 3), np.float32)
-    options = SamplingOptions(num_sampling_steps=1)
+    options = drawing(num_sampling_steps=1)
     texts = decode_latents(model, latents, options, keys=document_keys(0, num))
     shares = np.bincount([len(text) for text in texts], minlength=13)[1:] / num
     assert shares == pytest.approx(probability, abs=0.035)
-    sure = SamplingOptions(num_sampling_steps=1, temperature=0.0)
+    sure = drawing(num_sampling_steps=1, temperature=0.0)
     assert {len(text) for text in decode_latents(model, latents[:9], sure, keys=document_keys(0, 9))} == {3}
 
 
@@ -92,7 +96,7 @@ def test_length_head_sees_the_latent_at_its_time() -> None:
     head = model.denoiser.length_head
     assert head is not None
     head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
-    keys, options = document_keys(0, 2), SamplingOptions(num_sampling_steps=1, num_latent_steps=1)
+    keys, options = document_keys(0, 2), drawing(num_sampling_steps=1, num_latent_steps=1)
     latents = np.ones((2, 2, 3), np.float32)
     decode_latents(model, latents, options, keys=keys)
     assert torch.equal(seen[0][0], torch.from_numpy(latents))
@@ -108,7 +112,7 @@ def test_model_without_lengths_asks_for_them(length: str) -> None:
     model = random_model(length="given" if length == "given" else "modelled")
     if length == "untrained":
         model.config.objective.length_weight = 0.0
-    keys, options = document_keys(0, 1), SamplingOptions(num_sampling_steps=2, num_latent_steps=2)
+    keys, options = document_keys(0, 1), drawing(num_sampling_steps=2, num_latent_steps=2)
     with pytest.raises(UserError, match="pass lengths"):
         decode_latents(model, np.zeros((1, 2, 3), np.float32), options, keys=keys)
     with pytest.raises(UserError, match="pass lengths"):
@@ -118,7 +122,7 @@ def test_model_without_lengths_asks_for_them(length: str) -> None:
 
 
 def test_heads_that_were_never_trained_are_refused() -> None:
-    options, keys = SamplingOptions(), document_keys(0, 1)
+    options, keys = drawing(), document_keys(0, 1)
     only_text = random_model(modes=ModeWeights(l2t=1, t2l=0, joint=0))
     only_latent = random_model(modes=ModeWeights(l2t=0, t2l=1, joint=0))
     with pytest.raises(UserError, match="not trained to produce latents"):
@@ -141,7 +145,7 @@ def test_groups_hold_every_document_once_and_fit() -> None:
 def test_samplers_for_a_loop_of_ones_own() -> None:
     """A denoiser and its corruption are enough; the samples are those of the whole way."""
     model, lengths = random_model(), np.array([4, 6, 3])
-    options = SamplingOptions(num_sampling_steps=3, seed=5)
+    options = drawing(num_sampling_steps=3, seed=5)
     keys = document_keys(5, 3)
     latents = np.random.default_rng(0).normal(size=(3, 2, 3)).astype(np.float32)
     expected = decode_latents(model, latents, options, lengths=lengths, keys=keys)

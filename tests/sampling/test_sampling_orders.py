@@ -21,6 +21,7 @@ from mmldlm.sampling.predictor import ModelPredictor
 from tests.sampling.sampling_oracles import (
     MASK_SAMPLERS,
     chi_square,
+    drawing,
     oracle_model,
     random_model,
     spy,
@@ -54,9 +55,7 @@ def test_one_token_at_a_time_reproduces_the_distribution(
 ) -> None:
     num = 8000
     model = oracle_model(JOINT, CENTRES, text_schedule=schedule)
-    options = SamplingOptions(
-        text_sampler=sampler, num_sampling_steps=num_steps, batch_tokens=10**6, **settings
-    )
+    options = drawing(text_sampler=sampler, num_sampling_steps=num_steps, batch_tokens=10**6, **settings)
     latents = np.broadcast_to(CENTRES[0].astype(np.float32), (num, 1, 2))
     texts = decode_latents(model, latents, options, lengths=np.full(num, 4), keys=document_keys(3, num))
     assert chi_square(texts, JOINT[0] / JOINT[0].sum()) < LIMIT
@@ -69,7 +68,7 @@ def test_first_hitting_times_are_those_of_the_continuous_chain(schedule: str) ->
     model = random_model(text_schedule=schedule)
     record = spy(model)
     num, length = 2000, 5
-    options = SamplingOptions(text_sampler="first_hitting", num_sampling_steps=5, batch_tokens=10**6)
+    options = drawing(text_sampler="first_hitting", num_sampling_steps=5, batch_tokens=10**6)
     decode(model, options, np.full(num, length))
     assert len(record) == length  # one pass a token
     for k, call in enumerate(record):
@@ -85,7 +84,7 @@ def test_first_hitting_times_are_those_of_the_continuous_chain(schedule: str) ->
 def test_first_hitting_asks_about_each_token_once_in_equal_groups(length: int, num_steps: int) -> None:
     model = random_model(text_schedule="cosine")
     record = spy(model)
-    options = SamplingOptions(text_sampler="first_hitting", num_sampling_steps=num_steps)
+    options = drawing(text_sampler="first_hitting", num_sampling_steps=num_steps)
     decode(model, options, [length])
     sizes = [call.rows for call in record]
     assert sum(sizes) == length
@@ -108,7 +107,7 @@ def largest(probability: Tensor) -> Tensor:
 def test_the_surest_comes_first_by_its_own_measure(sampler: str, measure: Callable[[Tensor], Tensor]) -> None:
     model = random_model()
     record = spy(model)
-    decode(model, SamplingOptions(text_sampler=sampler, num_sampling_steps=8), [8])
+    decode(model, drawing(text_sampler=sampler, num_sampling_steps=8), [8])
     for call, after in zip(record, [*record[1:]], strict=False):
         inputs = (call.tokens, call.latents, call.text_time, call.latent_time, call.layout)
         hidden = model.denoiser.forward(*inputs).token_hidden
@@ -121,7 +120,7 @@ def test_the_surest_comes_first_by_its_own_measure(sampler: str, measure: Callab
 def test_blocks_are_filled_from_left_to_right() -> None:
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(text_sampler="block", num_sampling_steps=12, block_length=4)
+    options = drawing(text_sampler="block", num_sampling_steps=12, block_length=4)
     decode(model, options, [12, 10])
     for call in record:
         for document in range(call.layout.num_documents):
@@ -139,7 +138,7 @@ def test_a_step_goes_on_into_the_next_block_only_when_the_present_one_is_full(
     """Where a block ends inside a step, no later block is begun while the one before it holds a mask."""
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(text_sampler="block", num_sampling_steps=num_steps, block_length=block_length)
+    options = drawing(text_sampler="block", num_sampling_steps=num_steps, block_length=block_length)
     decode(model, options, [12])
     assert len(record) == num_steps
     for call in record[1:]:
@@ -152,8 +151,8 @@ def test_a_block_as_long_as_the_text_is_plain_confidence() -> None:
     model = random_model()
     lengths = [12, 7, 9, 1]
     for num_steps in (1, 3, 12):
-        plain = decode(model, SamplingOptions(num_sampling_steps=num_steps), lengths)
-        options = SamplingOptions(text_sampler="block", num_sampling_steps=num_steps, block_length=12)
+        plain = decode(model, drawing(num_sampling_steps=num_steps), lengths)
+        options = drawing(text_sampler="block", num_sampling_steps=num_steps, block_length=12)
         assert all(map(np.array_equal, plain, decode(model, options, lengths)))
 
 
@@ -165,15 +164,13 @@ def test_sample_does_not_depend_on_its_batch(sampler: str) -> None:
     keys = document_keys(5, rng.integers(0, 2**60, 8))
     settings: dict[str, Any] = {"text_sampler": sampler, "num_sampling_steps": 5, "guidance": 1.5}
     settings |= {"block_length": 3, "top_p": 0.95}
-    together = decode_latents(model, latents, SamplingOptions(**settings), keys=keys)
+    together = decode_latents(model, latents, drawing(**settings), keys=keys)
     assert len({len(text) for text in together}) > 2
     order = rng.permutation(8)
-    small = SamplingOptions(**settings, batch_tokens=20)
+    small = drawing(**settings, batch_tokens=20)
     shuffled = decode_latents(model, latents[order], small, keys=keys[order])
     for i in range(8):
-        (alone,) = decode_latents(
-            model, latents[i : i + 1], SamplingOptions(**settings), keys=keys[i : i + 1]
-        )
+        (alone,) = decode_latents(model, latents[i : i + 1], drawing(**settings), keys=keys[i : i + 1])
         assert np.array_equal(together[i], alone)
         assert np.array_equal(together[order[i]], shuffled[i])
 
@@ -183,7 +180,7 @@ def test_every_sampler_is_done_after_any_number_of_steps(sampler: str) -> None:
     model = random_model()
     lengths = [1, 2, 5, 12]
     for num_steps in (1, 2, 30):
-        options = SamplingOptions(text_sampler=sampler, num_sampling_steps=num_steps, block_length=2)
+        options = drawing(text_sampler=sampler, num_sampling_steps=num_steps, block_length=2)
         record = spy(model)
         texts = decode(model, options, lengths)
         assert [len(text) for text in texts] == lengths
@@ -194,7 +191,7 @@ def test_every_sampler_is_done_after_any_number_of_steps(sampler: str) -> None:
 def test_ancestral_is_the_same_as_asking_about_everything_at_every_step() -> None:
     model, lengths, num_steps = random_model(), np.array([3, 12, 1, 7]), 25
     record = spy(model)
-    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=num_steps)
+    options = drawing(text_sampler="ancestral", num_sampling_steps=num_steps)
     cached = np.concatenate(decode(model, options, lengths))
     asked = sum(call.layout.num_documents for call in record)
     assert asked < 4 * num_steps / 2

@@ -24,9 +24,9 @@ from mmldlm.sampling.self_check import (
     decode_checked,
     decode_unknown_length,
 )
-from tests.sampling.sampling_oracles import random_model, spy
+from tests.sampling.sampling_oracles import drawing, random_model, spy
 
-OPTIONS = SamplingOptions(num_sampling_steps=3, batch_tokens=60)
+OPTIONS = drawing(num_sampling_steps=3, batch_tokens=60)
 LENGTHS = np.array([5, 9, 2, 1, 12, 7])
 LATENTS = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
 KEYS = document_keys(4, 6)

@@ -18,6 +18,7 @@ from mmldlm.sampling.recording import PassInputs, Recordings, rounded_layout
 from tests.sampling.sampling_oracles import (
     NUM_LETTERS,
     chi_square,
+    drawing,
     oracle_model,
     random_model,
     spy,
@@ -49,7 +50,7 @@ def drawn_texts(kind: int, options: SamplingOptions, **settings: str) -> list[np
 )
 @pytest.mark.parametrize("kind", [0, 1])
 def test_sampler_reproduces_the_distribution(sampler: str, num_steps: int, schedule: str, kind: int) -> None:
-    options = SamplingOptions(text_sampler=sampler, num_sampling_steps=num_steps, batch_tokens=10**6)
+    options = drawing(text_sampler=sampler, num_sampling_steps=num_steps, batch_tokens=10**6)
     texts = drawn_texts(kind, options, text_schedule=schedule)
     assert chi_square(texts, JOINT[kind] / JOINT[kind].sum()) < LIMIT
     assert (
@@ -60,7 +61,7 @@ def test_sampler_reproduces_the_distribution(sampler: str, num_steps: int, sched
 @pytest.mark.parametrize("sampler", ["confidence", "ancestral"])
 def test_one_step_draws_every_letter_by_itself(sampler: str) -> None:
     """Which is not the distribution, but the product of its marginals: the test above can fail."""
-    options = SamplingOptions(text_sampler=sampler, num_sampling_steps=1, batch_tokens=10**6)
+    options = drawing(text_sampler=sampler, num_sampling_steps=1, batch_tokens=10**6)
     texts = drawn_texts(0, options)
     conditional = JOINT[0] / JOINT[0].sum()
     assert chi_square(texts, conditional) > 100
@@ -72,7 +73,7 @@ def test_one_step_draws_every_letter_by_itself(sampler: str) -> None:
 def test_ancestral_masks_as_the_schedule_says() -> None:
     model = random_model(text_schedule="cosine")
     record = spy(model)
-    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=5, batch_tokens=8192)
+    options = drawing(text_sampler="ancestral", num_sampling_steps=5, batch_tokens=8192)
     num, length = 400, 10
     latents = np.zeros((num, 2, 3), np.float32)
     decode_latents(model, latents, options, lengths=np.full(num, length), keys=document_keys(0, num))
@@ -88,7 +89,7 @@ def test_network_is_asked_about_each_ancestral_token_once() -> None:
     model = random_model()
     record = spy(model)
     lengths = np.array([3, 8, 1, 12])
-    options = SamplingOptions(text_sampler="ancestral", num_sampling_steps=40)
+    options = drawing(text_sampler="ancestral", num_sampling_steps=40)
     decode_latents(model, np.zeros((4, 2, 3), np.float32), options, lengths=lengths, keys=document_keys(0, 4))
     assert sum(call.rows for call in record) == lengths.sum()
     assert len(record) <= lengths.sum()
@@ -99,7 +100,7 @@ def test_network_is_asked_about_each_ancestral_token_once() -> None:
 def test_confidence_is_done_after_its_steps(length: int, num_steps: int) -> None:
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(num_sampling_steps=num_steps)
+    options = drawing(num_sampling_steps=num_steps)
     keys = document_keys(0, 1)
     texts = decode_latents(
         model, np.zeros((1, 2, 3), np.float32), options, lengths=np.array([length]), keys=keys
@@ -120,7 +121,7 @@ def test_confidence_tells_the_time_of_the_masked_share(schedule: str) -> None:
     model = random_model(text_schedule=schedule)
     record = spy(model)
     keys, lengths = document_keys(0, 3), np.array([4, 9, 12])
-    options = SamplingOptions(num_sampling_steps=6)
+    options = drawing(num_sampling_steps=6)
     decode_latents(model, np.zeros((3, 2, 3), np.float32), options, lengths=lengths, keys=keys)
     assert len(record) == 6
     for call in record:
@@ -134,7 +135,7 @@ def test_confidence_tells_the_time_of_the_masked_share(schedule: str) -> None:
 def test_confidence_takes_the_surest_first() -> None:
     model = random_model()
     record = spy(model)
-    options = SamplingOptions(num_sampling_steps=8)
+    options = drawing(num_sampling_steps=8)
     keys, latents = document_keys(0, 1), np.ones((1, 2, 3), np.float32)
     decode_latents(model, latents, options, lengths=np.array([8]), keys=keys)
     for call, after in zip(record, [*record[1:]], strict=False):
@@ -152,14 +153,14 @@ def test_sample_does_not_depend_on_its_batch(sampler: str, temperature: float) -
     rng = np.random.default_rng(0)
     latents = rng.normal(size=(12, 2, 3)).astype(np.float32)
     keys = document_keys(5, rng.integers(0, 2**60, 12))
-    options = SamplingOptions(
+    options = drawing(
         text_sampler=sampler, num_sampling_steps=5, temperature=temperature, top_p=0.95, guidance=1.5
     )
     together = decode_latents(model, latents, options, keys=keys)
     assert len({len(text) for text in together}) > 2
     alone = [decode_latents(model, latents[i : i + 1], options, keys=keys[i : i + 1])[0] for i in range(12)]
     order = rng.permutation(12)
-    small = SamplingOptions(**{**vars(options), "batch_tokens": 20})
+    small = drawing(**{**vars(options), "batch_tokens": 20})
     shuffled = decode_latents(model, latents[order], small, keys=keys[order])
     for i in range(12):
         assert np.array_equal(together[i], alone[i])
@@ -169,7 +170,7 @@ def test_sample_does_not_depend_on_its_batch(sampler: str, temperature: float) -
 def test_same_keys_same_text_other_keys_other_text() -> None:
     model = random_model()
     latents = np.zeros((4, 2, 3), np.float32)
-    options, lengths = SamplingOptions(num_sampling_steps=4), np.full(4, 12)
+    options, lengths = drawing(num_sampling_steps=4), np.full(4, 12)
     first = decode_latents(model, latents, options, lengths=lengths, keys=document_keys(0, 4))
     again = decode_latents(model, latents, options, lengths=lengths, keys=document_keys(0, 4))
     other = decode_latents(model, latents, options, lengths=lengths, keys=document_keys(1, 4))
@@ -185,7 +186,7 @@ def test_limits_of_temperature_and_top_p_are_the_most_probable_text(
     sampler: str, options: dict[str, float]
 ) -> None:
     """In one step, every letter is the most probable one of its position."""
-    made = SamplingOptions(text_sampler=sampler, num_sampling_steps=1, batch_tokens=10**6, **options)
+    made = drawing(text_sampler=sampler, num_sampling_steps=1, batch_tokens=10**6, **options)
     texts = np.stack(drawn_texts(1, made))
     by_position = (JOINT[1] / JOINT[1].sum()).reshape([NUM_LETTERS] * 4)
     best = [by_position.sum(axis=tuple(j for j in range(4) if j != i)).argmax() for i in range(4)]
@@ -199,17 +200,14 @@ def test_a_sick_model_is_refused(sampler: str, temperature: float, value: float)
     model = random_model()
     with torch.no_grad():
         model.denoiser.token_head.bias[3] = value
-    options, keys = SamplingOptions(text_sampler=sampler, temperature=temperature), document_keys(0, 1)
+    options, keys = drawing(text_sampler=sampler, temperature=temperature), document_keys(0, 1)
     with pytest.raises(UserError, match="NaN or infinity"):
         decode_latents(model, np.zeros((1, 2, 3), np.float32), options, keys=keys)
 
 
 def test_nothing_in_nothing_out() -> None:
     model = random_model()
-    assert (
-        decode_latents(model, np.zeros((0, 2, 3), np.float32), SamplingOptions(), keys=document_keys(0, 0))
-        == []
-    )
+    assert decode_latents(model, np.zeros((0, 2, 3), np.float32), drawing(), keys=document_keys(0, 0)) == []
 
 
 def test_filled_up_packs_give_the_same_texts_and_latents() -> None:
@@ -217,7 +215,7 @@ def test_filled_up_packs_give_the_same_texts_and_latents() -> None:
     model, keys = random_model(), document_keys(3, 7)
     model.denoiser.kernels = Kernels("reference")
     lengths = np.array([1, 12, 5, 3, 9, 9, 2])
-    options = SamplingOptions(text_sampler="margin", num_sampling_steps=4, num_latent_steps=3, guidance=1.5)
+    options = drawing(text_sampler="margin", num_sampling_steps=4, num_latent_steps=3, guidance=1.5)
     plain = generate(model, 7, options, lengths=lengths, keys=keys)
     filled, sizes = ModelPredictor.of(model), set()
     filled.recordings = Recordings(broken="no GPU")

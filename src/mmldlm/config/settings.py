@@ -447,10 +447,11 @@ class SamplingConfig:
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
     latent. null: 1, but 16 with a prediction of noise, whose first step determines little of the latent."""
     num_lengths: int = number(3, 1)
-    """Likely lengths that are decoded where none is given, at temperature 0; the text whose own latent by the model is
-    nearest is kept. Costs so many times one length; 1: the likeliest alone."""
-    temperature: float = number(1.0, 0)
-    """0: the most probable token always."""
+    """Likely lengths that are decoded where none is given, at temperature 0; the text is kept beside which the model
+    predicts the noisy latent best. Costs so many times one length; 1: the likeliest alone."""
+    temperature: float = number(0.0, 0)
+    """0: the most probable token always, since a latent has one right text. Pairs from nothing have
+    `joint_temperature`."""
     top_p: float = number(1.0, 0, 1, above=True)
     guidance: float = number(1.0, -100, 100)
     """1: none; larger follows the condition more strongly; below 1 less so, below 0 it leads away from it."""

@@ -195,19 +195,24 @@ def _better(
 
 
 class _Bar:
-    """Progress of several calls and rounds as one."""
+    """Progress of several calls and rounds as one, in the unit of the calls: what is done never falls."""
 
     def __init__(self, progress: Progress | None, num_calls: int) -> None:
-        self.progress, self.num_calls, self.num_done = progress, num_calls, 0
+        self.progress, self.num_calls, self.num_done, self.unit = progress, num_calls, 0, 1
 
     def step(self) -> None:
         self.num_done += 1
         if self.progress is not None:
-            self.progress(self.num_done, self.num_calls)
+            self.progress(self.num_done * self.unit, self.num_calls * self.unit)
 
     def part(self) -> Progress | None:
         """Progress inside the present call."""
-        progress, number, num_calls = self.progress, self.num_done, self.num_calls
+        progress = self.progress
         if progress is None:
             return None
-        return lambda done, total: progress(number * total + done, num_calls * total)
+
+        def report(done: int, total: int) -> None:
+            self.unit = total
+            progress(self.num_done * total + done, self.num_calls * total)
+
+        return report
