@@ -106,3 +106,25 @@ def test_no_arm_wins_figures_of_generated_pairs_by_less_diverse_texts(
     plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
     rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
     assert rows[1].cells[name].verdict == expected
+
+
+@pytest.mark.parametrize(("figure", "base", "arm", "collapsed", "expected"), [
+    ("repeated_1", 0.3, 0.1, None, BETTER),
+    ("repeated_1", 0.3, 0.1, "only 3 % of its pairs of tokens differ", "none: arm has collapsed"),
+    ("repeated_1", 0.1, 0.05, None, "none: base repeats no more than held-out texts"),
+    ("memorised_whole", 0.3, 0.1, None, "none: random words are in no training text either"),
+])  # fmt: skip
+def test_random_words_and_collapsed_texts_win_no_figure_of_diversity(figure, base, arm, collapsed, expected):
+    name = f"generated/{figure}"
+
+    def record(which, seed):
+        value = Value(name, LESS, (base, arm)[which] + 0.01 * seed * (1 + 0.1 * which))
+        return Record(
+            ("base", "arm")[which], seed, {}, {name: value}, 1, 1, None,
+            collapsed=collapsed if which else None, repetitive=value.value > 0.2,
+        )  # fmt: skip
+
+    arms = [SimpleNamespace(name=name, of=None) for name in ("base", "arm")]
+    plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
+    rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
+    assert rows[1].cells[name].verdict == expected

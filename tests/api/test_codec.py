@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mmldlm.api.values import Codec, text_list
+from mmldlm.api.values import FEW_TEXTS, Codec, text_list
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 
@@ -46,12 +48,27 @@ def test_odd_texts_have_the_ids_of_the_tokenizer(name: str, added: list[str], tm
         tokenizer.backend.encode(text, add_special_tokens=False).ids for text in ODD
     ]  # one by one, without any table
     codec = codec_of(tmp_path)
-    for texts, lists in ((ODD, expected), (ODD[::-1], expected[::-1]), (ODD[:1], expected[:1])):
+    many = FEW_TEXTS // len(ODD) + 1
+    for texts, lists in (
+        (ODD * many, expected * many),
+        (ODD[::-1] * many, expected[::-1] * many),
+        (ODD, expected),
+    ):
         tokens = codec.tokenize(texts)
         assert [ids.tolist() for ids in tokens] == lists
         assert {ids.dtype for ids in tokens} == {np.dtype(np.int64)}
     assert codec.tokenize([]) == []
     assert codec.texts_of(codec.tokenize(ODD)) == tokenizer.backend.decode_batch(expected)
+
+
+def test_what_was_looked_up_is_left_out_of_copies() -> None:
+    tokenizer = Tokenizer.load("builtin:minilm")
+    texts = ["a coil of rope", "the open sea"] * FEW_TEXTS
+    expected = [ids.tolist() for ids in tokenizer.encode_arrays(texts)]
+    assert tokenizer.decode_batch(expected) == texts
+    for other in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert [ids.tolist() for ids in other.encode_arrays(texts)] == expected
+        assert other.decode_batch(np.array(expected[:1], np.float32)) == texts[:1]
 
 
 def test_the_first_text_without_a_token_is_named(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_generation_config_has_transformers_names_and_an_effect(model: Model, tm
         path.write_text(json.dumps({"max_denoising_steps": 3, "temperature": 0.7, "do_sample": sample}))
         sampling = mmldlm.load(folder).loaded.config.sampling
         assert (sampling.num_sampling_steps, sampling.temperature) == (3, temperature)
+    path.write_text(json.dumps({"do_sample": True}))
+    assert mmldlm.load(folder).loaded.config.sampling.temperature == 1.0
     for wrong, word in (
         ({"num_beams": 4}, "num_beams"),
         ({"top_p": "x"}, "top_p"),

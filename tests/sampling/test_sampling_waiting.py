@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmldlm.errors import UserError
+from mmldlm.sampling import pack as pack_module
 from mmldlm.sampling.chain import (
     encode_steps,
     fetch,
@@ -26,6 +27,7 @@ from mmldlm.sampling.chain import (
     start_pack,
     text_steps,
 )
+from mmldlm.sampling.decode import decode_latents
 from mmldlm.sampling.pack import Fetched, Indices, Watch, document_keys, reject_bad, send_tensor
 from mmldlm.sampling.predictor import ModelPredictor
 from tests.sampling.sampling_oracles import MASK_SAMPLERS, drawing, random_model
@@ -133,8 +135,42 @@ def test_guidance_without_noise_of_the_call_sends_its_own(predictor: ModelPredic
 def test_the_shortest_way_is_guided_as_a_call_is() -> None:
     model = random_model()
     options = drawing(num_sampling_steps=3, guidance=2.0)
-    texts = sample_text(model.denoiser, model.corruption, torch.zeros(3, 2, 3), [3, 5, 4], options)
-    assert [len(text) for text in texts] == [3, 5, 4]
+    latents, lengths = np.zeros((3, 2, 3), np.float32), np.array([3, 5, 4])
+    texts = sample_text(model.denoiser, model.corruption, torch.from_numpy(latents), lengths, options)
+    called = decode_latents(model, latents, options, lengths=lengths, keys=document_keys(0, 3))
+    assert all(map(np.array_equal, texts, called))
+
+
+def test_what_a_gpu_sends_is_page_locked_and_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the calls, with stand-ins for those of CUDA."""
+    calls, device = [], torch.device("cuda")
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            assert blocking
+
+        def record(self, stream: object) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+    def copied(value: Any, where: object) -> Any:
+        calls.append(f"copy to {where}")
+        return value
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: None)
+    monkeypatch.setattr(pack_module, "to_device", copied)
+    both = Indices(torch.arange(3), torch.arange(4))
+    fetched = Fetched(both, device)
+    assert calls == ["copy to cpu", "record"]
+    assert fetched.wait() is both
+    assert calls[2:] == ["synchronize"]
+    monkeypatch.setattr(Tensor, "pin_memory", lambda value: calls.append("page-lock") or value)
+    monkeypatch.setattr(Tensor, "to", lambda value, where, non_blocking: calls.append(non_blocking) or value)
+    send_tensor(torch.arange(3), device)
+    assert calls[3:] == ["page-lock", True]
 
 
 def test_what_a_chain_ends_with_is_fetched(predictor: ModelPredictor) -> None:

@@ -27,7 +27,7 @@ from mmldlm.reports import (
     render_page,
     signed,
 )
-from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean
+from mmldlm.statistics import BETTER, MORE, SAME, WORSE, Mean, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -236,8 +236,8 @@ def _chance_notes(summary: Summary) -> list[str]:
     cells = summary.comparisons
     if not cells:
         return []
-    outside = sum(cell.verdict in (BETTER, WORSE) for cell in cells)
-    surviving = sum(cell.survives and cell.verdict in (BETTER, WORSE) for cell in cells)
+    apart = [cell for cell in cells if cell.difference and verdict(cell.difference, MORE) != SAME]
+    outside, surviving = len(apart), sum(cell.survives for cell in apart)
     return [
         f"'{SAME}': the interval contains 0. Of the {len(cells)} comparisons here about {0.05 * len(cells):.1f} would "
         f"fall outside by chance if no arm differed; {outside} did, and {surviving} of them still do after Holm's "

@@ -23,7 +23,7 @@ from mmldlm.statistics import (
 )
 
 LEVEL = 0.05
-_GENERATED, _REPEATED = "generated/", "generated/repeated_1"
+_GENERATED, _REPEATED, _MEMORISED = "generated/", "generated/repeated_1", "generated/memorised_"
 _DIVERSITY = ("generated/repeated_", "generated/self_bleu")
 
 
@@ -129,8 +129,8 @@ def _row(
             continue
         difference = None if arm is plan.arms[0] else paired_difference(ours, first)
         judged = verdict(difference, column.better) if difference is not None else ""
-        if column.name.startswith(_GENERATED) and not column.name.startswith(_DIVERSITY):
-            judged = _beside_diversity(judged, mine, base)
+        if column.name.startswith(_GENERATED):
+            judged = _beside_diversity(judged, column.name, mine, base)
         cells[column.name] = Cell(mean_over_seeds([ours[seed] for seed in sorted(ours)]), difference, judged)
     return Row(
         arm,
@@ -141,14 +141,19 @@ def _row(
     )
 
 
-def _beside_diversity(judged: str, ours: list[Record], base: list[Record]) -> str:
-    """The verdict on a figure of generated pairs, unless who won has collapsed or repeats more."""
+def _beside_diversity(judged: str, figure: str, ours: list[Record], base: list[Record]) -> str:
+    """The verdict on a figure of generated pairs, unless texts won that have collapsed, repeat more, or are random."""
     if judged not in (BETTER, WORSE):
         return judged
     winner, loser = (ours, base) if judged == BETTER else (base, ours)
     name = winner[0].arm
     if any(record.collapsed for record in winner):
         return f"none: {name} has collapsed"
+    if figure.startswith(_MEMORISED):
+        return "none: random words are in no training text either"
+    if figure.startswith(_DIVERSITY):
+        natural = not any(record.repetitive for record in loser)
+        return f"none: {loser[0].arm} repeats no more than held-out texts" if natural else judged
     repeats = [
         {one.seed: one.values[_REPEATED].value for one in side if _REPEATED in one.values}
         for side in (winner, loser)

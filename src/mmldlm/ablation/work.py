@@ -29,7 +29,7 @@ from mmldlm.metrics import read_log
 PLAN = "plan.json"
 FORMAT = "mmldlm-ablation-1"
 RECORD = "record.json"
-RECORD_FORMAT = "mmldlm-ablation-record-1"
+RECORD_FORMAT = "mmldlm-ablation-record-2"
 
 
 @dataclass(frozen=True)

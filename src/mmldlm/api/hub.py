@@ -155,6 +155,8 @@ def apply_generation_config(folder: Path, sampling: SamplingConfig) -> None:
         numbers = {ours: values[theirs] for theirs, ours in _NAMES.items() if theirs in values}
         if values.get("do_sample") is False:
             numbers["temperature"] = 0.0
+        if values.get("do_sample") is True and not numbers.get("temperature", sampling.temperature):
+            numbers["temperature"] = 1.0
         good = all(isinstance(value, int | float) for value in numbers.values())
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(

@@ -32,6 +32,8 @@ Lengths = int | Sequence[int] | np.ndarray
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+FEW_TEXTS = 64
+"""For fewer, looking up new words in the table of words takes longer than it saves."""
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
@@ -317,11 +319,15 @@ class Codec:
 
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""
-        flat, lengths = self.tokenizer.encode_flat(texts)
-        if not lengths.all():
-            index = int(lengths.argmin())
-            raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
-        return self.note_long(split_texts(flat.astype(np.int64), lengths))
+        if len(texts) < FEW_TEXTS:
+            lists: Sequence[Any] = self.tokenizer.encode_batch(texts)
+        else:
+            lists = split_texts(*self.tokenizer.encode_flat(texts))
+        tokens = [np.array(ids, dtype=np.int64) for ids in lists]
+        for index, ids in enumerate(tokens):
+            if not len(ids):
+                raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+        return self.note_long(tokens)
 
     def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
         """The tokens; texts longer than any in training are accepted, with a warning."""

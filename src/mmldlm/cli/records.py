@@ -59,7 +59,7 @@ OPTIONS = {
     "against": option(
         str | None, None, "A text, or latents .npy, that guidance leads away from.", panel=_HOW
     ),
-    "seed": option(int, 0, "Another seed, another sample.", panel=_HOW),
+    "seed": option(int, 0, "Another seed, another sample, where something is drawn.", panel=_HOW),
     "candidates": option(
         int | None, None, "Decode so many and keep the one nearest to the latent. "
         "[without a length the run's num_lengths, 3]", panel=_CHECK,

@@ -31,7 +31,7 @@ PROBE = (
     "Hello, wörld! 你好 мир 🙂 antidisestablishmentarianism x1=f(y_2);"
 )
 """How this text is cut tells tokenizers apart that share a vocabulary."""
-MOST_KNOWN_CHARACTERS = 2**24
+MOST_KNOWN_CHARACTERS = 2**22
 """A table whose words have more begins again; this bounds its memory, however few ids long words have."""
 
 
@@ -50,6 +50,10 @@ class Tokenizer:
             raise UserError(f"tokenizer {name}: {problem}; save it again with save_pretrained")
         content = json.dumps([sorted(vocabulary.items()), probe], separators=(",", ":"))
         self.sha256: str = hashlib.sha256(content.encode()).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was looked up, which holds a lock and is found again."""
+        return {name: value for name, value in vars(self).items() if name not in ("_words", "_pieces")}
 
     @classmethod
     def load(cls, name: str | Path) -> Tokenizer:
@@ -92,7 +96,7 @@ class Tokenizer:
     def decode_batch(self, token_lists: Sequence[Sequence[int] | np.ndarray]) -> list[str]:
         """Text of each list of ids; special tokens are left out."""
         lists = [
-            ids.tolist() if isinstance(ids, np.ndarray) else [int(token) for token in ids]
+            ids.astype(np.int64).tolist() if isinstance(ids, np.ndarray) else [int(token) for token in ids]
             for ids in token_lists
         ]
         if self._pieces is None:

@@ -47,7 +47,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     seed: Annotated[int, Field(ge=0, le=2**53 - 1), BeforeValidator(_whole)] = Field(
-        0, description="Another seed, another sample."
+        0, description="Another seed, another sample, where something is drawn."
     )
 
 
