@@ -11,6 +11,7 @@ from typing import Any
 
 from mmldlm.ablation.plan import Arm, Plan, default_names
 from mmldlm.ablation.work import Record
+from mmldlm.evaluation.compare import DIVERSITY, MEMORISED
 from mmldlm.statistics import (
     BETTER,
     WORSE,
@@ -23,8 +24,7 @@ from mmldlm.statistics import (
 )
 
 LEVEL = 0.05
-_GENERATED, _REPEATED, _MEMORISED = "generated/", "generated/repeated_1", "generated/memorised_"
-_DIVERSITY = ("generated/repeated_", "generated/self_bleu")
+_GENERATED, _REPEATED = "generated/", "generated/repeated_1"
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ def _beside_diversity(judged: str, figure: str, ours: list[Record], base: list[R
     name = winner[0].arm
     if any(record.collapsed for record in winner):
         return f"none: {name} has collapsed"
-    if figure.startswith(_MEMORISED):
+    if figure.startswith(MEMORISED):
         return "none: random words are in no training text either"
-    if figure.startswith(_DIVERSITY):
+    if figure.startswith(DIVERSITY):
         natural = not any(record.repetitive for record in loser)
         return f"none: {loser[0].arm} repeats no more than held-out texts" if natural else judged
     repeats = [

@@ -74,11 +74,10 @@ def make_record(
     }
     step = result.model.step or 0
     seconds, generation = seconds_in_steps(training_log), result.generation
-    repeated = generation.diversity.repeated_1 if generation else None
     return Record(
         arm, seed, identity, values, result.model.num_parameters, step, seconds, result.notes,
         collapsed=generation.collapsed if generation else None,
-        repetitive=repeated is not None and bool(repeated.generated.low > repeated.real.high),
+        repetitive=generation is not None and generation.diversity.exceeds_real("repeated_1"),
     )  # fmt: skip
 
 

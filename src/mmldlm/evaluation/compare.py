@@ -49,8 +49,9 @@ _MUST_AGREE = (
     ("generated/reference_nats", "the reference model is left out", "generation.reference_lm.name"),
 )
 """Quantities by the beginning of their names, and what both results must have in common for them."""
-_DIVERSITY = ("generated/repeated_", "generated/self_bleu")
-_MEMORISED = "generated/memorised_"
+DIVERSITY = ("generated/repeated_", "generated/self_bleu")
+MEMORISED = "generated/memorised_"
+"""Figures of generated pairs that texts of random words would win."""
 _OWN_COSINES = ("t2l/cosine", "round_trip/latent/own")
 """What the mean latent, given for every text, would be good at."""
 
@@ -232,10 +233,10 @@ def _beside_diversity(
             return row.verdict
         if winner in collapsed:
             return f"none: {winner} has collapsed"
-        if row.name.startswith(_MEMORISED):
+        if row.name.startswith(MEMORISED):
             return "none: random words are in no training text either"
         loser = other if winner == first.label else first
-        if row.name.startswith(_DIVERSITY):
+        if row.name.startswith(DIVERSITY):
             natural = not _repeats_more_than_real(loser, row.name)
             return f"none: {loser.label} repeats no more than held-out texts" if natural else row.verdict
         return f"none: {winner} is less diverse" if winner in dull else row.verdict
@@ -256,11 +257,10 @@ def _blind_cosines(result: Evaluation) -> set[str]:
 
 
 def _repeats_more_than_real(one: Evaluated, name: str) -> bool:
-    """Whether a figure of diversity is measurably above that of held-out texts; random words repeat less than those."""
-    if not name.startswith(_DIVERSITY) or one.result.generation is None:
+    generation = one.result.generation
+    if not name.startswith(DIVERSITY) or generation is None:
         return False
-    beside = getattr(one.result.generation.diversity, name.removeprefix("generated/"))
-    return beside is not None and bool(beside.generated.low > beside.real.high)
+    return generation.diversity.exceeds_real(name.removeprefix("generated/"))
 
 
 def _note_documents(first: Evaluated, other: Evaluated, num_shared: int, notes: list[str]) -> None:

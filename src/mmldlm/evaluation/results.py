@@ -252,6 +252,11 @@ class Diversity:
     repeated_4: Beside
     self_bleu: Beside | None
 
+    def exceeds_real(self, figure: str) -> bool:
+        """Whether a figure is measurably above that of held-out texts; random words repeat less than those."""
+        beside: Beside | None = getattr(self, figure)
+        return beside is not None and bool(beside.generated.low > beside.real.high)
+
 
 @dataclass(frozen=True)
 class ReferenceScore:
