@@ -1,8 +1,9 @@
-"""The table "Pairs from nothing" of docs/results.md: python docs/results/joint.py RUN STORE [COUNT]
+"""The tables "Pairs from nothing" of docs/results.md: python docs/results/joint.py RUN STORE [COUNT [default]]
 
 Pairs from nothing by orders, temperatures, turns and candidates. For each way: agreement of latent and text by the
 encoder and by the model, repeated tokens, different pairs of tokens, distances of latents and of the texts' own latents
-from held-out ones (Frechet and MMD, beside those of other held-out ones), and texts that are a training text.
+from held-out ones (Frechet and MMD, beside those of other held-out ones), and texts that are a training text, whole or
+derived. With `default` only held-out pairs and the way that `generate` takes by itself.
 """
 
 import json
@@ -22,7 +23,15 @@ real = store.splits["validation"]
 shuffled = np.random.default_rng(0).permutation(len(real))  # files are often in an order of their own
 real_latents, real_texts = np.asarray(real.latents)[shuffled], [list(real.texts)[i] for i in shuffled]
 size = min(count, len(real_latents) // 2)
-known = {tokens.tobytes() for tokens in model.tokenize([str(text) for text in store.splits["train"].texts])}
+train = store.splits["train"]
+everything = train.read(np.arange(len(train)))
+known = [
+    text.astype(np.int64).tobytes()
+    for text in np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
+]
+is_derived = train.derived(np.arange(len(train)))
+derived = set() if is_derived is None else {text for text, flag in zip(known, is_derived, strict=True) if flag}
+whole = set(known) - derived
 axes = main_directions(real_latents.reshape(len(real_latents), -1), size // 4)
 
 
@@ -60,7 +69,8 @@ def show(name: str, texts: list[Any], latents: np.ndarray, own: np.ndarray | Non
         "MMD": mmd(latents[:size], part),
         "texts: Frechet": frechet(read, part),
         "MMD of texts": mmd(read, part),
-        "training texts": 100 * np.mean([text.tobytes() in known for text in tokens]),
+        "training texts": 100 * np.mean([text.astype(np.int64).tobytes() in whole for text in tokens]),
+        "derived texts": 100 * np.mean([text.astype(np.int64).tobytes() in derived for text in tokens]),
         "seconds": seconds,
     }
     print(
@@ -101,6 +111,11 @@ def latent_then_decode(solver: str = "ddim", latent_steps: int = 32, **options: 
 
 
 show("held-out pairs", real_texts[size : 2 * size], real_latents[size : 2 * size], None, 0.0)
+if sys.argv[4:] == ["default"]:
+    pairs(steps=32, latent_steps=32)
+    for text in model.generate(12, seed=1).texts:
+        print(text)
+    sys.exit()
 for turns in ("interleaved", "latent_first", "text_first"):
     for order in ("margin", "ancestral"):
         for temperature in (0.0, 0.5, 0.7, 1.0):

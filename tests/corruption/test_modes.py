@@ -12,6 +12,7 @@ from mmldlm.corruption.times import (
     mode_weights_at,
     modes_of_run,
     stage_at,
+    weights_beside_derived,
     without_schedule,
 )
 from mmldlm.types import When
@@ -138,3 +139,77 @@ def test_shares_are_told_as_they_are_drawn():
         mode_schedule=[ModeStage(until=9, mode_weights=StageWeights(l2t=1.0))],
     )
     assert describe_modes(staged).startswith("l2t 50 %, t2l 50 %, joint 0 % of the documents, on average")
+
+
+DERIVED = np.arange(len(POSITIONS)) % 10 != 0
+
+
+def test_whole_documents_alone_are_joint_and_take_over_its_share():
+    config = CorruptionConfig(ModeWeights(6, 3, 0.4), condition_dropout=0.5)
+    many = np.arange(20_000)
+    derived = many % 10 != 0
+    keys = many.astype(np.uint64) * np.uint64(977)
+    times = draw_times(many, keys, config, 3, derived=derived, derived_share=0.9)
+    modes = np.array(modes_of(times))
+    assert set(modes[derived]) == {"l2t", "t2l"}
+    shares = {mode: (modes == mode).mean() for mode in MODES}
+    assert shares["joint"] == pytest.approx(0.4 / 9.4, abs=3e-3)
+    assert shares["l2t"] == pytest.approx(2 * shares["t2l"], rel=0.03)
+    # a condition that is dropped has time 1
+    assert (times.latent_time[derived & (modes == "l2t")] == 0).all()
+    assert (times.text_time[derived & (modes == "t2l")] == 0).all()
+    dropped = times.latent_time[~derived & (modes == "l2t")] == 1
+    assert dropped.mean() == pytest.approx(0.5, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "joint"),
+    [
+        ((6, 3, 1), 0.5, 0.2),  # 10 % of all are 20 % of the half that is whole
+        ((6, 3, 1), 0.9, 0.5),  # they would be all of the whole ones: no more than half
+        ((1, 1, 8), 0.9, 0.8),  # unless the weights themselves ask for more
+        ((1, 1, 8), 1.0, 0.8),
+    ],
+)
+def test_share_of_joint_among_whole_documents(given, share, joint):
+    whole, derived = weights_beside_derived(ModeWeights(*given), share)
+    assert whole.joint / (whole.l2t + whole.t2l + whole.joint) == pytest.approx(joint)
+    assert (
+        whole.l2t / whole.t2l
+        == pytest.approx(given[0] / given[1])
+        == pytest.approx(derived.l2t / derived.t2l)
+    )
+    assert derived.joint == 0
+
+
+@pytest.mark.parametrize("given", [(0, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("choice", ["document", "batch"])
+def test_derived_documents_are_like_others_where_there_is_joint_alone_or_none(given, choice):
+    config = CorruptionConfig(ModeWeights(*given), condition_dropout=0.0, mode_choice=choice)
+    plain = draw_times(POSITIONS, KEYS, config, 3)
+    beside = draw_times(POSITIONS, KEYS, config, 3, derived=DERIVED, derived_share=0.9)
+    assert modes_of(plain) == modes_of(beside)
+
+
+def test_a_step_of_one_mode_holds_for_derived_documents_too():
+    config = CorruptionConfig(ModeWeights(1, 1, 2), condition_dropout=0.0, mode_choice="batch")
+    steps = [
+        set(modes_of(draw_times(POSITIONS, KEYS, config, 3, When(step, 0.0), DERIVED, 0.9)))
+        for step in range(24)
+    ]
+    assert all(len(modes) == 1 for modes in steps)
+    assert {mode for modes in steps for mode in modes} == set(MODES)
+    assert describe_modes(config, 0.9) == describe_modes(config)
+
+
+def test_text_alone_stays_without_latents_on_derived_documents():
+    config = CorruptionConfig(ModeWeights(1, 0, 0), condition_dropout=1.0)
+    times = draw_times(POSITIONS, KEYS, config, 3, derived=DERIVED, derived_share=0.9)
+    assert (times.latent_time == 1).all()
+
+
+def test_modes_are_described_as_they_are_drawn_beside_derived_documents():
+    config = CorruptionConfig(ModeWeights(6, 3, 1))
+    assert describe_modes(config, 0.5) == (
+        "l2t 60 %, t2l 30 %, joint 10 % of the documents; joint takes whole documents alone, 20 % of them"
+    )

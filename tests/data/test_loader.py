@@ -1,9 +1,11 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import mmldlm
 from mmldlm.config import BatchConfig
 from mmldlm.data.loader import StepReader, make_loader, plan_steps
 from mmldlm.data.packing import Lengths, Order, plan_shape
@@ -26,9 +28,9 @@ def reader_of(store, *, micro=None, rank=0, world_size=1, layout="packed"):
         layout=layout,
     )
 
-    def count(positions, lengths, when):
+    def count(positions, lengths, when, derived):
         no_keys = np.zeros(len(positions), np.uint64)
-        return corruption.count(lengths, corruption.times(positions, no_keys, when), 2)
+        return corruption.count(lengths, corruption.times(positions, no_keys, when, derived), 2)
 
     order = Order(len(split), seed=1)
     return StepReader(store, split, order, shape, corruption.corrupt, count, True, rank, world_size)
@@ -133,3 +135,45 @@ def test_latents_are_normalised_with_the_training_split(store):
     )
     assert latents.mean().abs() < 0.15
     assert abs(latents.std() - 1) < 0.15
+
+
+@pytest.fixture(scope="module")
+def derived_store(tmp_path_factory):
+    words = "a coil of rope on the quiet lake, the open sea and an old boat"
+    texts = [" ".join(words.split()[i % 7 :]) + f", number {i}" for i in range(60)]
+    folder = tmp_path_factory.mktemp("derived") / "store"
+    return mmldlm.prepare(
+        texts, folder, encoder=lambda texts: [[len(t), 1.0] for t in texts], derive=2, max_tokens=24
+    )
+
+
+@pytest.mark.parametrize("micro", [None, 64])
+def test_joint_takes_whole_documents_alone_and_counts_know_it(derived_store, micro):
+    split = derived_store.split("train")
+    everything = split.read(np.arange(len(split)))
+    derived = split.derived(np.arange(len(split)))
+    tokens_of = np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
+    whole = {tokens.tobytes() for tokens, made in zip(tokens_of, derived, strict=True) if not made}
+    assert split.derived_share == pytest.approx(derived.mean())
+    assert 0.5 < derived.mean() < 1
+    assert all(", number " in text for text in split.read_texts(np.flatnonzero(~derived)))
+    reader = replace(reader_of(derived_store, micro=micro), split=split)
+    corruption = replace(small_corruption(), derived_share=split.derived_share)
+    reader.corrupt = corruption.corrupt
+    reader.count = lambda positions, lengths, when, derived: corruption.count(
+        lengths, corruption.times(positions, positions.astype(np.uint64), when, derived), 1
+    )
+    num_joint = 0
+    for where in itertools.islice(steps_of(reader), 6):
+        batch = reader[where]
+        tokens = slots = 0.0
+        for noisy in (parcel.open().noisy for parcel in batch.micro_batches):
+            joint = (noisy.latent_target * noisy.length_target).bool()
+            for document in torch.nonzero(joint).flatten():
+                ids = noisy.tokens[(noisy.layout.document == document) & noisy.layout.real].numpy()
+                assert ids.tobytes() in whole
+            num_joint += int(joint.sum())
+            tokens += float((noisy.length_target * noisy.layout.lengths).sum())
+            slots += float(noisy.latent_target.sum())
+        assert (batch.counts.tokens, batch.counts.slots) == (tokens, slots)
+    assert num_joint > 10

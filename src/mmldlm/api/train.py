@@ -161,7 +161,7 @@ def _train_main(
     with lock_run(run), text_log(run.train_log, console=console) as log:
         for level, message in notes:
             log.log(level, "%s", message)
-        log.info("modes: %s", describe_modes(setup.config.corruption))
+        log.info("modes: %s", describe_modes(setup.config.corruption, setup.train_split.derived_share))
         write_description(run, setup.store)
         watched = _Watched(reporter, stop)
         hooks = Hooks(make_validation(setup), sample_decoder(setup), watched)

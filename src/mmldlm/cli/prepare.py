@@ -119,7 +119,7 @@ OPTIONS = {name: f"--{name.replace('_', '-')}" for name in TABLE} | {
 
 def _show(store: PairStore) -> None:
     """What came out, and what deserves attention."""
-    from mmldlm.preparation.derive import KEPT
+    from mmldlm.data.format import DERIVED
 
     manifest = store.manifest
     for name, split in manifest.splits.items():
@@ -129,7 +129,7 @@ def _show(store: PairStore) -> None:
     num_sources = counts.pop("source_documents", 0)
     words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
     typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
-    num_pairs = len(store) - sum(counts.get(kind, 0) for kind in KEPT)
+    num_pairs = len(store) - sum(counts.get(kind, 0) for kind in DERIVED)
     if num_joined:
         typer.echo(
             f"{num_lines:,} lines, {num_pairs:,} pairs, {num_joined:,} lines joined to the one before; "

@@ -279,6 +279,8 @@ class Corruption:
     seed: int = 0
     row_multiple: int = 1
     """Scored rows are filled up to a multiple of this, so that few shapes exist."""
+    derived_share: float = 0.0
+    """Of the documents of the split, those that `prepare --derive` made of others."""
 
     @property
     def text(self) -> TextProcess:
@@ -290,13 +292,21 @@ class Corruption:
         """Latent noise and conversions."""
         return LatentProcess(LATENT_SCHEDULES[self.config.latent_schedule], self.config.prediction_type)
 
-    def times(self, positions: np.ndarray, keys: np.ndarray, when: When | None = None) -> Times:
+    def times(
+        self,
+        positions: np.ndarray,
+        keys: np.ndarray,
+        when: When | None = None,
+        derived: np.ndarray | None = None,
+    ) -> Times:
         """Times of the documents at these positions of the order, in a step of the run (none: its first)."""
-        return draw_times(positions, keys, self.config, self.seed, when or When())
+        return draw_times(
+            positions, keys, self.config, self.seed, when or When(), derived, self.derived_share
+        )
 
     def corrupt(self, batch: PackedBatch) -> NoisyBatch:
         """Corrupt a micro-batch with the times of its documents' modes."""
-        return self.corrupt_at(batch, self.times(batch.positions, batch.keys, batch.when))
+        return self.corrupt_at(batch, self.times(batch.positions, batch.keys, batch.when, batch.derived))
 
     def corrupt_at(self, batch: PackedBatch, times: Times) -> NoisyBatch:
         """Corrupt a micro-batch at given times."""
@@ -338,8 +348,8 @@ class Corruption:
         return self.text.corrupt(batch.tokens, token_time, chance)
 
     def _scored(self, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that are scored, filled up with repeats of row 0, and which of them are no repeats."""
+        """Rows that are scored, filled up with repeats of the last row, and which of them are no repeats."""
         rows = torch.nonzero(masked).squeeze(1)
         missing = -len(rows) % self.row_multiple if len(rows) else self.row_multiple
         real = torch.ones(len(rows), dtype=torch.bool)
-        return F.pad(rows, (0, missing)), F.pad(real, (0, missing))
+        return F.pad(rows, (0, missing), value=len(masked) - 1), F.pad(real, (0, missing))

@@ -3,6 +3,10 @@
 l2t pins the latent to time 0 and produces the text; t2l pins the text and produces the latent; joint draws both
 times and produces both. With some probability the condition is dropped: its time becomes 1, and it is not scored.
 Which modes there are may change over a run, stage by stage: a pure function of its step and epoch.
+
+Derived documents, fragments and chance combinations that `prepare` makes of others, are pairs to decode and to encode,
+but no samples of the text. What is generated from nothing is learned from whole documents alone: derived ones are
+never in mode joint (unless a whole step has one mode), and keep their condition.
 """
 
 from __future__ import annotations
@@ -18,15 +22,28 @@ from mmldlm.types import Times, When
 
 _MODE_AXIS, _TEXT_AXIS, _LATENT_AXIS = range(randomness.LOW_DISCREPANCY_DIMENSIONS)
 _START = When()
+MOST_JOINT = 0.5
+"""Share of whole documents that joint takes at most, beside derived ones: the others are decoded and encoded."""
 Weights = ModeWeights | StageWeights
 
 
 def draw_times(
-    positions: np.ndarray, keys: np.ndarray, config: CorruptionConfig, seed: int, when: When = _START
+    positions: np.ndarray,
+    keys: np.ndarray,
+    config: CorruptionConfig,
+    seed: int,
+    when: When = _START,
+    derived: np.ndarray | None = None,
+    derived_share: float = 0.0,
 ) -> Times:
-    """Times of the documents at these positions of the order, evenly spread over any run of positions."""
-    modes = _draw_modes(positions, config, seed, when)
+    """Times of the documents at these positions of the order, evenly spread over any run of positions.
+
+    `derived` (N,) says which documents are derived, `derived_share` how many of all documents of the split.
+    """
+    modes = _draw_modes(positions, config, seed, when, derived, derived_share)
     dropped = randomness.uniform(keys, randomness.CONDITION, np.zeros_like(keys)) < config.condition_dropout
+    if derived is not None and config.condition_dropout < 1:
+        dropped &= ~derived
     return times_of_modes(
         modes,
         randomness.low_discrepancy(positions, _TEXT_AXIS, seed),
@@ -49,18 +66,48 @@ def times_of_modes(
     )
 
 
-def _draw_modes(positions: np.ndarray, config: CorruptionConfig, seed: int, when: When) -> np.ndarray:
-    shares = mode_weights_at(config, when.step, when.epoch)
-    weights = np.array([getattr(shares, mode) for mode in MODES], dtype=np.float64)
-    edges = np.cumsum(weights / weights.sum())
-    edges[-1] = np.inf if weights[-1] > 0 else edges[-1]
+def _draw_modes(
+    positions: np.ndarray,
+    config: CorruptionConfig,
+    seed: int,
+    when: When,
+    derived: np.ndarray | None,
+    derived_share: float,
+) -> np.ndarray:
+    weights = mode_weights_at(config, when.step, when.epoch)
     if config.mode_choice == "batch":
         key = randomness.make_key(seed)
-        draw = np.full(positions.shape, randomness.uniform(key, randomness.MODE, np.asarray(when.step)))
-    else:
-        draw = randomness.low_discrepancy(positions, _MODE_AXIS, seed)
+        draw = randomness.uniform(key, randomness.MODE, np.asarray(when.step))
+        return _modes_at(np.full(positions.shape, draw), weights)
+    draw = randomness.low_discrepancy(positions, _MODE_AXIS, seed)
+    if derived is None:
+        return _modes_at(draw, weights)
+    of_whole, of_derived = weights_beside_derived(weights, derived_share)
+    return np.where(derived, _modes_at(draw, of_derived), _modes_at(draw, of_whole))
+
+
+def _modes_at(draw: np.ndarray, weights: ModeWeights) -> np.ndarray:
+    """The mode (index into MODES) of each draw from [0, 1)."""
+    values = np.array([getattr(weights, mode) for mode in MODES], dtype=np.float64)
+    edges = np.cumsum(values / values.sum())
+    edges[-1] = np.inf if values[-1] > 0 else edges[-1]
     # the last mode with a weight takes what rounding leaves over
-    return np.minimum(np.searchsorted(edges, draw, side="right"), int(np.flatnonzero(weights)[-1]))
+    return np.minimum(np.searchsorted(edges, draw, side="right"), int(np.flatnonzero(values)[-1]))
+
+
+def weights_beside_derived(weights: ModeWeights, derived_share: float) -> tuple[ModeWeights, ModeWeights]:
+    """Weights of the whole and of the derived documents, where some are derived.
+
+    Whole documents take over the share of joint, as far as `MOST_JOINT` allows. Where joint is the only mode there is
+    nothing else for derived documents, so they are like all others.
+    """
+    l2t, t2l, joint = _shares(weights)
+    if derived_share == 0 or joint in (0.0, 1.0):
+        return weights, weights
+    wanted = joint / max(1.0 - derived_share, joint)
+    of_whole = min(wanted, max(MOST_JOINT, joint))
+    rest = (1.0 - of_whole) / (l2t + t2l)
+    return ModeWeights(l2t * rest, t2l * rest, of_whole), ModeWeights(l2t, t2l, 0.0)
 
 
 @dataclass(frozen=True)
@@ -147,11 +194,17 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
     return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
 
 
-def describe_modes(config: CorruptionConfig) -> str:
+def describe_modes(config: CorruptionConfig, derived_share: float = 0.0) -> str:
     """The share of each mode, for people."""
-    shares = zip(MODES, _shares(modes_of_run(config)), strict=True)
-    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in shares)
-    return f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
+    weights = modes_of_run(config)
+    beside = 0.0 if config.mode_choice == "batch" else derived_share
+    whole, derived = (_shares(part) for part in weights_beside_derived(weights, beside))
+    shares = [(1.0 - derived_share) * a + derived_share * b for a, b in zip(whole, derived, strict=True)]
+    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in zip(MODES, shares, strict=True))
+    text = f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
+    if whole != derived:
+        text += f"; joint takes whole documents alone, {100 * whole[-1]:.0f} % of them"
+    return text
 
 
 def sees_latents(config: CorruptionConfig) -> bool:

@@ -27,6 +27,8 @@ REMEDY = "prepare the store again, or copy it again from where it came"
 LATENT_DTYPES = ("float16", "float32")
 LIMITS = {"vocab_size": 2**24, "num_slots": 2**16, "num_channels": 2**20, "max_length": 2**24}
 """Larger sizes are mistakes, or meant to exhaust the memory."""
+DERIVED = ("derived_spans", "derived_splices", "derived_swaps")
+"""The counts of the manifest that say how many training documents are made of others."""
 
 
 class ShardEntry(TypedDict):

@@ -202,7 +202,7 @@ class Restarts:
 
 
 Corrupt = Callable[[PackedBatch], NoisyBatch]
-Count = Callable[[np.ndarray, np.ndarray, When], Counts]
+Count = Callable[[np.ndarray, np.ndarray, When, np.ndarray | None], Counts]
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,8 @@ class StepReader(Dataset[StepBatch]):
     plan: BatchPlan | StepShape
     corrupt: Corrupt
     count: Count
-    """Positions and lengths of all documents of the step, and which step -> what the loss is divided by."""
+    """Positions and lengths of all documents of the step, which step, and which are derived -> what the loss is divided
+    by."""
     with_rows: bool = True
     """Layouts hold padded rows too, for attention that wants them."""
     rank: int = 0
@@ -288,6 +289,7 @@ class StepReader(Dataset[StepBatch]):
         positions = np.arange(where.start, where.end)
         indices = self.order.documents(positions)
         lengths = np.asarray(self.split.lengths[indices], dtype=np.int64)
+        derived = self.split.derived(indices)
         shape = self.plan.at(where.step)
         bins = pack(lengths, shape)
         extra = len(bins) - shape.num_micro
@@ -295,10 +297,11 @@ class StepReader(Dataset[StepBatch]):
         caps = [shape.caps_for(int(lengths[part].sum())) for part in bins]
         when = When(where.step, self.order.epoch_of(where.start))
         mine = [
-            self._micro_batch(positions[bins[idx]], indices[bins[idx]], caps[idx], shape.layout, when)
+            self._micro_batch(positions[bins[idx]], indices[bins[idx]], caps[idx], shape.layout, when,
+                              None if derived is None else derived[bins[idx]])
             for idx in range(self.rank, len(bins), self.world_size)
-        ]
-        counts = self.count(positions, lengths, when)
+        ]  # fmt: skip
+        counts = self.count(positions, lengths, when, derived)
         return StepBatch(
             where=where,
             micro_batches=[Parcel.of(MicroBatch(part, counts.as_tensors())) for part in mine],
@@ -312,13 +315,16 @@ class StepReader(Dataset[StepBatch]):
         )
 
     def _micro_batch(
-        self, positions: np.ndarray, indices: np.ndarray, caps: Caps, layout: str, when: When
-    ) -> NoisyBatch:
+        self, positions: np.ndarray, indices: np.ndarray, caps: Caps, layout: str, when: When,
+        derived: np.ndarray | None,
+    ) -> NoisyBatch:  # fmt: skip
         documents = self.split.read(indices)
         keys = document_keys(self.order.seed, self.order.epochs(positions), documents.ids)
         latents = self.store.normalizer.normalize(documents.latents)
         batch = make_batch(documents, latents, positions, keys, caps, layout, with_rows=self.with_rows)
-        return self.corrupt(replace(batch, when=when))
+        if derived is not None:  # as many as the batch has places for documents
+            derived = np.pad(derived, (0, len(batch.keys) - len(derived)))
+        return self.corrupt(replace(batch, when=when, derived=derived))
 
 
 def make_batch(

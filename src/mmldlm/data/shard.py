@@ -86,6 +86,16 @@ class Shard:
         except ValueError as error:
             raise self._unusable(error) from error
 
+    def derived(self, rows: np.ndarray) -> np.ndarray:
+        """(n,) bool: which documents are made of others."""
+        if self._made_of is None:
+            return np.full(len(rows), self._all_derived)
+        try:
+            self._require(self._place(self._made_of), rows // 8, rows // 8 + 1, 1)
+        except ValueError as error:
+            raise self._unusable(error) from error
+        return ((self._made_of[rows // 8] >> (rows % 8)) & 1).astype(np.bool_)
+
     def _unusable(self, error: Exception) -> UserError:
         missing = isinstance(error, FileNotFoundError)
         what = "this file of the pair store is missing" if missing else f"damaged shard ({error})"
@@ -124,6 +134,10 @@ class Shard:
             raise ValueError(f"texts of type {texts.type}")
         valid, offsets, characters = texts.buffers()
         self._valid = None if valid is None else np.frombuffer(valid, np.uint8)
+        made_of = batch.column("made_of") if "made_of" in batch.schema.names else None
+        there = None if made_of is None else made_of.buffers()[0]
+        self._all_derived = made_of is not None and there is None
+        self._made_of = None if there is None else np.frombuffer(there, np.uint8)
         self._text_offsets = np.frombuffer(offsets, np.int64)
         self._characters = np.frombuffer(characters or b"", np.uint8)
         kinds = [array.dtype.str for array in (self.tokens, self.latents, self.ids)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.data.files import SUFFIX, damage_of, num_blocks, shared_flags
-from mmldlm.data.format import REMEDY, Manifest, SplitEntry
+from mmldlm.data.format import DERIVED, REMEDY, Manifest, SplitEntry
 from mmldlm.data.shard import Shard, ranges
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
@@ -276,6 +276,23 @@ class Split:
             out.latents[where] = latents.reshape(-1, *out.latents.shape[1:])
         self._check_values(out, indices)
         return out
+
+    def derived(self, indices: np.ndarray) -> np.ndarray | None:
+        """(n,) bool: which of the documents at these positions are made of others; None where none of the split is."""
+        if not self.derived_share:
+            return None
+        indices = self._checked(indices)
+        derived = np.zeros(len(indices), np.bool_)
+        for shard, where, rows in self._by_shard(indices):
+            derived[where] = shard.derived(rows)
+        return derived
+
+    @property
+    def derived_share(self) -> float:
+        """Of the documents, those that are made of others."""
+        counts = self.store.manifest.counts if self.name == "train" else {}
+        number = sum(counts.get(kind, 0) for kind in DERIVED)
+        return min(1.0, number / max(1, len(self)))
 
     def read_texts(self, indices: np.ndarray) -> list[str | None]:
         """The texts at these positions; None where the store holds none."""

@@ -53,7 +53,9 @@ def make_validation(run: RunParts) -> Callable[[Denoiser], dict[str, float]]:
     The modes are those that hold after all stages.
     """
     config, split, shape = run.config, run.valid_split, run.shape
-    corruption = replace(run.corruption, config=without_schedule(config.corruption), seed=SEED)
+    corruption = replace(
+        run.corruption, config=without_schedule(config.corruption), seed=SEED, derived_share=0.0
+    )
     order = Order(len(split), SEED)
     positions = np.arange(min(len(split), config.train.valid_documents))
     indices = order.documents(positions)

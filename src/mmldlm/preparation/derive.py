@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmldlm.data.format import DERIVED
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.preparation.cutting import BATCH, SeenIds, Segment, hash63, text_ids
 from mmldlm.preparation.settings import PrepareSettings
@@ -33,10 +34,9 @@ SHORTEST_SPAN = 2
 FEWEST_WORDS = 3
 """A document of fewer has no words swapped."""
 
-KEPT = ("derived_spans", "derived_splices", "derived_swaps")
-OUTCOMES = (*KEPT, "derived_too_short", "derived_too_long")
+OUTCOMES = (*DERIVED, "derived_too_short", "derived_too_long")
 _PLACES = {"span": 0, "splice": 1, "swap": 2}
-"""Of the kinds, in `KEPT`."""
+"""Of the kinds, in `DERIVED`."""
 LOT = 128
 """Documents from which is drawn in one go."""
 LOTS_AHEAD = 16
@@ -173,7 +173,7 @@ class Deriver:
         self.counts["derived_duplicates"] += int((~fresh).sum())
         numbers = np.bincount(drawn.outcomes[fresh], minlength=len(OUTCOMES)).tolist()
         self.counts.update(dict(zip(OUTCOMES, numbers, strict=True)))
-        return drawn.segments(fresh & (drawn.outcomes < len(KEPT)))
+        return drawn.segments(fresh & (drawn.outcomes < len(DERIVED)))
 
     def draw(self, parents: Iterable[Parent]) -> Drawn:
         """All candidates of some documents, whether their texts are new or not."""
@@ -197,7 +197,7 @@ class Deriver:
 
 def missing_kinds(counts: dict[str, int]) -> str:
     """A line about the kinds of derived documents of which none came out; empty where there is nothing to say."""
-    missing = [kind for kind in KEPT if counts.get(kind) == 0]
+    missing = [kind for kind in DERIVED if counts.get(kind) == 0]
     if not missing:
         return ""
     return (

@@ -31,11 +31,11 @@ import numpy as np
 
 from mmldlm import __version__
 from mmldlm.data.files import read_json, write_json
-from mmldlm.data.format import checksum
+from mmldlm.data.format import DERIVED, checksum
 from mmldlm.data.writer import Place, StoreWriter
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.cutting import BATCH, SeenIds, cutter, forced_splits, hash63
-from mmldlm.preparation.derive import KEPT, OUTCOMES, num_partners, partner_key
+from mmldlm.preparation.derive import OUTCOMES, num_partners, partner_key
 from mmldlm.preparation.ray_jobs import PARTNERS, SPLICEABLE, SPLITS, Cut, Encoder, Jobs, Rows, work
 from mmldlm.preparation.sources import Portion, Sources
 
@@ -319,7 +319,7 @@ class Plan:
             self.counts["derived_duplicates"] += int((~fresh).sum())
             self.counts.update(OUTCOMES[code] for code in cut.codes[fresh].tolist())
             yield from some
-            derived = Lot.of(file, cut, fresh & (cut.codes < len(KEPT)))
+            derived = Lot.of(file, cut, fresh & (cut.codes < len(DERIVED)))
             yield derived._replace(codes=np.zeros_like(derived.codes))
 
     def _partners(self, lots: Iterable[Lot]) -> list[tuple[int, str]]:

@@ -57,7 +57,7 @@ def describe(setup: Setup) -> dict[str, Any]:
         "micro_batch_documents": setup.shape.caps.num_documents,
         "steps_per_epoch": round(split["num_documents"] / documents, 1),
         "epochs": round(epochs, 2),
-        "modes": describe_modes(setup.config.corruption),
+        "modes": describe_modes(setup.config.corruption, setup.train_split.derived_share),
     }
 
 

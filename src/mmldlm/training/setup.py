@@ -138,12 +138,13 @@ class Setup:
         attention = self.denoiser.kernels.attention
         return attention == "rows" or (attention == "sdpa" and not self.lengths.equal)
 
-    def count(self, positions: np.ndarray, lengths: np.ndarray, when: When) -> Counts:
+    def count(
+        self, positions: np.ndarray, lengths: np.ndarray, when: When, derived: np.ndarray | None = None
+    ) -> Counts:
         """What the loss of a step with these documents is divided by."""
         no_keys = np.zeros(len(positions), dtype=np.uint64)
-        return self.corruption.count(
-            lengths, self.corruption.times(positions, no_keys, when), self.data_shape.num_slots
-        )
+        times = self.corruption.times(positions, no_keys, when, derived)
+        return self.corruption.count(lengths, times, self.data_shape.num_slots)
 
     def stepper(self) -> Stepper:
         """Optimizer, average and scaler for the denoiser, which must be on its device."""
@@ -237,7 +238,7 @@ def set_up(
     parts.done("data")
     corruption = Corruption(
         config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,
-        row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1,
+        row_multiple=config.speed.chunk_rows if runtime.constant_shapes else 1, derived_share=train_split.derived_share,
     )  # fmt: skip
     sharded = is_sharded(config, ranks)
     _require_memory(config, data_shape, ranks.local_world_size if sharded else 1)
