@@ -1,7 +1,8 @@
-"""One row of docs/results.md for each run: python docs/results/judge.py STORE RUN [RUN ...]
+"""One row of docs/results.md for each run: python docs/results/judge.py STORE RUN [RUN ...] [order=NAME]
 
 All held-out pairs of the store, in seconds instead of the minutes of `mmldlm eval`, without intervals: latents decoded
 in 16 and 32 steps with the true length and without, texts encoded, the text bound, and 1,024 pairs from nothing.
+With an order of unmasking, decoding alone, in this order.
 """
 
 import json
@@ -38,14 +39,18 @@ def retrieval(own: np.ndarray, latents: np.ndarray) -> float:
     return 100 * float((near.argmax(1) == np.arange(len(near))).mean())
 
 
-def judge(model: mmldlm.Model, split: Split, generated: int = GENERATED) -> dict[str, float]:
-    """Every figure, by name."""
+def judge(
+    model: mmldlm.Model, split: Split, generated: int = GENERATED, order: str | None = None
+) -> dict[str, float]:
+    """Every figure, by name; with an order, those of decoding in it."""
     truth, began = Pairs.of(split.read(np.arange(len(split))), model.codec.texts_of), time.perf_counter()
     texts, row = [str(text) for text in split.texts], {}
     for steps, more in ((STEPS, ""), (2 * STEPS, f", {2 * STEPS} steps")):
         for name, lengths in (("true length", truth.lengths), ("own length", None)):
-            decoded = model.decode(truth.latents, steps=steps, temperature=0, lengths=lengths)
+            decoded = model.decode(truth.latents, steps=steps, temperature=0, lengths=lengths, order=order)
             row |= decoding(model, truth, [text.tokens for text in decoded], name + more)
+    if order is not None:
+        return row | {"seconds": time.perf_counter() - began}
     own = model.encode(texts)
     row |= {
         "t2l: cosine": cosine(own, truth.latents).mean(),
@@ -78,5 +83,7 @@ def rounded(row: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     held_out = mmldlm.PairStore.open(sys.argv[1]).splits["validation"]
-    for run in sys.argv[2:]:
-        print(json.dumps({"run": run} | rounded(judge(mmldlm.load(run), held_out))), flush=True)
+    runs = [word for word in sys.argv[2:] if not word.startswith("order=")]
+    order = next((word.removeprefix("order=") for word in sys.argv if word.startswith("order=")), None)
+    for run in runs:
+        print(json.dumps({"run": run} | rounded(judge(mmldlm.load(run), held_out, order=order))), flush=True)

@@ -52,6 +52,8 @@ class PackedBatch:
     """(N,) uint64, the document's own source of randomness."""
     when: When = field(default_factory=When)
     """The step that it belongs to."""
+    derived: np.ndarray | None = None
+    """(N,) bool, true for documents that `prepare --derive` made of others; None: there are none."""
 
     @classmethod
     def of(
@@ -125,7 +127,8 @@ class NoisyBatch:
     length_target: Tensor
     """(N,) float32, 1 where the document length is scored."""
     scored: Tensor
-    """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of row 0."""
+    """(R,) token rows that are scored: masked tokens of documents whose text is a target, then repeats of the last row
+    of the stream."""
     scored_real: Tensor
     """(R,) bool, false for the repeats."""
 
@@ -168,7 +171,8 @@ class DenoiserOutput:
     """Predictions of the denoiser for a noisy micro-batch."""
 
     token_hidden: Tensor
-    """(T, D) last hidden state of the text stream; `Denoiser.token_logits` turns rows of it into logits."""
+    """(T, D) last hidden state of the text stream, or (R, D) of the rows that were asked for; `Denoiser.token_logits`
+    turns rows of it into logits."""
     latent_prediction: Tensor
     """(N, S, C)"""
     length_logits: Tensor | None

@@ -57,6 +57,27 @@ def test_every_layout_and_backend_gives_the_same_output_and_gradient(backend, la
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("repeats", [0, 5])
+def test_the_last_block_may_end_with_some_rows(repeats):
+    """Hidden states and gradients are those of all rows; the last row may fill up what is missing."""
+    denoiser, noisy = small_denoiser(), small_corruption().corrupt(batch_of(DOCUMENTS, caps=Caps(64, 9, 12)))
+    inputs = (noisy.noisy_tokens, noisy.noisy_latents, noisy.text_time, noisy.latent_time, noisy.layout)
+    last = noisy.layout.num_tokens - 1
+    for rows in (torch.tensor([0, 3, 4, 17, last]), torch.tensor([2]), torch.tensor([last])):
+        filled = torch.cat([rows, torch.full((repeats,), last)])
+        weight = torch.linspace(-1, 2, len(rows))[:, None]
+        answers = []
+        for hidden in (
+            denoiser(*inputs).token_hidden[rows],
+            denoiser(*inputs, filled).token_hidden[: len(rows)],
+        ):
+            denoiser.zero_grad()
+            (hidden * weight).square().sum().backward()
+            grads = [p.grad.flatten() for p in denoiser.parameters() if p.grad is not None]
+            answers.append(torch.cat([hidden.detach().flatten(), *grads]))
+        torch.testing.assert_close(*answers, atol=2e-5, rtol=2e-5)
+
+
 def test_one_long_document_does_not_widen_the_rows_of_all():
     from mmldlm.layout import packed_layout
 

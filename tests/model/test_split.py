@@ -158,6 +158,9 @@ def test_where_split_serves():
     assert serving("split", packed, trained=True) == "sdpa"
     assert serving("split", bare, trained=True) == "varlen"
     assert serving("tiles", packed, trained=True) == "tiles"
+    assert serving("by_length", packed, trained=False) == "tiles"
+    long = packed_layout(np.array([300, 2]), 1, with_rows=False)
+    assert serving("by_length", long, trained=False) == "varlen"
 
 
 class TestOnGPU:

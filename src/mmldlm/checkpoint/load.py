@@ -56,7 +56,14 @@ from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
 from mmldlm.objective.joint import Active
 from mmldlm.run_folder import RunFolder
-from mmldlm.runtime import autocast, flash_runs, kernels_run_on, plain_attention, sampling_precision
+from mmldlm.runtime import (
+    TILE_WIDTHS,
+    autocast,
+    flash_runs,
+    kernels_run_on,
+    plain_attention,
+    sampling_precision,
+)
 from mmldlm.types import Piece
 
 RUNS = Path("saved")
@@ -241,8 +248,10 @@ def build_model(
         raise error if str(error).startswith(source) else UserError(f"{source}: {error}") from error
     precision = precision or sampling_precision(device)
     flash = flash_runs(device, precision, denoiser.config.head_width)
-    attention = "varlen" if flash else plain_attention(device)
-    denoiser.kernels = Kernels(attention, fused=device.type == "cuda" and kernels_run_on(device))
+    fused = device.type == "cuda" and kernels_run_on(device)
+    tiles = fused and denoiser.config.head_width in TILE_WIDTHS
+    attention = ("by_length" if tiles else "varlen") if flash else plain_attention(device)
+    denoiser.kernels = Kernels(attention, fused)
     denoiser.to(device).eval().requires_grad_(False)
     return LoadedModel(
         denoiser=denoiser,

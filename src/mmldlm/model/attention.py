@@ -46,8 +46,15 @@ class Projections(NamedTuple):
     sine: Tensor
 
 
+LONGEST_IN_TILES = 256
+"""Places of a document up to which `tiles` are ahead of flash attention where there is no backward pass."""
+
+
 def serving(backend: str, layout: Layout, *, trained: bool) -> str:
-    """The backend itself, but for `split`: it is for training on documents of equal length."""
+    """The backend itself, but for two: `split` is for training on documents of equal length, and `by_length`, which
+    measures nothing, is `tiles` or flash attention."""
+    if backend == "by_length":
+        return "tiles" if layout.max_segment - layout.num_slots <= LONGEST_IN_TILES else "varlen"
     if backend != "split" or (trained and _splits(layout)):
         return backend
     return "sdpa" if layout.full or layout.rows is not None else "varlen"

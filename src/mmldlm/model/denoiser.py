@@ -27,7 +27,7 @@ from mmldlm.model.layers import (
     TimeEmbedding,
     Times,
 )
-from mmldlm.model.ops import RowsOf, add_and_norm, all_modulations, rotary_angles
+from mmldlm.model.ops import Chosen, RowsOf, add_and_norm, all_modulations, rotary_angles
 from mmldlm.model.weights import allocate, init_weights
 from mmldlm.types import DenoiserOutput
 
@@ -113,22 +113,30 @@ class Denoiser(nn.Module):
         text_time: Tensor,
         latent_time: Tensor,
         layout: Layout,
+        rows: Tensor | None = None,
     ) -> DenoiserOutput:
-        """noisy_tokens (T,), noisy_latents (N, S, C), times (N,)."""
+        """noisy_tokens (T,), noisy_latents (N, S, C), times (N,).
+
+        `rows`: tokens (R,) whose hidden states are wanted alone, in rising order, filled up with the last one. The last
+        block ends with them; its attention is that of all.
+        """
         time_embedding = self.time_embed(text_time, latent_time)
         places = self._places(layout)
         token_rows = self.token_embed(noisy_tokens)
         latent_rows = (self.latent_embed(noisy_latents) + self.slot_embed).flatten(0, 1).float()
         times = self._times_of_blocks(time_embedding)
         text, latent = (self._begin(x, time_embedding, times[0]) for x in (token_rows, latent_rows))
+        chosen = None if rows is None else Chosen.of(rows, places.text)
+        last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
-            inputs = (text, latent, times[number], places, self.kernels)
+            inputs = (text, latent, times[number], places, self.kernels, chosen if number == last else None)
             if number in self.recomputed and self.training and torch.is_grad_enabled():
                 text, latent = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 text, latent = block(*inputs)
         condition = F.silu(time_embedding)
-        token_hidden = self._end(text, self.text_final(condition), places.text)
+        where = places.text if chosen is None else chosen.where
+        token_hidden = self._end(text, self.text_final(condition), where)
         latent_hidden = self._end(latent, self.latent_final(condition), places.latent)
         return DenoiserOutput(
             token_hidden=token_hidden,
@@ -199,7 +207,8 @@ def step_flops(
     latent: bool = True,
     length: bool = True,
 ) -> float:
-    """Operations, forward and backward; `squares` is the sum over documents of (tokens + slots)^2.
+    """Operations that the losses need, forward and backward; `squares` is the sum over documents of
+    (tokens + slots)^2. After the last attention only scored tokens matter.
 
     `text`, `latent` and `length` say which losses there are.
     """
@@ -209,17 +218,23 @@ def step_flops(
     per_slot = model.depth * _block_weights(model.latent_width, inner, model.mlp_ratio)
     per_slot += data.num_channels * model.latent_width
     per_slot += 4 * model.latent_width * (model.latent_width + data.num_channels) if latent else 0
-    per_token -= 0 if text else _last_weights(model.width, inner, model.mlp_ratio)
+    ending = _ending_weights(model.width, inner, model.mlp_ratio)
+    per_token -= ending if text else _last_weights(model.width, inner, model.mlp_ratio)
     per_slot -= 0 if latent else _last_weights(model.latent_width, inner, model.mlp_ratio)
     weights = tokens * per_token + slots * per_slot
     weights += documents * _document_weights(model, data, text=text, latent=latent, length=length)
-    weights += scored * model.width * data.vocab_size
+    weights += scored * (model.width * data.vocab_size + (ending if text else 0))
     return float(_FORWARD_AND_BACKWARD * weights + 12 * model.depth * inner * squares)
 
 
 def _block_weights(width: int, inner: int, mlp_ratio: float) -> int:
     """Weights that a row meets in its half of a block."""
     return 4 * width * inner + 2 * width * int(width * mlp_ratio)
+
+
+def _ending_weights(width: int, inner: int, mlp_ratio: float) -> int:
+    """Those that a row meets after attention."""
+    return width * inner + 2 * width * int(width * mlp_ratio)
 
 
 def _last_weights(width: int, inner: int, mlp_ratio: float) -> int:

@@ -18,7 +18,7 @@ from mmldlm.layout import Layout
 from mmldlm.model import products
 from mmldlm.model.attention import Projections, attend, attend_streams, serving, to_streams
 from mmldlm.model.fp8 import Rounded, fits, linear8, mlp8, round_rows
-from mmldlm.model.ops import RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
+from mmldlm.model.ops import Chosen, RowsOf, add_and_norm, add_and_norm_rounded, permute_rows, rotate
 
 # nothing in a block works in place, which is what this warning is about
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(
@@ -168,19 +168,26 @@ class Block(nn.Module):
         self.text, self.latent = text, latent
 
     def forward(
-        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels
-    ) -> tuple[Residual, Residual]:
+        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels,
+        chosen: Chosen | None = None,
+    ) -> tuple[Residual, Residual]:  # fmt: skip
+        """`chosen`: the only rows of the text that are wanted after attention."""
+        inputs = (text, latent, times, places, kernels, chosen)
         if kernels.keep == "products" and self.training and torch.is_grad_enabled():
             result: tuple[Residual, Residual] = checkpoint(
-                self._compute, text, latent, times, places, kernels,
-                use_reentrant=False, preserve_rng_state=False, context_fn=keep_products,
-            )  # fmt: skip
+                self._compute,
+                *inputs,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=keep_products,
+            )
             return result
-        return self._compute(text, latent, times, places, kernels)
+        return self._compute(*inputs)
 
     def _compute(
-        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels
-    ) -> tuple[Residual, Residual]:
+        self, text: Residual, latent: Residual, times: Times, places: Places, kernels: Kernels,
+        chosen: Chosen | None,
+    ) -> tuple[Residual, Residual]:  # fmt: skip
         fused, trained = kernels.fused, self.training and torch.is_grad_enabled()
         fp8 = kernels.fp8 and trained  # what is judged is judged in bf16
         own, keep = fused and trained, kernels.keep == "all"
@@ -197,6 +204,9 @@ class Block(nn.Module):
         )
         text_qkv, latent_qkv = _product(self.text.qkv, text_y, own), _product(self.latent.qkv, latent_y, own)
         of_text, of_latent = self._attend(text_qkv, latent_qkv, places, kernels)
+        where = places.text
+        if chosen is not None:
+            text_x, of_text, where = chosen.take(text_x), chosen.take(of_text), chosen.where
         text_branch = _product(
             self.text.attention_out,
             round_rows(of_text) if fp8 and fits(self.text.attention_out) else of_text,
@@ -207,7 +217,7 @@ class Block(nn.Module):
         add = add_and_norm_rounded if fp8 and fits(self.text.mlp_in) else add_and_norm
         text_x, text_y = add(
             text_x, text_branch, text_mod.attention_gate, text_mod.mlp_shift, text_mod.mlp_scale,
-            places.text, fused=fused,
+            where, fused=fused,
         )  # fmt: skip
         latent_x, latent_y = add_and_norm(
             latent_x, latent_branch, latent_mod.attention_gate, latent_mod.mlp_shift, latent_mod.mlp_scale,

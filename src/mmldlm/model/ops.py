@@ -44,6 +44,20 @@ class _MoveRowsOrZero(torch.autograd.Function):
         return F.pad(grads[0], (0, 0, 0, 1)).index_select(0, back), None, None
 
 
+class _TakeRows(torch.autograd.Function):
+    """x[rows] forward; backward each row of x reads its gradient, or zero: nothing is added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (back,) = ctx.saved_tensors
+        return F.pad(grads[0], (0, 0, 0, 1)).index_select(0, back), None, None
+
+
 def permute_rows(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
     """Rows of (n, d) in another order; `back` is the inverse of `there`."""
     return _MoveRows.apply(x, there, back)
@@ -75,6 +89,33 @@ class RowsOf(NamedTuple):
     """(M,)"""
     starts: Tensor
     """(N+1,) first row of each document."""
+
+
+class Chosen(NamedTuple):
+    """Some rows of a stream, in rising order; the last row of the stream may come several times."""
+
+    rows: Tensor
+    """(R,)"""
+    back: Tensor
+    """(M,) place of each row of the stream in `rows`, the first one if there are several; R if there is none."""
+    where: RowsOf
+
+    @classmethod
+    def of(cls, rows: Tensor, where: RowsOf) -> Chosen:
+        """Without waiting for the device."""
+        every = torch.arange(len(where.document), device=rows.device)
+        place = torch.searchsorted(rows, every)
+        there = rows.index_select(0, place.clamp(max=len(rows) - 1)) == every
+        starts = torch.searchsorted(rows, where.starts)
+        return cls(
+            rows, torch.where(there, place, len(rows)), RowsOf(where.document.index_select(0, rows), starts)
+        )
+
+    def take(self, x: Tensor) -> Tensor:
+        """(M, D) -> (R, D). A row that comes several times gets the gradient of its first place alone: of the others,
+        which fill up, there is none."""
+        result: Tensor = _TakeRows.apply(x, self.rows, self.back)
+        return result
 
 
 def add_and_norm(

@@ -181,8 +181,8 @@ class Objective:
         chunk_rows: int = 2048,
         fused: bool = False,
     ) -> None:
-        """`length_modelled`: the denoiser has a length head. The others are settings of `speed`: the output head sees
-        scored rows only, so many at a time, in a Triton kernel."""
+        """`length_modelled`: the denoiser has a length head. The others are settings of `speed`: the end of the last
+        block and the output head see scored rows only, the head so many at a time, in a Triton kernel."""
         self.config, self.corruption = config, corruption
         self.active = Active.of(corruption.config, config, length_modelled=length_modelled)
         """The losses of the whole run."""
@@ -205,8 +205,9 @@ class Objective:
         counts, active = counts or Counts.of(batch), active or self.active
         factors = balance.factors() if balance is not None else None
         output: DenoiserOutput = denoiser(
-            batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout
-        )
+            batch.noisy_tokens, batch.noisy_latents, batch.text_time, batch.latent_time, batch.layout,
+            batch.scored if self.scored_rows else None,
+        )  # fmt: skip
         zero = batch.text_time.new_zeros(())
         length, nothing = zero, zero.new_zeros(NUM_BUCKETS)
         text = latent = _Part(zero, nothing, zero.new_zeros(2, NUM_BUCKETS))
@@ -254,7 +255,7 @@ class Objective:
         if not self.scored_rows:
             return text_loss_of_all(denoiser.token_logits(output.token_hidden), rows.tokens, rows.weight)
         return text_loss(
-            denoiser.token_head, output.token_hidden.index_select(0, batch.scored), rows.tokens, rows.weight,
+            denoiser.token_head, output.token_hidden, rows.tokens, rows.weight,
             vocab_size=denoiser.shape.vocab_size, chunk_rows=self.chunk_rows, fused=self.fused,
         )  # fmt: skip
 

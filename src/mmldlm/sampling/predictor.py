@@ -96,7 +96,7 @@ class ModelPredictor:
         """A loaded model, in its precision."""
         parts = (model.denoiser, model.corruption, model.device)
         predictor = cls(*parts) if model.precision == "fp32" else cls(*parts, model.autocast)
-        if model.device.type == "cuda" and model.denoiser.kernels.attention in ("varlen", "tiles"):
+        if model.device.type == "cuda" and model.denoiser.kernels.attention in ("varlen", "by_length"):
             predictor.recordings = _RECORDINGS.setdefault(model.denoiser, Recordings())
         if model.device.type == "cpu":
             predictor.frozen = frozen(model.denoiser, DTYPES[model.precision])

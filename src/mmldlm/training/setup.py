@@ -264,7 +264,7 @@ def set_up(
     parts.done("model")
     if runtime.compile:
         imports.wait()
-        compile_blocks(denoiser, sharded=sharded)
+        compile_blocks(denoiser, sharded=sharded, rows_vary=config.speed.scored_rows)
         parts.done("compiler")
     return setup
 
@@ -357,11 +357,15 @@ def _first_micro_batch(setup: Setup) -> MicroBatch:
     return parcel.with_buffer(parcel.buffer.to(setup.runtime.device)).open()
 
 
-def compile_blocks(denoiser: Denoiser, *, sharded: bool = False) -> None:
-    """One graph per block without breaks; all blocks share it. What FSDP2 does around a block is not compiled."""
+def compile_blocks(denoiser: Denoiser, *, sharded: bool = False, rows_vary: bool = False) -> None:
+    """One graph per block without breaks; all blocks share it. What FSDP2 does around a block is not compiled.
+
+    `rows_vary`: the last block ends with the scored rows, whose number would ask for a graph of its own each time; it
+    is not compiled.
+    """
     # a shape for each stage of the batch and each size of micro-batch
     torch.compiler.config.recompile_limit = 64
-    for block in denoiser.blocks:
+    for block in list(denoiser.blocks)[: -1 if rows_vary else None]:
         if sharded:
             block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False)
         else:

@@ -3,9 +3,11 @@
     out = x + gate[d] * branch          y = norm(out) * (1 + scale[d]) + shift[d]          d = document of the row
 
 Rows of one document are neighbours, so the gradients of gate, shift and scale are sums over runs of rows. A program
-walks over ROWS rows and writes a partial sum whenever a document or its block ends. The partial of (block b, document
+walks over some rows and writes a partial sum whenever a document or its block ends. The partial of (block b, document
 d) goes to place b + d: along the rows both numbers only grow, so no two share a place, and those of one document are
 neighbours again. Nothing is added atomically; the result is the same every time.
+How many rows there are, and how many a program has, are no constants of a kernel: the last block has as many as are
+scored, and within the recording of a graph nothing may be compiled.
 Where y is wanted in eight bits it is rounded in the same pass, and not written otherwise.
 Shapes: M rows, N documents, D width.
 """
@@ -64,16 +66,16 @@ def _add_both(a, b, c, d):
     return a + c, b + d
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "rows"])
 def _backward_kernel(
     grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-    gate_stride, scale_stride, num_rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    gate_stride, scale_stride, num_rows, rows, width, WIDTH: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < width
-    first = block * ROWS
-    end = tl.minimum(first + ROWS, num_rows)
+    first = block * rows
+    end = tl.minimum(first + rows, num_rows)
     current = tl.load(document + first).to(tl.int64)
     gates = tl.load(gate + current * gate_stride + column, inside, other=0.0).to(tl.float32)
     scales = tl.load(scale + current * scale_stride + column, inside, other=0.0).to(tl.float32)
@@ -115,8 +117,8 @@ def _backward_kernel(
     tl.store(place + 2 * width, scale_sum, inside)
 
 
-@triton.jit
-def _sum_kernel(partial, starts, result, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _sum_kernel(partial, starts, result, rows, width, WIDTH: tl.constexpr):
     """Partials of one document and one of (gate, shift, scale) -> their sum; 0 for a document without rows."""
     d = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -126,7 +128,7 @@ def _sum_kernel(partial, starts, result, width, ROWS: tl.constexpr, WIDTH: tl.co
     end = tl.load(starts + d + 1).to(tl.int64)
     total = tl.zeros([WIDTH], tl.float32)
     if end > first:
-        for place in range(first // ROWS + d, (end - 1) // ROWS + d + 1):
+        for place in range(first // rows + d, (end - 1) // rows + d + 1):
             total += tl.load(partial + (place * 3 + part) * width + column, inside, other=0.0)
     tl.store(result + (d * 3 + part) * width + column, total, inside)
 
@@ -198,11 +200,10 @@ def add_norm_backward(
     warps = min(16, max(1, padded // 128))
     _backward_kernel[(num_blocks,)](
         grad_out, grad_y, out, branch, gate, scale, document, mean, rstd, grad_x, grad_branch, partial,
-        gate.stride(0), scale.stride(0), num_rows, width, ROWS=rows, WIDTH=padded, num_warps=warps,
-        maxnreg=_REGISTERS,
+        gate.stride(0), scale.stride(0), num_rows, rows, width, WIDTH=padded, num_warps=warps, maxnreg=_REGISTERS,
     )  # fmt: skip
     sums = torch.empty((num_documents, 3, width), device=out.device, dtype=gate.dtype)
-    _sum_kernel[(num_documents, 3)](partial, starts, sums, width, ROWS=rows, WIDTH=padded, num_warps=warps)
+    _sum_kernel[(num_documents, 3)](partial, starts, sums, rows, width, WIDTH=padded, num_warps=warps)
     return grad_x, grad_branch, sums
 
 

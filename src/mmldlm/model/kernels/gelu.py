@@ -18,7 +18,7 @@ _BLOCKS, _MOST_TILES = 256, 128
 """Sums alone: rows of partial sums that are enough to fill a device, and most tiles of a program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _gelu_kernel(h, a, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
@@ -27,7 +27,7 @@ def _gelu_kernel(h, a, size, BLOCK: tl.constexpr):
     tl.store(a + place, value * share, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _slope_kernel(
     grad, h, out, a, partial, num_rows, width,
     AGAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
@@ -51,14 +51,14 @@ def _slope_kernel(
     tl.store(partial + block * width + column, tl.sum(total, 0), column < width)
 
 
-@triton.jit
-def _sums_kernel(x, partial, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows", "tiles"])
+def _sums_kernel(x, partial, num_rows, tiles, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, TILES, 4):
+    for first in range(0, tiles, 4):
         for tile in tl.static_range(4):  # several loads under way
-            row = (block * TILES + first + tile) * ROWS + tl.arange(0, ROWS)
+            row = (block * tiles + first + tile) * ROWS + tl.arange(0, ROWS)
             inside = (row[:, None] < num_rows) & (column[None, :] < width)
             total += tl.load(x + row[:, None] * width + column[None, :], inside, other=0.0).to(tl.float32)
     tl.store(partial + block * width + column, tl.sum(total, 0), column < width)
@@ -80,7 +80,7 @@ def sum_rows(x: Tensor) -> Tensor:
     num_blocks = triton.cdiv(num_rows, _ROWS * tiles)
     partial = torch.empty((num_blocks, width), device=x.device, dtype=torch.float32)
     _sums_kernel[(num_blocks, triton.cdiv(width, _COLUMNS))](
-        x, partial, num_rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, TILES=tiles, num_warps=_WARPS
+        x, partial, num_rows, tiles, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS
     )
     return partial.sum(0)
 

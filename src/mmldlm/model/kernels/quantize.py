@@ -29,7 +29,7 @@ def to_eight_bits(value):
     return value.to(tl.float8e4nv), ((exponent - 7) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantize_kernel(
     x, inner, q, scale, sums, num_rows, width,
     GELU: tl.constexpr, SLOPE: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -80,7 +80,7 @@ def quantize_rows(
     return q, scale, partial.sum(0) if sums else None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _transpose_kernel(
     q, factor, out, num_rows, num_padded, width,
     FACTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
