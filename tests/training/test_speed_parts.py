@@ -16,7 +16,7 @@ from mmldlm.training.graphs import Graphs, LaunchWatch
 from mmldlm.training.log_window import StepClock
 from mmldlm.training.profile import _is_kernel, busy_share
 from mmldlm.training.recovery import Attempts
-from mmldlm.training.start import Beside, rehearse
+from mmldlm.training.start import Beside, one_block, rehearse
 from tests.runs import make_trainer
 from tests.stores import write_store
 
@@ -249,6 +249,14 @@ def test_a_rehearsal_changes_nothing(store, tmp_path):
     for parameter, value in zip(setup.denoiser.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
         assert parameter.grad is None
+
+
+def test_what_rehearses_is_on_the_device_as_a_whole(store, tmp_path):
+    setup = make_trainer(tmp_path, store).setup
+    denoiser = one_block(setup.config.model, setup.data_shape, torch.device("meta"))
+    tensors = [*denoiser.parameters(), *denoiser.buffers()]
+    assert len(denoiser.blocks) == 1
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 def test_an_error_beside_the_main_thread_is_raised_where_it_is_waited_for() -> None:

@@ -100,6 +100,13 @@ def import_ahead(config: TrainConfig, runtime: Runtime) -> Beside:
     return Beside("imports", load)
 
 
+def one_block(model: ModelConfig, shape: DataShape, device: torch.device) -> Denoiser:
+    """A denoiser of one block, all of it on the device, without values."""
+    with torch.device(device):
+        denoiser = Denoiser(replace(model, depth=1), shape, seed=None)
+    return denoiser.to(device)  # buffers are made on the host
+
+
 def rehearse(
     model: ModelConfig,
     shape: DataShape,
@@ -112,8 +119,7 @@ def rehearse(
 
     What the first step would compile or load there is ready then: our kernels, cuBLAS and the modules of PyTorch.
     """
-    with torch.device(runtime.device):
-        denoiser = Denoiser(replace(model, depth=1), shape, seed=None)
+    denoiser = one_block(model, shape, runtime.device)
     denoiser.kernels = kernels
     with contextlib.ExitStack() as stack:
         if runtime.fused:
