@@ -1,8 +1,9 @@
 """Builds the documentation site: python scripts/site/build.py [--check-only].
 
 Pages lie in docs/, in packages/*/docs and beside the README. They are copied to build/docs, with links rewritten to
-where each page is on the site; pages that follow from the code or from measured results are generated there. Then
-Zensical builds build/site. A link to a file that is no page, or to an anchor that does not exist, is an error.
+where each page is on the site. Pages that follow from the code are generated there; a short page of the same name in
+the repository says where to look without the site. Then Zensical builds build/site. A link to a file that is no page,
+or to an anchor that does not exist, is an error.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def stage() -> None:
     for source, place in places.items():
         target = STAGE / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        if place == "examples.md" or source == ROOT / "README.md" or source.suffix == ".py":
+        if place in generated or source == ROOT / "README.md" or source.suffix == ".py":
             continue
         if source.suffix == ".md":
             text = improvements.fill(source.read_text())

@@ -1,5 +1,6 @@
-"""Tables of measured figures: a page says `<!-- figures FILE: arm, arm -->`, the build puts the table there.
+"""Tables of measured figures, between `<!-- figures FILE: arm, arm -->` and `<!-- end -->` in a page of docs/.
 
+`python scripts/site/improvements.py` writes them into the pages again; the contract tests fail where a page differs.
 FILE lies in docs/results: a `result.json` of `mmldlm benchmark` (for one with `--scaling` a network takes the place of
 arms, or `measured` with more files), a `validation.json` of `mmldlm validate`, a `profile/summary.json` of a run, the
 `newcomer.json` of scripts/newcomer.sh, or the `corpus.json` of docs/results/corpus.py. Nothing in a table is typed.
@@ -14,16 +15,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mmldlm.benchmark.comparison import MOST_VARIATION
+from mmldlm.benchmark.measuring import Spread
 from mmldlm.benchmark.scaling import prediction_table
 from mmldlm.reports import markdown_rows
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-MARK = re.compile(r"^<!-- figures (?P<file>[\w-]+\.json)(?:: (?P<arms>[^>]*?))? -->$", flags=re.MULTILINE)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = DOCS / "results"
+MARK = re.compile(
+    r"^(?P<mark><!-- figures (?P<file>[\w-]+\.json)(?:: (?P<arms>[^>]*?))? -->)\n"
+    r"(?:(?:(?!<!-- figures ).)*?^<!-- end -->\n)?",
+    flags=re.MULTILINE | re.DOTALL,
+)
 
 
 def fill(text: str) -> str:
-    """The page with its tables."""
-    return MARK.sub(lambda match: table(match["file"], match["arms"]), text)
+    """The page with its tables as their files have them."""
+    return MARK.sub(lambda match: f"{match['mark']}\n\n{_table_of(match)}\n\n<!-- end -->\n", text)
+
+
+def _table_of(match: re.Match[str]) -> str:
+    return table(match["file"], match["arms"]).rstrip()
+
+
+def refresh() -> None:
+    """Write the tables into the pages again."""
+    for page in sorted(DOCS.glob("*.md")):
+        before = page.read_text()
+        if (after := fill(before)) != before:
+            page.write_text(after)
+            print(f"{page.relative_to(DOCS.parent)}: tables written")
 
 
 def table(file: str, arms: str | None) -> str:
@@ -40,13 +61,32 @@ def table(file: str, arms: str | None) -> str:
     if result["kind"] == "scaling":
         return scaling_table(result, file, arms or "")
     names = [name.strip() for name in arms.split(",")] if arms else [row["name"] for row in result["rows"]]
+    return comparison_table(result, file, names)
+
+
+def comparison_table(result: dict[str, Any], file: str, names: list[str]) -> str:
+    """Arms beside the baseline. As in the tool, one that varies too much is not measured, and nothing is compared with
+    a baseline that does."""
     rows = {row["name"]: row for row in result["rows"]}
-    head = "| arm | tokens/s | against the baseline (95 % interval) | verdict | peak memory, GiB | loss difference |"
-    planned = any(row.get("expected") for row in rows.values())
-    head += " memory | plan: speed, memory |" if planned else ""
-    lines = [head, "|---" * (head.count("|") - 1) + "|"]
-    lines += [_row(rows[name]) + (_plan_cells(rows[name]) if planned else "") for name in names]
-    return "\n".join([*lines, "", _origin(result, file)])
+    noisy = _noise(rows[result["baseline"]])
+    compared = [] if noisy else ["against the baseline (95 % interval)", "verdict"]
+    head = ["arm", "tokens/s", *compared, "peak memory, GiB", "loss difference"]
+    cells = [_cells(rows[name], compared=not noisy) for name in names]
+    if any(row.get("expected") for row in rows.values()):
+        head += ["memory", "plan: speed, memory"]
+        cells = [row + _plan_cells(rows[name]) for row, name in zip(cells, names, strict=True)]
+    against = f"the baseline is {noisy}, so nothing is compared with it" if noisy else _again(result["noise"])
+    return "\n".join([*markdown_rows(head, cells), "", _machine(result, file, against)])
+
+
+def _noise(row: dict[str, Any]) -> str:
+    """Why the speed of an arm is not shown, if so."""
+    variation = Spread(**row["tokens_per_second"]).variation if row["tokens_per_second"] else 0.0
+    return f"not measured (noise {100 * variation:.0f} %)" if variation > MOST_VARIATION else ""
+
+
+def _again(noise: dict[str, float]) -> str:
+    return f"the baseline against itself: {noise['value']:.2f} ({noise['low']:.2f} to {noise['high']:.2f})"
 
 
 def validation_table(result: dict[str, Any], file: str) -> str:
@@ -132,28 +172,32 @@ def _made_by(result: dict[str, Any], file: str) -> str:
     return f"`docs/results/{file}`, {where}, by\n\n    {command}\n"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any], *, compared: bool) -> list[str]:
     if row["failure"]:
-        return f"| {row['name']} | {row['failure']} | | | | |"
-    speedup, rate = row["speedup"], row["tokens_per_second"]["median"]
-    interval = f"{speedup['value']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else ""
+        return [row["name"], row["failure"], *(["", ""] if compared else []), "", ""]
+    noisy = _noise(row)
     gap = "not gated" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}"
-    memory = row["memory"] or row["resident"]
-    return f"| {row['name']} | {rate:,.0f} | {interval} | {row['verdict']} | {memory / 2**30:.2f} | {gap} |"
+    return [
+        row["name"],
+        noisy or f"{row['tokens_per_second']['median']:,.0f}",
+        *(_verdict_cells(row, noisy) if compared else []),
+        f"{(row['memory'] or row['resident']) / 2**30:.2f}",
+        gap,
+    ]
 
 
-def _plan_cells(row: dict[str, Any]) -> str:
+def _verdict_cells(row: dict[str, Any], noisy: str) -> list[str]:
+    speedup = row["speedup"]
+    if noisy or not speedup:
+        return ["", ""]
+    return [f"{speedup['value']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})", row["verdict"]]
+
+
+def _plan_cells(row: dict[str, Any]) -> list[str]:
     """Memory as a share of the baseline's, and what a plan expected."""
     share, hoped = row.get("memory_share"), row.get("expected")
     plan = f"{100 * hoped['speed']:.0f} %, {100 * hoped['memory']:.0f} %" if hoped else ""
-    texts = (f"{100 * share:.0f} %" if share else "", plan)
-    return "".join(f" {text} |" for text in texts)
-
-
-def _origin(result: dict[str, Any], file: str) -> str:
-    noise = result["noise"]
-    against = f"the baseline against itself: {noise['value']:.2f} ({noise['low']:.2f} to {noise['high']:.2f})"
-    return _machine(result, file, against)
+    return [f"{100 * share:.0f} %" if share else "", plan]
 
 
 def _machine(result: dict[str, Any], file: str, more: str = "") -> str:
@@ -185,4 +229,7 @@ def keep(source: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), sys.argv[2])
+    if sys.argv[1:]:
+        keep(Path(sys.argv[1]), sys.argv[2])
+    else:
+        refresh()

@@ -171,6 +171,17 @@ def test_quick_start_names_every_recipe():
     assert [recipe for recipe in list_recipes() if f"`{recipe}`" not in text] == []
 
 
+def test_links_lead_to_files_of_the_repository():
+    """Pages are also read on a code host, without the site."""
+    gone = []
+    for page in (*PAGES, *(ROOT / "docs" / "traindoctor").glob("*.md")):
+        prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", prose):
+            if not (page.parent / target).exists():
+                gone.append(f"{page.relative_to(ROOT)}: {target}")
+    assert gone == []
+
+
 def site_module(name, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "site"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "site" / f"{name}.py")
@@ -183,6 +194,45 @@ def test_figures_are_what_their_script_draws(tmp_path, monkeypatch):
     site_module("figures", monkeypatch).draw_all(tmp_path)
     for drawn in tmp_path.iterdir():
         assert drawn.read_text() == (ROOT / "docs" / "figures" / drawn.name).read_text(), drawn.name
+
+
+def test_tables_of_the_pages_are_those_of_their_files(monkeypatch):
+    fill = site_module("improvements", monkeypatch).fill
+    pages = [page for page in (ROOT / "docs").glob("*.md") if "<!-- figures " in page.read_text()]
+    assert pages
+    old = [page.name for page in pages if fill(page.read_text()) != page.read_text()]
+    assert old == [], "python scripts/site/improvements.py writes them again"
+    page = "<!-- figures newcomer.json -->\nold\n<!-- figures corpus.json -->\n\nold\n\n<!-- end -->\nnext\n"
+    once = fill(page)
+    assert fill(once) == once
+    assert once.endswith("<!-- end -->\nnext\n")
+    assert once.count("old\n") == 1, "without its end a mark takes nothing of what follows"
+
+
+def test_tables_show_no_speed_of_what_varies_too_much(monkeypatch):
+    module = site_module("improvements", monkeypatch)
+    row = {
+        "name": "a", "failure": None, "verdict": "baseline", "speedup": None, "loss_difference": None, "resident": None,
+        "memory": 2**30, "tokens_per_second": {"median": 100.0, "low": 98.0, "high": 102.0},
+    }  # fmt: skip
+    twice = {"value": 2.0, "low": 1.9, "high": 2.1}
+    quiet = row | {"name": "b", "speedup": twice, "verdict": "faster"}
+    noisy = quiet | {"name": "c", "tokens_per_second": {"median": 777.0, "low": 700.0, "high": 800.0}}
+    monkeypatch.setattr(module, "_machine", lambda result, file, more: more)
+    result = {
+        "baseline": "a",
+        "rows": [row, quiet, noisy],
+        "noise": {"value": 1.0, "low": 0.99, "high": 1.01},
+    }
+    table = module.comparison_table(result, "", ["a", "b", "c"])
+    assert "| b | 100 | 2.00 (1.90 to 2.10) | faster | 1.00 | not gated |" in table
+    assert "| c | not measured (noise 13 %) |  |  | 1.00 | not gated |" in table
+    result["baseline"] = "c"
+    table = module.comparison_table(result, "", ["a", "b", "c"])
+    assert "| b | 100 | 1.00 | not gated |" in table
+    assert "777" not in table
+    assert "2.00" not in table
+    assert table.endswith("the baseline is not measured (noise 13 %), so nothing is compared with it")
 
 
 def test_improvements_have_every_row_of_the_plan_and_the_figures_of_their_picture(monkeypatch):

@@ -1,7 +1,10 @@
 """The course of a run, as `--dry-run` draws it."""
 
+import re
+
 import pytest
 
+import mmldlm
 from mmldlm.config import MODES
 from mmldlm.metrics import read_log
 from mmldlm.training.optim import lr_at
@@ -40,3 +43,17 @@ def test_a_long_run_is_drawn_with_the_ends_of_its_stages(store, tmp_path):
     at = course.steps.index(777)
     assert (course.tokens[at - 1], course.tokens[at]) == (128.0, 256.0)
     assert course.lr[-1] == lr_at(999_999, 1_000_000, setup.config.optim)
+
+
+@pytest.mark.parametrize("choice", ["document", "batch"])
+def test_modes_are_drawn_as_the_dry_run_lists_them_where_documents_are_derived(tmp_path, choice):
+    texts = [f"a coil of rope, the open sea and boat {number}" for number in range(30)]
+    store = mmldlm.prepare(
+        texts, tmp_path / "store", encoder=lambda texts: [[float(len(text)), 1.0] for text in texts], derive=2
+    ).path
+    words = (f"corruption.mode_choice={choice}", "corruption.mode_weights={l2t: 3, t2l: 1, joint: 1}")
+    setup = make_trainer(tmp_path, store, *words).setup
+    listed = dict(re.findall(r"(\w+) (\d+) %", describe(setup)["modes"].split(" of the documents")[0]))
+    for shares in zip(*course_of(setup).modes.values(), strict=True):
+        assert {mode: f"{100 * share:.0f}" for mode, share in zip(MODES, shares, strict=True)} == listed
+    assert listed["joint"] == "20" if choice == "batch" else 0 < int(listed["joint"]) < 20

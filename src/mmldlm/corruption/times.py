@@ -194,16 +194,32 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
     return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
 
 
+def drawn_shares(weights: ModeWeights, config: CorruptionConfig, derived_share: float) -> dict[str, float]:
+    """The share of all documents, whole and derived, that each mode takes under these weights."""
+    parts = _beside(weights, config, derived_share)
+    of_whole, of_derived = (_shares(part) for part in parts)
+    shares = [
+        (1.0 - derived_share) * a + derived_share * b for a, b in zip(of_whole, of_derived, strict=True)
+    ]
+    return dict(zip(MODES, shares, strict=True))
+
+
+def _beside(
+    weights: ModeWeights, config: CorruptionConfig, derived_share: float
+) -> tuple[ModeWeights, ModeWeights]:
+    """Weights of whole and of derived documents; where a step has one mode, all have it."""
+    return weights_beside_derived(weights, 0.0 if config.mode_choice == "batch" else derived_share)
+
+
 def describe_modes(config: CorruptionConfig, derived_share: float = 0.0) -> str:
     """The share of each mode, for people."""
     weights = modes_of_run(config)
-    beside = 0.0 if config.mode_choice == "batch" else derived_share
-    whole, derived = (_shares(part) for part in weights_beside_derived(weights, beside))
-    shares = [(1.0 - derived_share) * a + derived_share * b for a, b in zip(whole, derived, strict=True)]
-    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in zip(MODES, shares, strict=True))
+    shares = drawn_shares(weights, config, derived_share)
+    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in shares.items())
     text = f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
+    whole, derived = _beside(weights, config, derived_share)
     if whole != derived:
-        text += f"; joint takes whole documents alone, {100 * whole[-1]:.0f} % of them"
+        text += f"; joint takes whole documents alone, {100 * _shares(whole)[-1]:.0f} % of them"
     return text
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mmldlm.config import MODES, PARTS, Config
-from mmldlm.corruption.times import describe_modes, mode_weights_at
+from mmldlm.corruption.times import describe_modes, drawn_shares, mode_weights_at
 from mmldlm.data.packing import StepShape
 from mmldlm.distributed.ranks import Muted
 from mmldlm.model.denoiser import step_flops
@@ -74,7 +74,7 @@ class Course:
     documents: list[float]
     """Expected in a step."""
     modes: dict[str, list[float]]
-    """Share of each mode."""
+    """Share of the documents that each mode takes."""
 
 
 def course_of(setup: Setup) -> Course:
@@ -83,16 +83,13 @@ def course_of(setup: Setup) -> Course:
     documents = [_expected_documents(setup.plan.at(step), setup.lengths.mean) for step in steps]
     epochs = _epochs(steps, documents, setup.order.num_documents)
     weights = [mode_weights_at(config.corruption, *when) for when in zip(steps, epochs, strict=True)]
-    totals = [sum(getattr(at, mode) for mode in MODES) for at in weights]
+    shares = [drawn_shares(at, config.corruption, setup.train_split.derived_share) for at in weights]
     return Course(
         steps=steps,
         lr=[lr_at(step, config.train.steps, config.optim) for step in steps],
         tokens=[count * setup.lengths.mean for count in documents],
         documents=documents,
-        modes={
-            mode: [getattr(at, mode) / total for at, total in zip(weights, totals, strict=True)]
-            for mode in MODES
-        },
+        modes={mode: [at[mode] for at in shares] for mode in MODES},
     )
 
 
