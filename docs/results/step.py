@@ -2,8 +2,9 @@
 
 Random documents of 2,048 tokens, recipe `reference`; with 0 for DOCUMENTS, documents of 4 to 64 tokens in batches
 counted as the recipe and the settings have it: milliseconds a step, samples per second, share of the device's
-peak, and memory; with PROFILE=FILE in the environment also the time of every kernel. In one process and without the
-repetitions of `mmldlm benchmark`, which says how far its figures can be trusted.
+peak, and memory; with PROFILE=FILE in the environment also the time of every kernel, with WARMUP=STEPS so many steps
+before the clock, 10 or 20 otherwise: small batches need more, until all their shapes are recorded. In one process and
+without the repetitions of `mmldlm benchmark`, which says how far its figures can be trusted.
 """
 
 import os
@@ -30,7 +31,7 @@ words += ["batch.tokens_per_step=null", f"batch.documents_per_step={documents}"]
 config = load_recipe("reference", [*words, *sys.argv[2:]])
 with tempfile.TemporaryDirectory() as folder:
     drive = Drive(set_up(config, start_runtime(config)), Path(folder) / "run", None)
-    drive.block(10 if large else 20)
+    drive.block(int(os.environ.get("WARMUP", 10 if large else 20)))
     steps = 6 if large else 12
     blocks = [drive.block(steps) for _ in range(3)]
     seconds = statistics.median(block.seconds / steps for block in blocks)
