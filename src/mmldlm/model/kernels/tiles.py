@@ -42,7 +42,7 @@ def _range_of(tile, segment, bounds, num_places, TILE: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def _tiles_kernel(
     qkv, segment, bounds, out, logsum, num_places, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _tiles_back_kernel(
     grad, qkv, out, logsum, segment, bounds, grad_qkv, num_places, scale, factor,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def attend_tiles(qkv: Tensor, segment: Tensor, bounds: Tensor) -> tuple[Tensor, 
     out = torch.empty((num_places, num_heads, width), device=qkv.device, dtype=qkv.dtype)
     logsum = torch.empty((num_heads, num_places), device=qkv.device, dtype=torch.float32)
     grid, constants = _launch(qkv, FORWARD)
-    _forward_kernel[grid](qkv, segment, bounds, out, logsum, num_places, width**-0.5 * _LOG2_E, **constants)
+    _tiles_kernel[grid](qkv, segment, bounds, out, logsum, num_places, width**-0.5 * _LOG2_E, **constants)
     return out, logsum
 
 
@@ -178,7 +178,7 @@ def attend_tiles_backward(
     num_places, width = qkv.shape[0], qkv.shape[3]
     result = torch.empty_like(qkv)
     grid, constants = _launch(qkv, BACKWARD)
-    _backward_kernel[grid](
+    _tiles_back_kernel[grid](
         grad.contiguous(), qkv, out, logsum, segment, bounds, result, num_places,
         width**-0.5 * _LOG2_E, width**-0.5, **constants,
     )  # fmt: skip
