@@ -30,8 +30,9 @@ known = [
     for text in np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
 ]
 is_derived = train.derived(np.arange(len(train)))
-derived = set() if is_derived is None else {text for text, flag in zip(known, is_derived, strict=True) if flag}
-whole = set(known) - derived
+flags = np.zeros(len(train), bool) if is_derived is None else is_derived
+whole = {text for text, flag in zip(known, flags, strict=True) if not flag}
+derived = set(known) - whole
 axes = main_directions(real_latents.reshape(len(real_latents), -1), size // 4)
 
 

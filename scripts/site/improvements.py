@@ -68,24 +68,30 @@ def comparison_table(result: dict[str, Any], file: str, names: list[str]) -> str
     """Arms beside the baseline. As in the tool, one that varies too much is not measured, and nothing is compared with
     a baseline that does."""
     rows = {row["name"]: row for row in result["rows"]}
-    noisy = _noise(rows[result["baseline"]])
+    noisy = _unmeasured(rows[result["baseline"]])
     compared = [] if noisy else ["against the baseline (95 % interval)", "verdict"]
     head = ["arm", "tokens/s", *compared, "peak memory, GiB", "loss difference"]
     cells = [_cells(rows[name], compared=not noisy) for name in names]
     if any(row.get("expected") for row in rows.values()):
         head += ["memory", "plan: speed, memory"]
         cells = [row + _plan_cells(rows[name]) for row, name in zip(cells, names, strict=True)]
-    against = f"the baseline is {noisy}, so nothing is compared with it" if noisy else _again(result["noise"])
+    against = f"the baseline is {noisy}, so nothing is compared with it" if noisy else _again(result)
     return "\n".join([*markdown_rows(head, cells), "", _machine(result, file, against)])
 
 
-def _noise(row: dict[str, Any]) -> str:
-    """Why the speed of an arm is not shown, if so."""
+def _unmeasured(row: dict[str, Any]) -> str:
+    """Why the speed of an arm is not shown, if so. Files of before 2026-11-18 have no doubts, but varied."""
+    if row["failure"]:
+        return str(row["failure"])
+    if row.get("doubt"):
+        return f"not measured: {row['doubt']}"
     variation = Spread(**row["tokens_per_second"]).variation if row["tokens_per_second"] else 0.0
     return f"not measured (noise {100 * variation:.0f} %)" if variation > MOST_VARIATION else ""
 
 
-def _again(noise: dict[str, float]) -> str:
+def _again(result: dict[str, Any]) -> str:
+    if not (noise := result["noise"]):
+        return "the baseline was measured once"
     return f"the baseline against itself: {noise['value']:.2f} ({noise['low']:.2f} to {noise['high']:.2f})"
 
 
@@ -175,7 +181,7 @@ def _made_by(result: dict[str, Any], file: str) -> str:
 def _cells(row: dict[str, Any], *, compared: bool) -> list[str]:
     if row["failure"]:
         return [row["name"], row["failure"], *(["", ""] if compared else []), "", ""]
-    noisy = _noise(row)
+    noisy = _unmeasured(row)
     gap = "not gated" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}"
     return [
         row["name"],
@@ -189,7 +195,7 @@ def _cells(row: dict[str, Any], *, compared: bool) -> list[str]:
 def _verdict_cells(row: dict[str, Any], noisy: str) -> list[str]:
     speedup = row["speedup"]
     if noisy or not speedup:
-        return ["", ""]
+        return ["", "" if noisy else row["verdict"]]
     return [f"{speedup['value']:.2f} ({speedup['low']:.2f} to {speedup['high']:.2f})", row["verdict"]]
 
 

@@ -200,6 +200,13 @@ def test_tables_of_the_pages_are_those_of_their_files(monkeypatch):
     fill = site_module("improvements", monkeypatch).fill
     pages = [page for page in (ROOT / "docs").glob("*.md") if "<!-- figures " in page.read_text()]
     assert pages
+    mark = site_module("improvements", monkeypatch).MARK
+    unread = [
+        page.name
+        for page in pages
+        if page.read_text().count("<!-- figures ") != len(mark.findall(page.read_text()))
+    ]
+    assert unread == [], "a mark is a line of its own: <!-- figures FILE: arm, arm -->"
     old = [page.name for page in pages if fill(page.read_text()) != page.read_text()]
     assert old == [], "python scripts/site/improvements.py writes them again"
     page = "<!-- figures newcomer.json -->\nold\n<!-- figures corpus.json -->\n\nold\n\n<!-- end -->\nnext\n"
@@ -227,6 +234,11 @@ def test_tables_show_no_speed_of_what_varies_too_much(monkeypatch):
     table = module.comparison_table(result, "", ["a", "b", "c"])
     assert "| b | 100 | 2.00 (1.90 to 2.10) | faster | 1.00 | not gated |" in table
     assert "| c | not measured (noise 13 %) |  |  | 1.00 | not gated |" in table
+    result["rows"].append(quiet | {"name": "d", "speedup": None, "doubt": "graphs were recorded"})
+    result["noise"] = None
+    table = module.comparison_table(result, "", ["d"])
+    assert "| d | not measured: graphs were recorded |  |  | 1.00 | not gated |" in table
+    assert table.endswith("the baseline was measured once")
     result["baseline"] = "c"
     table = module.comparison_table(result, "", ["a", "b", "c"])
     assert "| b | 100 | 1.00 | not gated |" in table

@@ -1,5 +1,6 @@
 """Modes over the course of a run: one pure function of step and epoch."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +211,34 @@ def test_text_alone_stays_without_latents_on_derived_documents():
 
 def test_modes_are_described_as_they_are_drawn_beside_derived_documents():
     config = CorruptionConfig(ModeWeights(6, 3, 1))
-    assert describe_modes(config, 0.5) == (
-        "l2t 60 %, t2l 30 %, joint 10 % of the documents; joint takes whole documents alone, 20 % of them"
+    text = "l2t 60 %, t2l 30 %, joint 10 % of the documents; joint takes whole documents alone, 20 % of them"
+    # 40 of 90 documents that have a condition are whole, and a tenth of these lose it
+    dropped = "; conditions are dropped in whole documents alone, in 4.4 % of l2t and t2l"
+    assert describe_modes(config, 0.5) == text + dropped
+    assert describe_modes(replace(config, condition_dropout=0.0), 0.5) == text
+
+
+@pytest.mark.parametrize("first", [JOINT, StageWeights(l2t=1, t2l=1, joint=1), L2T])
+def test_stages_are_described_as_they_are_drawn_beside_derived_documents(first):
+    config = CorruptionConfig(
+        ModeWeights(1, 1, 0), condition_dropout=0.5, mode_schedule=[ModeStage(until=1, mode_weights=first)]
     )
+    many = np.arange(40_000)
+    derived, keys = many % 10 != 0, many.astype(np.uint64) * np.uint64(977)
+    both = [draw_times(many, keys, config, 3, When(step), derived, 0.9) for step in (0, 1)]
+    modes = np.concatenate([modes_of(times) for times in both])
+    noisy = np.concatenate(
+        [
+            np.maximum(times.text_time * ~times.text_is_target, times.latent_time * ~times.latent_is_target)
+            for times in both
+        ]
+    )
+    shares = {mode: (modes == mode).mean() for mode in MODES}
+    text = describe_modes(config, 0.9)
+    said = dict(re.findall(r"(l2t|t2l|joint) (\d+) %", text))
+    assert {mode: float(share) for mode, share in said.items()} == pytest.approx(
+        {mode: 100 * share for mode, share in shares.items()}, abs=1.0
+    )
+    lost = (noisy == 1.0).sum() / (modes != "joint").sum()
+    assert float(re.findall(r"in ([\d.]+) % of l2t", text)[0]) == pytest.approx(100 * lost, abs=0.4)
+    assert ("joint takes whole" in text) == (first.l2t == first.joint)

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import read_log
 from mmldlm.model.weights import other_rows, part_of
 from mmldlm.training import setup
+from mmldlm.training.checkpoints import WHOLE, report_other_modes
 from tests.data.test_loader import contents
 from tests.runs import make_trainer
 from tests.stores import write_store
@@ -111,6 +113,19 @@ def test_a_stop_before_at_or_after_a_change_leaves_no_trace(store, whole, tmp_pa
     assert same(weights(second), weights(whole))
     assert curve(second) == curve(whole)
     assert changes(second) == changes(whole)
+
+
+@pytest.mark.parametrize(
+    ("share", "old", "told"), [(0.5, True, True), (0.0, True, False), (0.5, False, False)]
+)
+def test_a_run_from_before_whole_documents_alone_were_joint_is_told_so(
+    store, tmp_path, caplog, share, old, told
+):
+    meta = make_trainer(tmp_path, store).snapshot().meta
+    if old:
+        del meta[WHOLE]
+    report_other_modes(meta, SimpleNamespace(derived_share=share))
+    assert ("derived documents" in caplog.text) == told
 
 
 def test_other_stages_are_refused_on_resume(store, whole):

@@ -198,8 +198,8 @@ class CorruptionConfig:
     mode_weights: ModeWeights = field(default_factory=ModeWeights)
     """Shares of the modes among the documents."""
     condition_dropout: float = number(0.1, 0, 1)
-    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance. 1, with l2t alone: a
-    model of text that never sees a latent, to compare with."""
+    """Share of l2t and t2l documents whose condition is replaced by pure noise, for guidance; below 1 of whole ones
+    alone where the store has derived documents. 1, with l2t alone: a model of text that never sees a latent."""
     text_schedule: str = choice("linear", "linear", "cosine")
     latent_schedule: str = choice("cosine", "cosine", "linear", "flow")
     """cosine, linear: the variance of the noisy latent stays that of the data; flow: a straight line from the latent to

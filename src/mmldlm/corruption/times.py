@@ -86,7 +86,7 @@ def _draw_modes(
     return np.where(derived, _modes_at(draw, of_derived), _modes_at(draw, of_whole))
 
 
-def _modes_at(draw: np.ndarray, weights: ModeWeights) -> np.ndarray:
+def _modes_at(draw: np.ndarray, weights: Weights) -> np.ndarray:
     """The mode (index into MODES) of each draw from [0, 1)."""
     values = np.array([getattr(weights, mode) for mode in MODES], dtype=np.float64)
     edges = np.cumsum(values / values.sum())
@@ -95,7 +95,7 @@ def _modes_at(draw: np.ndarray, weights: ModeWeights) -> np.ndarray:
     return np.minimum(np.searchsorted(edges, draw, side="right"), int(np.flatnonzero(values)[-1]))
 
 
-def weights_beside_derived(weights: ModeWeights, derived_share: float) -> tuple[ModeWeights, ModeWeights]:
+def weights_beside_derived(weights: Weights, derived_share: float) -> tuple[Weights, Weights]:
     """Weights of the whole and of the derived documents, where some are derived.
 
     Whole documents take over the share of joint, as far as `MOST_JOINT` allows. Where joint is the only mode there is
@@ -194,7 +194,7 @@ def modes_of_run(config: CorruptionConfig) -> ModeWeights:
     return ModeWeights(*(sum(values) / len(shares) for values in zip(*shares, strict=True)))
 
 
-def drawn_shares(weights: ModeWeights, config: CorruptionConfig, derived_share: float) -> dict[str, float]:
+def drawn_shares(weights: Weights, config: CorruptionConfig, derived_share: float) -> dict[str, float]:
     """The share of all documents, whole and derived, that each mode takes under these weights."""
     parts = _beside(weights, config, derived_share)
     of_whole, of_derived = (_shares(part) for part in parts)
@@ -204,22 +204,27 @@ def drawn_shares(weights: ModeWeights, config: CorruptionConfig, derived_share: 
     return dict(zip(MODES, shares, strict=True))
 
 
-def _beside(
-    weights: ModeWeights, config: CorruptionConfig, derived_share: float
-) -> tuple[ModeWeights, ModeWeights]:
+def _beside(weights: Weights, config: CorruptionConfig, derived_share: float) -> tuple[Weights, Weights]:
     """Weights of whole and of derived documents; where a step has one mode, all have it."""
     return weights_beside_derived(weights, 0.0 if config.mode_choice == "batch" else derived_share)
 
 
 def describe_modes(config: CorruptionConfig, derived_share: float = 0.0) -> str:
-    """The share of each mode, for people."""
-    weights = modes_of_run(config)
-    shares = drawn_shares(weights, config, derived_share)
-    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in shares.items())
+    """The share of each mode, and what derived documents change, for people; each stage is counted once."""
+    stages = weights_in_force(config)
+    shares = [drawn_shares(weights, config, derived_share) for weights in stages]
+    mean = {mode: sum(share[mode] for share in shares) / len(stages) for mode in MODES}
+    listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in mean.items())
     text = f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
-    whole, derived = _beside(weights, config, derived_share)
-    if whole != derived:
-        text += f"; joint takes whole documents alone, {100 * _shares(whole)[-1]:.0f} % of them"
+    of_whole = [_shares(_beside(weights, config, derived_share)[0])[-1] for weights in stages]
+    apart = [whole != _shares(weights)[-1] for whole, weights in zip(of_whole, stages, strict=True)]
+    if any(apart):
+        among = ", in stages that have other modes too" if config.mode_schedule else ""
+        text += f"; joint takes whole documents alone{among or f', {100 * of_whole[0]:.0f} % of them'}"
+    if derived_share and 0 < config.condition_dropout < 1 and (conditioned := 1.0 - mean["joint"]) > 0:
+        droppable = (1.0 - derived_share) * sum(1.0 - joint for joint in of_whole) / len(stages)
+        rate = 100 * config.condition_dropout * droppable / conditioned
+        text += f"; conditions are dropped in whole documents alone, in {rate:.2g} % of l2t and t2l"
     return text
 
 

@@ -20,7 +20,7 @@ from mmldlm.checkpoint.save import Retention, Saver
 from mmldlm.checkpoint.state import Part, Snapshot, load_weights, restore_snapshot
 from mmldlm.config import Config, TrainConfig, resolve_model
 from mmldlm.config.recipe import config_from_dict, config_to_dict, flatten
-from mmldlm.data.store import PairStore
+from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Muted, Ranks
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import Denoiser
@@ -44,6 +44,9 @@ FIXED = (
     "train.frozen",
 )
 """Settings that decide what the weights become. All others may change at any time."""
+
+WHOLE = "whole_documents_are_joint"
+"""Present in a checkpoint's meta if derived documents were left out of mode joint and of dropped conditions."""
 
 LONGER = ("train.steps",)
 """Of these, a larger value is allowed: it stretches the learning-rate schedule."""
@@ -91,6 +94,13 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
             f"the run in {run} was started with other settings ({'; '.join(changed)}); "
             f"put them back, or choose a new run folder"
         )
+
+
+def report_other_modes(meta: dict[str, Any], split: Split) -> None:
+    """Say once that a run goes on with other modes than it began with: it is older than the rule."""
+    if WHOLE not in meta and split.derived_share:
+        log.warning("the run was begun when derived documents, too, were in mode joint and lost their condition; "
+                    "from here on whole ones alone are, see docs/modes.md")  # fmt: skip
 
 
 def report_ignored_init(config: Config, meta: dict[str, Any]) -> None:

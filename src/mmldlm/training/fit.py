@@ -29,7 +29,14 @@ from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import synchronize, versions
 from mmldlm.trackers import TrackedRun, open_trackers
-from mmldlm.training.checkpoints import Checkpoints, check_resume, check_room, report_ignored_init
+from mmldlm.training.checkpoints import (
+    WHOLE,
+    Checkpoints,
+    check_resume,
+    check_room,
+    report_ignored_init,
+    report_other_modes,
+)
 from mmldlm.training.graphs import LaunchWatch
 from mmldlm.training.log_window import LogWindow, gpu_memory
 from mmldlm.training.optim import Plateau, judged_loss, lr_at
@@ -374,6 +381,7 @@ class Trainer:
             "settings": config_to_dict(self.config),
             "fingerprint": store.fingerprint,
             "content": store.content,
+            WHOLE: True,
             "versions": versions(),
         }
         if self.ranks.main and isinstance(self.log, TrainingLog):
@@ -390,6 +398,7 @@ class Trainer:
             return False
         report_ignored_init(self.config, snapshot.meta)
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
+        report_other_modes(snapshot.meta, self.setup.train_split)
         self.checkpoints.restore(self.parts, snapshot)
         if _LOG in snapshot.meta:
             self._log_before = Written(**snapshot.meta[_LOG])
