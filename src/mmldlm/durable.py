@@ -83,13 +83,9 @@ def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterable[memoryview]:
 
 def read_digest(path: Path) -> Written:
     """Size and checksum of a file, read in pieces."""
-    digest, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
-        buffer = bytearray(min(CHUNK, os.fstat(file.fileno()).st_size + 1))
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-            size += count
-    return Written(size, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Written(file.tell(), digest)
 
 
 class Prefix:
@@ -147,7 +143,7 @@ def in_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of a write says nothing about the file: say what was being made."""
+    """Add the path to an error of a write, which has no file name of its own."""
     try:
         yield
     except OSError as error:
@@ -180,7 +176,7 @@ def staged_file(path: Path, *, staged: Path | None = None, flushed: bool = True)
 
 
 def publish(staged: Path, path: Path, *, flushed: bool = True) -> None:
-    """Give a file that is written and flushed its name, in one stroke."""
+    """Rename a file that is written and flushed to its final name, atomically."""
     os.replace(staged, path)
     if flushed:
         flush_folder(path.parent)

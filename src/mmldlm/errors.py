@@ -6,7 +6,7 @@ what is allowed and what to do. The command line prints that line and exits with
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or usage, told in one clear line."""
+    """A mistake in settings, files or usage; its message is one clear line."""
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)

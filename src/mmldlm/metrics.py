@@ -106,7 +106,7 @@ class _QuietFile(logging.FileHandler):
 
 
 class _Printable(logging.Formatter):
-    """Messages may hold what a file said: no terminal obeys it."""
+    """Removes terminal control sequences, which a message may quote from a file."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

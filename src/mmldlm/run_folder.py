@@ -98,7 +98,7 @@ class RunFolder:
     def open_events(self) -> Events:
         return Events(self.events)
 
-    def beaten_step(self) -> int:
+    def heartbeat_step(self) -> int:
         """How far the run is, by its heartbeat; 0 where that cannot be read."""
         try:
             return int(json.loads(self.heartbeat.read_bytes())["step"])

@@ -243,9 +243,7 @@ def _plain(values: np.ndarray) -> list[Any]:
 
 def spearman(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """(r, n), (r, n) -> (r,) rank correlation; equal values share their mean rank; nan without spread."""
-    from scipy.stats import rankdata
-
-    a, b = (rankdata(values, axis=-1) for values in (left, right))
+    a, b = (stats.rankdata(values, axis=-1) for values in (left, right))
     a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))

@@ -35,7 +35,7 @@ TAIL_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told about a run; `resume_step` is None for a new one."""
+    """What a tracker needs to know about a run; `resume_step` is None for a new one."""
 
     folder: Path
     name: str
@@ -151,7 +151,7 @@ class Background:
         """These trackers cannot take points back; the same steps follow again."""
 
     def close(self) -> None:
-        """Wait for what is still to be written, but not for ever."""
+        """Wait at most `TAIL_SECONDS` for what is still to be written."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(TAIL_SECONDS)

@@ -1,4 +1,4 @@
-"""Content of files that strangers wrote: whether plain values have the right types, and text that no terminal obeys."""
+"""Content of files that strangers wrote: types of plain values are checked, terminal control sequences removed."""
 
 from __future__ import annotations
 

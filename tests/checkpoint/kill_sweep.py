@@ -28,7 +28,7 @@ from tests.kills import die_at, fork
 from mmldlm.checkpoint.files import read_latest
 from mmldlm.checkpoint.load import load_latest
 from mmldlm.checkpoint.save import Saver
-from mmldlm.checkpoint.sharded import Place, ShardSaver
+from mmldlm.checkpoint.sharded import ShardPlace, ShardSaver
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.types import Piece
 
@@ -138,7 +138,7 @@ def save_shards_forever(folder: Path, fd: int, size: int, rank: int, meeting: Pa
     pieces = {"w": Piece(rank * rows, min(rows, size - rank * rows), (size,))}
     newest = load_latest(folder, report=lambda message: os._exit(4))
     dist.barrier()
-    place = Place(pieces, 0, 1, dist.group.WORLD)
+    place = ShardPlace(pieces, 0, 1, dist.group.WORLD)
     saver = ShardSaver(folder, place, keep=2, on_error=lambda error: None, on_saved=acknowledge(fd, 0))
     for step in range(newest.step + 1 if newest else 0, 10**9):
         saver.save(shards_of(snapshot(step, 0, size), pieces))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from mmldlm import durable
 from mmldlm.checkpoint.files import PIECES, DamagedError, entry, plan, publish, read_rows, stage, stream
 from mmldlm.checkpoint.load import load_checkpoint, load_latest
-from mmldlm.checkpoint.sharded import Place, ShardSaver, own_part
+from mmldlm.checkpoint.sharded import ShardPlace, ShardSaver, own_part
 from mmldlm.checkpoint.state import Snapshot
 from mmldlm.types import Piece
 
@@ -71,7 +71,7 @@ def test_replicas_share_the_writing_and_the_main_rank_writes_the_rest(monkeypatc
     written = []
     for rank in range(2):
         monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
-        written.append(set(own_part(Snapshot(1, tensors), Place(pieces, rank, 2, None))))
+        written.append(set(own_part(Snapshot(1, tensors), ShardPlace(pieces, rank, 2, None))))
     assert len(written[0] - {"optimizer/step.p0"}) == len(written[1]) == 2
     assert written[0] | written[1] == {f"optimizer/{name}" for name in tensors["optimizer"]}
 
@@ -85,7 +85,7 @@ def group():
 
 def test_a_full_disk_costs_an_old_checkpoint_or_the_new_one(tmp_path, monkeypatch, group):
     errors = []
-    place = Place({"w": Piece(0, 7, (7, 3))}, 0, 1, group)
+    place = ShardPlace({"w": Piece(0, 7, (7, 3))}, 0, 1, group)
     saver = ShardSaver(tmp_path, place, keep=2, on_error=errors.append)
 
     def save(step):

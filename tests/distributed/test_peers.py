@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mmldlm.distributed import peers as module
-from mmldlm.distributed.peers import Peers, meet
+from mmldlm.distributed.peers import Peers, fresh_store
 from mmldlm.distributed.ranks import LostRankError, Ranks
 from mmldlm.distributed.replicas import weights_digest
 from mmldlm.errors import UserError
@@ -80,14 +80,14 @@ def test_a_second_run_of_the_same_processes_is_compared_anew(trio):
 
 def test_attempts_in_one_store_do_not_meet_whatever_the_last_one_left(server):
     for _ in range(3):  # torchrun keeps its store when it starts the ranks again
-        stores = together(2, lambda rank: meet(client(server), rank, 2, 20.0))
+        stores = together(2, lambda rank: fresh_store(client(server), rank, 2, 20.0))
         stores[0].set("key", "fresh")
         assert stores[1].get("key") == b"fresh"
         assert not stores[1].check(["key of the last attempt"])
         stores[1].set("key of the last attempt", "1")
     began = time.monotonic()
     with pytest.raises(UserError, match=r"rank 0 of 3: rank 2 did not join within 0\.005 minutes"):
-        meet(client(server), 0, 3, 0.3)
+        fresh_store(client(server), 0, 3, 0.3)
     assert time.monotonic() - began < 60
 
 

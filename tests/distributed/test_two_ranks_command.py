@@ -228,7 +228,7 @@ def test_a_place_that_makes_no_sense_is_one_clear_line(names, told):
 
 
 def test_without_torchrun_there_is_one_rank():
-    from mmldlm.distributed.launch import Place, read_place
+    from mmldlm.distributed.launch import RankPlace, read_place
 
-    assert read_place({}) == read_place({"WORLD_SIZE": "1", "RANK": "0"}) == Place()
+    assert read_place({}) == read_place({"WORLD_SIZE": "1", "RANK": "0"}) == RankPlace()
     assert os.environ.get("WORLD_SIZE", "1") == "1"

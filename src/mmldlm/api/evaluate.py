@@ -19,7 +19,7 @@ from mmldlm.api.model import Model, load
 from mmldlm.api.values import local_folder
 from mmldlm.checkpoint.load import find_model
 from mmldlm.config import Config
-from mmldlm.config.recipe import make_config
+from mmldlm.config.recipe import make_config, override_words
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.durable import require_writable
@@ -78,10 +78,12 @@ def evaluate(
     >>> Evaluation.from_json(result.to_json()) == result
     True
     """
-    words = _words(
-        overrides, num_documents=num, num_decoded=num_decoded, num_generated=num_generated,
-        step_counts=None if steps is None else list(steps),
-    )  # fmt: skip
+    sizes = {
+        "num_documents": num, "num_decoded": num_decoded, "num_generated": num_generated,
+        "step_counts": None if steps is None else list(steps),
+    }  # fmt: skip
+    words = override_words(overrides)
+    words += [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
     chosen = _load(run, device, encoder)
     model = replace(chosen.loaded, config=_configure(chosen.loaded.config, words))
     split = split or model.config.data.valid_split
@@ -138,14 +140,6 @@ def compare(
     if folder is None:
         return comparison
     return replace(comparison, report=str(write_comparison(folder, comparison)))
-
-
-def _words(overrides: Mapping[str, Any] | Sequence[str], **sizes: Any) -> list[str]:
-    """Settings as `section.key=value`."""
-    words = list(overrides)
-    if isinstance(overrides, Mapping):
-        words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return words + [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
 
 
 def _configure(config: Config, words: list[str]) -> Config:
@@ -219,11 +213,7 @@ def _tools(
 
 def _encode(model: Model) -> EncodeText | None:
     """The encoder that made the latents; None where none is known."""
-    if (
-        model.loaded.encoder is None
-        and model.codec.own_encoder is None
-        and "encoder" not in vars(model.codec)
-    ):
+    if not model.codec.has_encoder:
         return None
     try:
         model.encoder  # noqa: B018 (loaded now, so that a mistake shows before anything is measured)

@@ -27,7 +27,7 @@ from jinja2 import Template
 from mmldlm import durable
 from mmldlm.checkpoint.export import Export, write_export
 from mmldlm.checkpoint.load import LoadedModel, export_of
-from mmldlm.config import MODES, SamplingConfig
+from mmldlm.config import SamplingConfig, chosen_modes
 from mmldlm.config.recipe import config_to_dict
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError, first_line
@@ -47,8 +47,8 @@ _NAMES = {
 _IGNORED = {"do_sample", "max_length", "transformers_version", "_from_model_config"}
 
 
-class Published:
-    """What a `Model` does to be used elsewhere."""
+class Sharing:
+    """The methods of a `Model` that write and publish it."""
 
     loaded: LoadedModel
     source: str
@@ -185,8 +185,8 @@ def _report_of(source: str, report: str | os.PathLike[str] | None) -> tuple[Any,
 
 def card(model: LoadedModel, name: str, result: Any, pictures: list[str], license: str | None) -> str:
     """The model card, from the run alone."""
-    config, weights = model.config, modes_of_run(model.config.corruption)
-    modes = [mode for mode in MODES if getattr(weights, mode) > 0]
+    config = model.config
+    modes = chosen_modes(modes_of_run(config.corruption))
     front: dict[str, Any] = {
         "library_name": "mmldlm",
         "tags": ["text-diffusion", "sentence-embeddings", *modes],

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from mmldlm import randomness
-from mmldlm.api.hub import Published, apply_generation_config
-from mmldlm.api.scoring import Judging
+from mmldlm.api.hub import Sharing, apply_generation_config
+from mmldlm.api.scoring import Scoring
 from mmldlm.api.values import (
     Check,
     Codec,
@@ -45,7 +45,7 @@ from mmldlm.api.values import (
     text_list,
 )
 from mmldlm.checkpoint.load import LoadedModel, load_model
-from mmldlm.config import MODES
+from mmldlm.config import chosen_modes
 from mmldlm.corruption.times import modes_of_run
 from mmldlm.errors import UserError
 from mmldlm.latents import between
@@ -91,7 +91,7 @@ def load(
     return Model(loaded, str(source if named else path), encoder)
 
 
-class Model(Published, Judging):
+class Model(Sharing, Scoring):
     """A trained model. `mmldlm.load` makes one.
 
     `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
@@ -132,8 +132,7 @@ class Model(Published, Judging):
         >>> model.modes
         ('l2t', 't2l', 'joint')
         """
-        weights = modes_of_run(self.loaded.config.corruption)
-        return tuple(mode for mode in MODES if getattr(weights, mode) > 0)
+        return tuple(chosen_modes(modes_of_run(self.loaded.config.corruption)))
 
     def tokenize(self, texts: Texts) -> list[np.ndarray]:
         """Token ids of each text.

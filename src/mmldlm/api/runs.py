@@ -18,7 +18,7 @@ from mmldlm.run_folder import RunFolder, existing_run
 
 TRAINING, FINISHED, STOPPED, FAILED = "training", "finished", "stopped", "failed"
 _SILENT_SECONDS = 60.0
-"""A process that trains replaces its heartbeat every few seconds; after this long without one it is gone."""
+"""A process that trains replaces its heartbeat every few seconds; after this long without one it counts as ended."""
 _HEADLINE = ("valid_loss", "loss")
 
 
@@ -77,7 +77,7 @@ def read_run(path: str | Path) -> Run:
     """The state of the run in a folder, as its files show."""
     run = existing_run(Path(path))
     metrics, logged = _last_metrics(run)
-    step, train = max(logged, run.beaten_step()), machine.read_config(run.config).get("train")
+    step, train = max(logged, run.heartbeat_step()), machine.read_config(run.config).get("train")
     steps = machine.whole(train.get("steps")) if isinstance(train, dict) else None
     age = machine.heartbeat_age(run.heartbeat, time.time())
     alive = age is not None and age <= _SILENT_SECONDS and machine.process_alive(run.heartbeat) is not False

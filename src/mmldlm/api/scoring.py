@@ -1,4 +1,4 @@
-"""What a model says about documents that exist already: what a text costs, which documents are near a latent.
+"""Documents that exist already: bounds on the cost of a text, and the documents nearest to a latent.
 
 Shapes: n documents, S latent slots, C latent channels, k neighbours.
 """
@@ -38,8 +38,8 @@ SEARCHED_AT_ONCE = 8192
 """Documents of a split that are in memory at a time."""
 
 
-class Judging:
-    """What a `Model` says about documents that exist already."""
+class Scoring:
+    """The methods of a `Model` that score texts and search documents."""
 
     loaded: LoadedModel
     codec: Codec

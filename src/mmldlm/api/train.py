@@ -264,9 +264,9 @@ class Health:
     def update(self, step: int, fields: dict[str, Any]) -> None:
         self.facts.saved_step = self.saved()
         for change in self.panel.observe_fields(step, fields, time=time.time()):
-            self._tell(change, step)
+            self._report(change, step)
 
-    def _tell(self, change: Change, step: int) -> None:
+    def _report(self, change: Change, step: int) -> None:
         alert = change.alert.as_dict()
         kept = {
             key: alert[key] for key in ("code", "name", "level", "subject", "first_step", "count", "advice")

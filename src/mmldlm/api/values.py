@@ -317,6 +317,13 @@ class Codec:
         """The encoder that made the training latents, or an object with `encode` that was assigned."""
         return open_encoder(self.loaded.encoder, device=self.loaded.device.type, encoder=self.own_encoder)
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder is known; loading it may still fail."""
+        return (
+            self.loaded.encoder is not None or self.own_encoder is not None or "encoder" in vars(self)
+        )  # `vars` holds a cached property once it was read or assigned
+
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""
         if len(texts) < FEW_TEXTS:

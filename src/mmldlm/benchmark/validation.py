@@ -247,7 +247,7 @@ class _Work:
                 if pid:
                     process.returncode = os.waitstatus_to_exitcode(status)
                     return process.returncode, usage.ru_maxrss * unit
-                self.progress(self.done + max(0, run.beaten_step() - since), self.total, name)
+                self.progress(self.done + max(0, run.heartbeat_step() - since), self.total, name)
                 time.sleep(_POLL)
         finally:
             if process.returncode is None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -60,7 +60,7 @@ _MARK, _DATA_FORMAT, _FILES, _CHECKSUM = "mmldlm", "data-1", "files", "checksum"
 _SCALE, _LEVELS = ".scale", 127
 _FORMATS = {"fp32": "export-1", "fp16": "export-1", "int8": "export-2"}
 """Stored precision -> format. Versions that do not know 8-bit weights reject export-2."""
-_SIZES = ("vocab_size", "num_slots", "num_channels", "max_length")
+_SIZES = tuple(item.name for item in fields(DataShape))
 _DESCRIBED = ("config", "data", "versions")
 _TOKENIZER_FILES = frozenset({".json", ".txt", ".model", ".tiktoken", ".jinja", ".vocab"})
 
@@ -117,7 +117,7 @@ def write_export(folder: Path, export: Export, precision: str = "fp32") -> None:
     weights = packed(export.weights, precision)
     with durable.staged_folder(folder) as staging:
         files = _write_files(staging, export, weights, _FORMATS[precision])
-        write_manifest(staging, Manifest(KIND, 0, 0, tuple(files)))
+        write_manifest(staging, Manifest(KIND, 0, 0, list(files)))
 
 
 def _check_target(folder: Path) -> None:
@@ -220,14 +220,11 @@ def data_shape_of(store: PairStore) -> DataShape:
 
 def describe_data(store: PairStore) -> dict[str, Any]:
     """What made the data, as exports and run folders carry it."""
-    manifest, shape = store.manifest, data_shape_of(store)
+    manifest = store.manifest
     return {
         "fingerprint": store.fingerprint,
         "content": store.content,
-        "vocab_size": shape.vocab_size,
-        "num_slots": shape.num_slots,
-        "num_channels": shape.num_channels,
-        "max_length": shape.max_length,
+        **asdict(data_shape_of(store)),
         "normalizer": manifest.normalizer,
         "tokenizer": manifest.tokenizer,
         "encoder": manifest.encoder,

@@ -27,7 +27,9 @@ from safetensors import SafetensorError, safe_open
 
 from mmldlm import durable
 from mmldlm.errors import UserError
+from mmldlm.json_lines import from_plain
 from mmldlm.types import Piece
+from mmldlm.untrusted import misfit
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -75,7 +77,7 @@ class Manifest:
     step: int
     sequence: int
     """Counts publications; after a rollback a smaller step can be the newer one."""
-    files: tuple[Entry, ...]
+    files: list[Entry]
     format: int = FORMAT
 
 
@@ -115,17 +117,15 @@ def _parse(path: Path, content: bytes, body: Any) -> Manifest:
             path, f"has format {body['format']}, this version reads up to {FORMAT}; update mmldlm"
         )
     try:
-        if _serialize(body) != content:
-            raise DamagedError(path, "differs from its own checksum")
-        files = tuple(Entry(**item) for item in body["files"])
-        manifest = Manifest(**(body | {"files": files}))
-        whole = all(isinstance(number, int) for number in (manifest.step, manifest.sequence))
-    except (TypeError, ValueError, KeyError, RecursionError):
-        raise DamagedError(path, "is not a manifest") from None
-    texts = [text for file in files for text in (file.name, file.group, file.sha256)]
-    if not (whole and all(isinstance(text, str) for text in texts)):
+        is_own = _serialize(body) == content
+    except (TypeError, ValueError, RecursionError):
+        is_own = False
+    if not is_own:
+        raise DamagedError(path, "differs from its own checksum")
+    if misfit(Manifest, body, "manifest"):
         raise DamagedError(path, "is not a manifest")
-    if any(Path(file.name).is_absolute() or ".." in Path(file.name).parts for file in files):
+    manifest: Manifest = from_plain(Manifest, body)
+    if any(Path(file.name).is_absolute() or ".." in Path(file.name).parts for file in manifest.files):
         raise DamagedError(path, "is not a manifest")
     return manifest
 
@@ -155,7 +155,7 @@ def check_file(folder: Path, file: Entry) -> Path:
 
 
 @dataclass
-class Layout:
+class FileLayout:
     """Where each tensor lies in the data part of the file, in writing order."""
 
     stored: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -178,9 +178,9 @@ class Layout:
         return {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
 
 
-def plan(tensors: Mapping[str, torch.Tensor]) -> Layout:
+def plan(tensors: Mapping[str, torch.Tensor]) -> FileLayout:
     """Order the tensors so that each is aligned to its own type: wide types first, then by name."""
-    layout, first = Layout(), dict[tuple, str]()
+    layout, first = FileLayout(), dict[tuple, str]()
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
         _check(name, tensor)
         owner = first.setdefault(_identity(tensor), name) if tensor.numel() else name
@@ -209,7 +209,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def stream(layout: Layout, metadata: Mapping[str, str]) -> Iterable[bytes | memoryview]:
+def stream(layout: FileLayout, metadata: Mapping[str, str]) -> Iterable[bytes | memoryview]:
     """The whole file, from tensors that stay as they are while it is written."""
     yield layout.header(metadata)
     for tensor in layout.stored.values():
@@ -311,7 +311,7 @@ def stage(folder: Path, step: int) -> Path:
 
 def publish(folder: Path, staging: Path, step: int, files: Iterable[Entry]) -> Path:
     """Make a staged checkpoint the newest one. Its files are on the disk already; returns its final path."""
-    write_manifest(staging, Manifest(CHECKPOINT, step, _next_sequence(folder), tuple(files)))
+    write_manifest(staging, Manifest(CHECKPOINT, step, _next_sequence(folder), list(files)))
     durable.flush_folder(staging)
     final = folder / step_name(step)
     durable.swap_in(staging, final)

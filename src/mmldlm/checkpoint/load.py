@@ -11,7 +11,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -286,15 +286,11 @@ def _require_fit(config: Config, shape: DataShape, weights: Mapping[str, Tensor]
 
 def export_of(model: LoadedModel) -> Export:
     """What `write_export` needs to save a model that was loaded."""
-    shape = model.denoiser.shape
     weights = {name: tensor.detach().cpu() for name, tensor in model.denoiser.state_dict().items()}
     tokenizer = None if model.tokenizer_path is None else Tokenizer.load(model.tokenizer_path).spec()
     data = {
         "fingerprint": model.fingerprint,
-        "vocab_size": shape.vocab_size,
-        "num_slots": shape.num_slots,
-        "num_channels": shape.num_channels,
-        "max_length": shape.max_length,
+        **asdict(model.denoiser.shape),
         "normalizer": model.normalizer.to_json(),
         "tokenizer": tokenizer,
         "encoder": model.encoder,

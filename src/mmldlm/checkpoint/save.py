@@ -26,7 +26,7 @@ from mmldlm.checkpoint.files import (
     SUFFIX,
     DamagedError,
     Entry,
-    Layout,
+    FileLayout,
     Spared,
     as_bytes,
     clean,
@@ -48,7 +48,7 @@ SLAB = 64 * 2**20
 SCORE = "valid_loss"
 """Key in a checkpoint's meta, where it was validated at its step; smaller is better."""
 GOOD = 2
-"""So many good checkpoints are kept: the newest of them may be found damaged on the day that it is needed."""
+"""Number of good checkpoints that are kept: the newest of them may turn out to be damaged."""
 _PAGE = 4096
 _SLOW_SECONDS = 1.0
 
@@ -271,7 +271,7 @@ class HostCopy:
         return [part.numpy().data for part in self._parts(start, size)]
 
     @torch.no_grad()
-    def _fill(self, start: int, layout: Layout) -> None:
+    def _fill(self, start: int, layout: FileLayout) -> None:
         for name, tensor in layout.stored.items():
             source, done = as_bytes(tensor), 0
             for part in self._parts(start + layout.offsets[name], tensor.nbytes):

@@ -48,7 +48,7 @@ from mmldlm.types import Piece
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardPlace:
     """Which part of the state a rank holds, and of how many equal copies of it this is one."""
 
     pieces: Mapping[str, Piece]
@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass
-class Rows:
+class ShardRows:
     """What a rank writes of a tensor, in the terms of DCP."""
 
     tensor: Tensor
@@ -82,7 +82,7 @@ class Rows:
 class ShardSaver(Saver):
     """A saver on every rank. All of them save the same steps; each copies its own part and writes it in its thread."""
 
-    def __init__(self, folder: Path, place: Place, **options: Any) -> None:
+    def __init__(self, folder: Path, place: ShardPlace, **options: Any) -> None:
         self._place = place
         super().__init__(folder, **options)
 
@@ -97,9 +97,9 @@ class ShardSaver(Saver):
         pieces: dict[str, dict[str, list[int]]] = {}
         for place, held in part.items():
             group, name = place.split("/", 1)
-            tensors.setdefault(group, {})[name] = held.tensor if isinstance(held, Rows) else held
+            tensors.setdefault(group, {})[name] = held.tensor if isinstance(held, ShardRows) else held
             noted = pieces.setdefault(group, {})
-            noted |= {name: [held.piece.start, *held.piece.shape]} if isinstance(held, Rows) else {}
+            noted |= {name: [held.piece.start, *held.piece.shape]} if isinstance(held, ShardRows) else {}
         notes = {group: {PIECES: json.dumps(noted)} for group, noted in pieces.items()}
         try:
             return part, self._memory.take(tensors, notes)
@@ -141,19 +141,19 @@ class ShardSaver(Saver):
         return made[0]
 
 
-def own_part(snapshot: Snapshot, place: Place) -> dict[str, Tensor | Rows]:
+def own_part(snapshot: Snapshot, place: ShardPlace) -> dict[str, Tensor | ShardRows]:
     """`group/name` -> what this rank writes: its rows, or some of them where it has replicas.
 
     What is not divided is written by the main rank.
     """
-    part: dict[str, Tensor | Rows] = {}
+    part: dict[str, Tensor | ShardRows] = {}
     for group, tensors in snapshot.tensors.items():
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
             piece = piece_of(name, place.pieces)
             local = None if piece is None else (piece.rows, *piece.shape[1:])
             if piece is not None and tuple(tensor.shape) == local:
                 if piece.rows and number % place.num_replicas == place.replica:
-                    part[f"{group}/{name}"] = Rows(tensor, piece)
+                    part[f"{group}/{name}"] = ShardRows(tensor, piece)
             elif place.main:
                 part[f"{group}/{name}"] = tensor
     return part

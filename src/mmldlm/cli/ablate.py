@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mmldlm.cli.options import Texts, argument, option, takes
-from mmldlm.cli.terminal import ProgressBar
+from mmldlm.cli.terminal import ProgressBar, print_json
 
 if TYPE_CHECKING:
     from mmldlm.ablation.session import Ended, Finished, Rounds
     from mmldlm.ablation.work import Job, Work
-
-_LOOK_EVERY = 1.0
-"""Seconds between two looks at how far a run is."""
-
 
 ABLATE = {
     "plan": argument(str, ..., "Name of a plan that comes with the package, or a YAML file."),
@@ -64,12 +59,11 @@ def ablate_run(words: Any) -> None:
 def _finish(finished: Finished, as_json: bool) -> None:
     from mmldlm.ablation.report import PAGE, TABLE, make_tables
     from mmldlm.errors import Interrupted
-    from mmldlm.json_lines import encode
     from mmldlm.reports import show_tables
 
     folder, summary, plan = finished.folder, finished.summary, finished.report.work.plan
     if as_json:
-        typer.echo(encode(finished.values).decode().rstrip("\n"))
+        print_json(finished.values)
     else:
         about = f"{len(plan.arms)} arms, {summary.num_seeds} seeds, plan {plan.path}"
         notes = [f"note: {note}" for note in finished.report.notes(summary)]
@@ -90,30 +84,25 @@ class _Progress(ProgressBar):
 
     def __init__(self) -> None:
         super().__init__("ablate", unit="runs done")
-        self._seen: dict[str, tuple[float, str]] = {}
 
     def update(self, rounds: Rounds) -> None:
         done, failed = len(rounds.ended) - len(rounds.failed), len(rounds.failed)
         total = len(rounds.ended) + len(rounds.running) + len(rounds.waiting)
-        names = "; ".join(self._where(one.job) for one in rounds.running)
+        names = "; ".join(_with_step(one.job) for one in rounds.running)
         state = "stopping" if rounds.stopped else "running"
         self(done, total, f"{len(rounds.running)} {state}, {failed} failed: {names}")
-
-    def _where(self, job: Job) -> str:
-        """A run and its step, from its heartbeat, at most once a second."""
-        from mmldlm.run_folder import RunFolder
-
-        looked_at, shown = self._seen.get(job.run, (-_LOOK_EVERY, job.title))
-        if time.monotonic() - looked_at < _LOOK_EVERY:
-            return shown
-        step = RunFolder(Path(job.run)).beaten_step()
-        shown = f"{job.title}, step {step:,}" if step else job.title
-        self._seen[job.run] = (time.monotonic(), shown)
-        return shown
 
     def ended(self, one: Ended) -> None:
         outcome = "done" if one.failure is None else f"failed: {one.failure}"
         self.note(f"ablate: {one.job.title}: {outcome} ({one.seconds:.0f} s)")
+
+
+def _with_step(job: Job) -> str:
+    """A run and its step, from its heartbeat."""
+    from mmldlm.run_folder import RunFolder
+
+    step = RunFolder(Path(job.run)).heartbeat_step()
+    return f"{job.title}, step {step:,}" if step else job.title
 
 
 def _show_plan(work: Work) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.records import RUN_HELP
+from mmldlm.cli.terminal import ProgressBar, print_json
 
 if TYPE_CHECKING:
-    from mmldlm.evaluation.compare import Comparison
     from mmldlm.evaluation.results import Evaluation
 
 
@@ -51,7 +49,6 @@ COMPARE = {
 def evaluate(words: Any) -> None:
     """Measure a trained model: bounds, decoding, retrieval, generation, round trips."""
     from mmldlm.api.evaluate import evaluate as measure
-    from mmldlm.cli.terminal import ProgressBar
 
     asked = "data split num num_decoded num_generated encoder sts reference_lm seed device"
     with ProgressBar("eval") as bar:
@@ -60,15 +57,9 @@ def evaluate(words: Any) -> None:
             progress=bar, **chosen(words, asked),
         )  # fmt: skip
     if words.as_json:
-        _print_json(result)
+        print_json(result.to_json())
     else:
         _show(result)
-
-
-def _print_json(result: Evaluation | Comparison) -> None:
-    from mmldlm.json_lines import encode
-
-    typer.echo(encode(result.to_json()).decode("utf-8").rstrip("\n"))
 
 
 def _show(result: Evaluation) -> None:
@@ -102,7 +93,7 @@ def compare(words: Any) -> None:
         words.first, *words.others, split=words.split, seed=words.seed, out=words.out or True
     )
     if words.as_json:
-        _print_json(comparison)
+        print_json(comparison.to_json())
         return
     from mmldlm.evaluation.report import comparison_tables, title_of
     from mmldlm.reports import show_tables

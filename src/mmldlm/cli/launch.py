@@ -46,7 +46,7 @@ LAUNCH = {
 
 @takes(LAUNCH)
 def launch(given: Any) -> None:
-    """Run a command on several ranks: torchrun with everything filled in that the machine and SLURM tell.
+    """Run a command on several ranks: torchrun, with its options taken from the machine and from SLURM.
 
     Exit code: that of the rank that failed first; 75 and 130 after an orderly stop.
     """
@@ -97,7 +97,7 @@ def launch(given: Any) -> None:
 def _plan_from_variables(
     words: list[str], log_dir: Path, max_restarts: int, dry_run: bool
 ) -> tuple[LaunchPlan, list[str]]:
-    """Show what the variables and the rules say, check the machine, make the store if it is asked for."""
+    """Show the resulting settings, check the machine, and import the store if the variables name one."""
     from mmldlm.config.recipe import load_recipe
     from mmldlm.launch.selftest import check_folder, check_gpus, check_store
     from mmldlm.launch.variables import import_store, read_machine, read_variables

@@ -2,7 +2,7 @@
 
 Nothing heavy is imported here, so `mmldlm --help` answers at once. Exit codes: 0 done, 2 a mistake that the
 user can correct, 130 interrupted by Ctrl-C, 75 stopped in order by a scheduler's signal: start the same command again,
-76 a training step hung, 141 the reader of the output has gone; subcommands may define more.
+76 a training step hung, 141 the reader of the output has closed the pipe; subcommands may define more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before ma
     raise SystemExit(130) from None
 
 CLOSED_PIPE = 128 + 13
-"""What a shell says of a tool that SIGPIPE ended."""
+"""Exit code of a tool that was ended by SIGPIPE, as shells report it."""
 
 app = typer.Typer(
     name="mmldlm",
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def _leave_closed_pipe() -> NoReturn:
-    """The reader of our output has gone, as in `... | head -1`: end without a word, with the code of a SIGPIPE."""
+    """The reader of our output has closed the pipe, as in `... | head -1`: exit silently, as SIGPIPE would."""
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):  # what they still hold must not fail when Python ends
         with contextlib.suppress(OSError, ValueError):

@@ -157,10 +157,10 @@ def encode(words: Any) -> None:
             return model.encode(listed, ids=inputs.ids, progress=progress, **options)
         return latents_of(model, inputs, words.encode_with)
 
-    def records(inputs: Inputs, made: np.ndarray) -> list[dict[str, Any]]:
-        pairs = zip(inputs.texts or [], made, strict=True)
+    def records(inputs: Inputs, encoded: np.ndarray) -> list[dict[str, Any]]:
+        pairs = zip(inputs.texts or [], encoded, strict=True)
         rows = [{"text": text, "latent": latent.tolist()} for text, latent in pairs]
-        add_neighbours(rows, model, made, words.neighbours, words.data)
+        add_neighbours(rows, model, encoded, words.neighbours, words.data)
         return rows
 
     request = options | chosen(words, "encode_with neighbours")
@@ -171,8 +171,8 @@ def encode(words: Any) -> None:
         return
     inputs = named_documents(model, words.texts, None, from_split, words.num, words.data)
     with answer.progress() as progress:
-        made = latents(inputs, progress)
-    answer.give(model, request, records(inputs, made), made)
+        encoded = latents(inputs, progress)
+    answer.give(model, request, records(inputs, encoded), encoded)
 
 
 @takes(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -82,6 +83,13 @@ class ProgressBar:
         if status is not None:
             return f"{self.title}: {done} of {total} {self.unit}, {status}"
         return f"{self.title}: {done} of about {total} {self.unit}, {rate:.0f}/s{left}"
+
+
+def print_json(values: dict[str, Any]) -> None:
+    """One line of strict JSON on stdout."""
+    from mmldlm.json_lines import encode
+
+    typer.echo(encode(values), nl=False)
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

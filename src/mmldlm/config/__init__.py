@@ -25,6 +25,7 @@ from mmldlm.config.settings import (
     SpeedConfig,
     StageWeights,
     TrainConfig,
+    chosen_modes,
     leaves_condition_out,
     resolve_model,
     weights_in_force,

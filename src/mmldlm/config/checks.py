@@ -9,7 +9,6 @@ from typing import Any
 from mmldlm.config.settings import (
     ACCELERATORS,
     DEVICE_NAME,
-    MODES,
     PARTS,
     TRACKERS,
     BatchConfig,
@@ -19,6 +18,7 @@ from mmldlm.config.settings import (
     ModeWeights,
     SamplingConfig,
     StageWeights,
+    chosen_modes,
     leaves_condition_out,
     weights_in_force,
 )
@@ -90,7 +90,7 @@ def _joint_problems(config: Config) -> list[str]:
             (model.time_width or 0) % 4 > 0
         ),
         "corruption.mode_weights: at least one mode needs a weight above 0": (
-            sum(getattr(config.corruption.mode_weights, mode) for mode in MODES) <= 0
+            not chosen_modes(config.corruption.mode_weights)
         ),
         **dict.fromkeys(_mode_problems(config), True),
         **_text_problems(config),
@@ -144,7 +144,7 @@ def _objective_problems(config: Config) -> dict[str, bool]:
         config.objective.latent_loss, config.corruption.prediction_type, config.optim, config.train,
     )  # fmt: skip
     corruption, guidance = config.corruption, config.sampling.guidance
-    num_modes = sum(getattr(corruption.mode_weights, mode) > 0 for mode in MODES)
+    num_modes = len(chosen_modes(corruption.mode_weights))
     changing = bool(corruption.mode_schedule) or (corruption.mode_choice == "batch" and num_modes > 1)
     plateau = optim.schedule == "plateau"
     return {
@@ -208,7 +208,7 @@ def _mode_problems(config: Config) -> list[str]:
         ]
     for number, stage in enumerate(stages):
         name, weights = f"corruption.mode_schedule[{number}]", stage.mode_weights
-        if weights.l2t + weights.t2l + weights.joint <= 0:
+        if not chosen_modes(weights):
             problems.append(f"{name}.mode_weights: at least one mode needs a weight above 0")
         elif not _trains(config, weights, [*stage.frozen, *config.train.frozen]):
             problems.append(

@@ -69,15 +69,22 @@ def make_config(
 
     `overrides` are `{"section.key": value}` or words `section.key=value`.
     """
-    words = [overrides] if isinstance(overrides, str) else list(overrides)
-    if isinstance(overrides, Mapping):  # as a word of the command line has it
-        words = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    words = override_words(overrides)
     if isinstance(recipe, str | Path):
         return load_recipe(str(recipe), words, said_in="overrides")
     if not isinstance(recipe, Config | Mapping):
         raise UserError(f"recipe={recipe!r}: a name, a file, a Config or a mapping is needed")
     values = config_to_dict(recipe) if isinstance(recipe, Config) else dict(recipe)
     return _build(values, words, source="the recipe", said_in="overrides")
+
+
+def override_words(overrides: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Overrides as words `section.key=value`, as the command line has them."""
+    if isinstance(overrides, str):
+        return [overrides]
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    return list(overrides)
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:

@@ -216,6 +216,11 @@ class CorruptionConfig:
     """Continue with the first stage after the last one, without end: the modes alternate."""
 
 
+def chosen_modes(weights: ModeWeights | StageWeights) -> list[str]:
+    """Modes with a weight above 0."""
+    return [mode for mode in MODES if getattr(weights, mode) > 0]
+
+
 def weights_in_force(config: CorruptionConfig) -> list[ModeWeights | StageWeights]:
     """The weights that some part of a run has: those of its stages, and of what follows them unless they repeat."""
     stages: list[ModeWeights | StageWeights] = [stage.mode_weights for stage in config.mode_schedule]

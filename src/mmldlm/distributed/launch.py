@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from mmldlm.config import Config, DistributedConfig
 from mmldlm.config.recipe import config_to_dict, flatten
-from mmldlm.distributed.peers import Peers, meet
+from mmldlm.distributed.peers import Peers, fresh_store
 from mmldlm.distributed.ranks import Ranks, is_of_exchange
 from mmldlm.errors import Interrupted, UserError
 from mmldlm.runtime import choose_device, code_digest, versions
@@ -42,7 +42,7 @@ _NUMERIC = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which rank a process is, as torchrun sets it in the environment."""
 
     rank: int = 0
@@ -51,13 +51,13 @@ class Place:
     local_world_size: int = 1
 
 
-def read_place(environment: Mapping[str, str]) -> Place:
+def read_place(environment: Mapping[str, str]) -> RankPlace:
     """One rank of its own where nothing is set."""
     if environment.get("WORLD_SIZE", "1") == "1":
-        return Place()
+        return RankPlace()
     world_size = _number(environment, "WORLD_SIZE")
     local = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
-    place = Place(_number(environment, "RANK"), world_size, _number(environment, "LOCAL_RANK"), local)
+    place = RankPlace(_number(environment, "RANK"), world_size, _number(environment, "LOCAL_RANK"), local)
     if not 0 <= place.rank < world_size:
         raise UserError(
             f"RANK={place.rank}: allowed is 0 to {world_size - 1}, WORLD_SIZE is {world_size}; use torchrun"
@@ -115,7 +115,7 @@ def _naming_lost(ranks: Ranks) -> Iterator[None]:
         raise ranks.lost(str(error)) from error
 
 
-def _join(config: Config, place: Place) -> Ranks:
+def _join(config: Config, place: RankPlace) -> Ranks:
     settings, device = config.distributed, choose_device(config.train.device)
     backend = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
@@ -159,11 +159,11 @@ def _wants_group(settings: DistributedConfig, environment: Mapping[str, str]) ->
     return settings.parallel != "ddp" or (settings.backend is not None and "RANK" in environment)
 
 
-def _find_peers(place: Place, timeout: datetime.timedelta) -> Peers:
+def _find_peers(place: RankPlace, timeout: datetime.timedelta) -> Peers:
     store, _, _ = next(iter(rendezvous("env://", place.rank, place.world_size, timeout=timeout)))
     store.set_timeout(timeout)
     own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = meet(store, place.rank, place.world_size, timeout.total_seconds())
+    store = fresh_store(store, place.rank, place.world_size, timeout.total_seconds())
     return Peers(store, place.rank, place.world_size, own_store=own_store)
 
 
@@ -176,7 +176,7 @@ def _facts(config: Config, backend: str) -> dict[str, object]:
     return settings | libraries | {"code of mmldlm": code_digest()} | environment
 
 
-def _own_gpu(place: Place, backend: str) -> torch.device:
+def _own_gpu(place: RankPlace, backend: str) -> torch.device:
     count = torch.cuda.device_count()
     if place.local_rank >= count and backend == "nccl":
         raise UserError(

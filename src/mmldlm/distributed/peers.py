@@ -1,4 +1,4 @@
-"""What ranks know of each other without any agreement: who they are, that they live, and why one left.
+"""What ranks know of each other without an agreement: their names, whether they are alive, and why one left.
 
 All of it goes through the key-value store by which the ranks meet: torchrun's own, or one in the process of rank 0. So
 it works before there is a process group, and after one has broken.
@@ -28,7 +28,7 @@ BEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 """After so long without a sign of life a rank is named."""
 _WAITING_SECONDS = 30.0
-"""How long a start waits for the other ranks before it says so."""
+"""How long a start waits for the other ranks before it logs a warning."""
 _LAST_SECONDS = 10.0
 """How long the rank that keeps the store stays for the others."""
 _MOST_SHOWN = 8
@@ -50,7 +50,9 @@ class Peers:
         """Writes into the ledger."""
         self._line = store.clone()  # a client serves one thread at a time
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._judge)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._send_beats, self._watch_others)
+        ]
         self._answered = time.monotonic()
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._silent: set[int] = set()
@@ -58,7 +60,7 @@ class Peers:
 
     def exchange(self, key: str, text: str) -> list[str]:
         """The texts of all ranks, in order; to be called by all of them, for each key as often."""
-        self._exchanged[key] += 1  # what an earlier run of these processes said is still in the store
+        self._exchanged[key] += 1  # texts of an earlier run of these processes are still in the store
         key = f"{key}/{self._exchanged[key]}"
         self.store.set(f"{key}/{self.rank}", text)
         texts = [self.store.get(f"{key}/{idx}").decode() for idx in range(self.world_size)]
@@ -100,12 +102,12 @@ class Peers:
         return f"ranks {shown}{' ...' if len(ranks) > _MOST_SHOWN else ''}"
 
     def start(self) -> None:
-        """From now on the others see that this rank lives, and a rank that does not is named."""
+        """From now on the others see that this rank is alive, and a rank that falls silent is reported."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """End the watching. A thread that Python ends inside a call of the store would abort the process."""
+        """End the threads. Python would abort the process if it ended a thread inside a call of the store."""
         self._end.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -118,9 +120,9 @@ class Peers:
         with contextlib.suppress(RuntimeError):
             self.store.set(f"left/{self.rank}", json.dumps([type(error).__name__, reason]))
             if self.own_store and self.rank == 0:
-                self._let_others_leave()
+                self._wait_for_others()
 
-    def _let_others_leave(self) -> None:
+    def _wait_for_others(self) -> None:
         """The store ends with this process: wait a moment until those that live have read what they need."""
         deadline, quiet = time.monotonic() + _LAST_SECONDS, time.monotonic()
         beats = self._beats()
@@ -131,28 +133,28 @@ class Peers:
             now = self._beats()
             quiet, beats = (quiet if now == beats else time.monotonic()), now
 
-    def _beat(self) -> None:
+    def _send_beats(self) -> None:
         count = 0
-        with contextlib.suppress(RuntimeError):  # the store has gone; the judge sees it
+        with contextlib.suppress(RuntimeError):  # the store has ended; `_watch_others` reports it
             while not self._end.wait(BEAT_SECONDS):
                 count += 1
                 self._line.set(f"alive/{self.rank}", str(count))
-                self._heard()
+                self._cause_is_known()
                 if self.rank == 0 and count % 5 == 0:
-                    self._look(range(1, self.world_size))
+                    self._read_beats(range(1, self.world_size))
                 elif self.rank == 1:
-                    self._look([0])
+                    self._read_beats([0])
                 self._answered = time.monotonic()
 
-    def _look(self, ranks: Sequence[int]) -> None:
+    def _read_beats(self, ranks: Sequence[int]) -> None:
         for idx in ranks:
             key, now = f"alive/{idx}", time.monotonic()
             beat = self._line.get(key) if self._line.check([key]) else b""
             before, since = self._seen.get(idx, (None, now))
             self._seen[idx] = (beat, since if beat == before else now)
 
-    def _judge(self) -> None:
-        """Name ranks that fall silent, and those that are back. Asks nobody: an answer might never come."""
+    def _watch_others(self) -> None:
+        """Report ranks that fall silent, and those that are back. Uses no request, which might hang."""
         last = time.monotonic()
         while not self._end.wait(BEAT_SECONDS):
             now = time.monotonic()
@@ -174,9 +176,9 @@ class Peers:
             self._silent = silent
 
     def why_lost(self) -> str:
-        """Which rank is gone, or why it left, after the connection to one has broken; empty if none can be named."""
+        """After a connection has broken: which rank is gone, or why it left; empty if that is not known."""
         try:
-            if self._heard():
+            if self._cause_is_known():
                 return self._cause
             first = self._beats()
             time.sleep(2.5 * BEAT_SECONDS)
@@ -195,8 +197,8 @@ class Peers:
             self.store.set("cause", cause)
         return cause
 
-    def _heard(self) -> bool:
-        """Whether another rank has found out who was lost; this one may be the last to notice."""
+    def _cause_is_known(self) -> bool:
+        """Whether another rank has already found out which rank was lost."""
         if not self._cause and self._line.check(["cause"]):
             self._cause = self._line.get("cause").decode()
         return bool(self._cause)
@@ -211,7 +213,7 @@ class Peers:
         return reason
 
 
-def meet(store: Any, rank: int, world_size: int, timeout: float) -> Any:
+def fresh_store(store: Any, rank: int, world_size: int, timeout: float) -> Any:
     """The part of a store that belongs to the processes alive now, whatever earlier attempts left in it.
 
     torchrun starts ranks again after a failure and keeps its store; an agent that joins later counts attempts from 0.

@@ -118,12 +118,12 @@ class Replicas:
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
         """The communication hook, called for each bucket in turn when its gradients are ready."""
         if self._lost is not None:
-            return left_alone(buffer)
+            return unchanged(buffer)
         try:
             self.lockstep.begin(self._exchange(buffer))
             work, summed = sum_bucket(buffer, packed(buffer, self.config.compression))
         except GivenUpError:
-            return left_alone(buffer)  # raised after the backward pass, which it could only cut off
+            return unchanged(buffer)  # raised after the backward pass, which it could only cut off
         except LostRankError as error:
             self._lost = error
         except RuntimeError as error:
@@ -131,7 +131,7 @@ class Replicas:
         else:
             self._works.append(work)
             return summed
-        return left_alone(buffer)
+        return unchanged(buffer)
 
     def _exchange(self, buffer: Tensor) -> Exchange:
         size, kind, device = buffer.numel(), buffer.dtype, buffer.device
@@ -242,8 +242,8 @@ def _buckets(parameters: Sequence[nn.Parameter], megabytes: float) -> list[list[
     return [bucket for bucket in buckets if bucket]
 
 
-def left_alone(buffer: Tensor) -> Future[Tensor]:
-    """The buffer as it is, where the step was given up."""
+def unchanged(buffer: Tensor) -> Future[Tensor]:
+    """The buffer as it is, where the step was abandoned."""
     future: Future[Tensor] = Future()
     future.set_result(buffer)
     return future

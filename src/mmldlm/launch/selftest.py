@@ -214,7 +214,7 @@ def _timed(ranks: Ranks, exchange: Callable[[], Any], repeats: int = 3) -> float
 
 
 def _check_speed(ranks: Ranks) -> Check:
-    """A matrix product on every rank: a device that is ill is slow or wrong."""
+    """A matrix product on every rank: a faulty device is slow or wrong."""
     on_gpu = ranks.device.type == "cuda"
     size = 4096 if on_gpu else 512
     matrix = torch.ones(size, size, device=ranks.device, dtype=torch.bfloat16 if on_gpu else torch.float32)

@@ -38,7 +38,7 @@ exit "$status"
 
 @dataclass(frozen=True)
 class Job:
-    """What a job file says."""
+    """The content of a job file."""
 
     words: Sequence[str]
     """What every rank runs."""

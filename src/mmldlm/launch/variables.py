@@ -304,7 +304,7 @@ WARMUP_SHARE, FEWEST_WARMUP, MOST_WARMUP = 0.02, 1000, 5000
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is dared."""
+    """How close to the limits of memory and learning rate a run goes."""
 
     memory_share: float
     """Of the GPU's memory that a micro-batch may fill."""

@@ -25,7 +25,7 @@ from mmldlm.config.old_settings import (
 from mmldlm.errors import UserError
 
 TURN_STEPS = 100
-"""Of a turn, where the old settings do not tell; each change costs a moment, see docs/modes.md."""
+"""Steps of a turn, which the old settings do not state; each change of modes takes time, see docs/modes.md."""
 VALIDATION = 0.01
 """Share that is held out of a layout with a training split alone."""
 _SETTINGS = "settings are a mapping of sections, such as 'data:' and 'model:'"

@@ -255,7 +255,7 @@ def _add_errors(app: FastAPI) -> None:
         return _problem(400 if malformed else 422, "; ".join(lines[:3]) + more)
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
+    async def rejected(request: Request, error: HTTPException) -> Response:
         return _problem(error.status_code, str(error.detail), dict(error.headers or {}))
 
     for kind, (status, message) in _STATUS.items():

@@ -189,10 +189,12 @@ def _allowed(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _shard_saver(folder: Path, shards: Shards, options: dict[str, Any]) -> Saver:
-    from mmldlm.checkpoint.sharded import Place, ShardSaver  # DCP is loaded where it is needed
+    from mmldlm.checkpoint.sharded import ShardPlace, ShardSaver  # DCP is loaded where it is needed
 
     group = shards.new_host_group()  # threads that write must not meet the agreements of the loop
-    return ShardSaver(folder, Place(shards.pieces, shards.replica, shards.num_replicas, group), **options)
+    return ShardSaver(
+        folder, ShardPlace(shards.pieces, shards.replica, shards.num_replicas, group), **options
+    )
 
 
 class Checkpoints:
