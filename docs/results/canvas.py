@@ -19,7 +19,6 @@ from judge import STEPS, Pairs, decoding, rounded
 import mmldlm
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
-from mmldlm.evaluation.context import split_tokens
 
 AT_ONCE = 65536
 
@@ -41,7 +40,7 @@ def with_ends(store: mmldlm.PairStore, out: Path, bucket: int, end: int) -> mmld
             for start in range(0, len(split), AT_ONCE):
                 rows = np.arange(start, min(start + AT_ONCE, len(split)))
                 documents, texts = split.read(rows), split.read_texts(rows)
-                tokens = split_tokens(documents)
+                tokens = documents.split_tokens()
                 sizes = (documents.lengths // bucket + 1) * bucket
                 ended = [
                     np.concatenate((row, ends[: size - len(row)]))

@@ -25,7 +25,9 @@ def fill(steps: list[np.ndarray], shape: StepShape) -> float:
 longest = int(sys.argv[2]) if len(sys.argv) > 2 else 64
 with gzip.open(sys.argv[1], "rt", encoding="utf-8") as lines:
     texts = [json.loads(line)["text"] for line in lines]
-lengths = np.array([len(ids) for ids in Tokenizer.load("builtin:minilm").encode_batch(texts)]).clip(1, longest)
+lengths = np.array([len(ids) for ids in Tokenizer.load("builtin:minilm").encode_batch(texts)]).clip(
+    1, longest
+)
 print(f"{len(lengths)} texts, {lengths.mean():.1f} tokens on average, deviation {lengths.std():.1f}")
 random = np.random.default_rng(0)
 for documents in (4, 8, 32, 128, 512, 2048):
@@ -33,4 +35,6 @@ for documents in (4, 8, 32, 128, 512, 2048):
     shape = plan_shape(batch, Lengths.of(lengths, int(lengths.max())))
     steps = [random.choice(lengths, documents) for _ in range(2000)]
     one, several = fill(steps, replace(shape, sizes=())), fill(steps, shape)
-    print(f"{documents} documents a step: {100 * one:.1f} % with one size, {100 * several:.1f} % with several")
+    print(
+        f"{documents} documents a step: {100 * one:.1f} % with one size, {100 * several:.1f} % with several"
+    )

@@ -24,7 +24,6 @@ import torch
 import mmldlm
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
-from mmldlm.evaluation.context import split_tokens
 from mmldlm.evaluation.text_bound import text_costs
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -64,7 +63,7 @@ def in_blocks_of(store: mmldlm.PairStore, path: Path) -> mmldlm.PairStore:
         path, vocab_size=store.manifest.vocab_size, num_slots=1, num_channels=8, tokenizer=tokenizer
     )
     for name in ("train", "validation"):
-        sentences = split_tokens(store.split(name).read(np.arange(len(store.split(name)))))
+        sentences = store.split(name).read(np.arange(len(store.split(name)))).split_tokens()
         blocks = in_blocks(sentences, first, end)
         writer.add(name, blocks, np.zeros((len(blocks), 1, 8)), ids=np.arange(len(blocks)))
     return writer.finish()

@@ -70,6 +70,10 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
+    def terminate(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
     def wait(self):
         while self.poll() is None:
             time.sleep(0.01)

@@ -103,7 +103,7 @@ def test_with_a_baseline_that_varies_too_much_nothing_is_compared(monkeypatch, t
     assert result.noise is None
     assert result.row("quick").memory_share == 1.0
     assert parse_condition("speedup(quick,plain)<1.2", ["quick", "plain"]).judge(result).failed
-    Report(tmp_path, bench, describe_environment([]), DATA).write(result, [])
+    Report(tmp_path, bench, describe_environment(), DATA).write(result, [])
     assert (
         "plain, the baseline, was not measured, so nothing is compared" in (tmp_path / "table.md").read_text()
     )
@@ -169,7 +169,7 @@ def test_a_condition_that_cannot_be_judged_is_refused_before_anything_runs(text,
 
 def test_the_report_has_one_content_in_three_forms(measured, tmp_path):
     bench, found = measured
-    report = Report(tmp_path, bench, describe_environment(["mmldlm", "benchmark"]), DATA)
+    report = Report(tmp_path, bench, describe_environment(), DATA)
     outcome = [parse_condition("mfu(quick)<0.5", ["quick"]).judge(found)]
     table = report.write(found, outcome)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -196,7 +196,7 @@ def test_without_a_finite_loss_the_gate_fails_and_the_file_is_still_json(monkeyp
 
     bench = pretend(monkeypatch, tmp_path, ill, gate_steps=1)
     found = compare(bench, [Arm("ill", ("speed.compile=true",))], "ill")
-    Report(tmp_path, bench, describe_environment([]), DATA).write(found, [])
+    Report(tmp_path, bench, describe_environment(), DATA).write(found, [])
     row = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)["rows"][0]
     assert (row["gate"], row["loss_difference"]) == ("fail", None)
 

@@ -23,7 +23,7 @@ def reader_of(store, *, micro=None, rank=0, world_size=1, layout="packed"):
     split, corruption = store.split("train"), small_corruption()
     shape = plan_shape(
         BatchConfig(tokens_per_step=400, micro_tokens=micro),
-        Lengths(13.5, 24),
+        Lengths(13.5, 24, 6.0, equal=False),
         world_size=world_size,
         layout=layout,
     )

@@ -10,7 +10,7 @@ from mmldlm.errors import UserError
 
 def shape_of(tokens=4096, micro=None, mean=16.0, longest=64, **more):
     batch = BatchConfig(tokens_per_step=tokens, micro_tokens=micro)
-    return plan_shape(batch, Lengths(mean, longest), **more)
+    return plan_shape(batch, Lengths(mean, longest, mean / 2, equal=False), **more)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,7 @@ def test_a_micro_batch_never_exceeds_what_was_asked_for():
 
 def test_a_number_of_documents_that_was_asked_for_is_kept():
     batch = BatchConfig(tokens_per_step=4096, documents_per_step=3000)
-    assert plan_shape(batch, Lengths(16.0, 64)).documents_per_step == 3000
+    assert plan_shape(batch, Lengths(16.0, 64, 8.0, equal=False)).documents_per_step == 3000
 
 
 def test_five_deviations_are_enough_for_the_documents_of_a_step():
@@ -89,7 +89,7 @@ def test_documents_of_equal_length_make_a_rectangle_without_room_to_spare():
 
 
 @pytest.mark.parametrize("micro", [None, 100_000])
-@pytest.mark.parametrize("lengths", [Lengths(16.0, 64, 8.0), Lengths(64.0, 64, 0.0, equal=True)])
+@pytest.mark.parametrize("lengths", [Lengths(16.0, 64, 8.0, equal=False), Lengths(64.0, 64, 0.0, equal=True)])
 def test_halving_changes_the_micro_batches_and_nothing_else(lengths, micro):
     sizes = BatchConfig(tokens_per_step=4096, micro_tokens=micro)
     whole = plan_shape(sizes, lengths)
@@ -105,7 +105,9 @@ def test_halving_changes_the_micro_batches_and_nothing_else(lengths, micro):
 
 def test_stages_follow_each_other_and_the_last_stays():
     stages = [BatchStage(until=10, tokens_per_step=512), BatchStage(until=30, micro_tokens=1024)]
-    plan = plan_batches(BatchConfig(tokens_per_step=4096, schedule=stages), Lengths(16.0, 64))
+    plan = plan_batches(
+        BatchConfig(tokens_per_step=4096, schedule=stages), Lengths(16.0, 64, 8.0, equal=False)
+    )
     assert [plan.at(step).tokens_per_step for step in (0, 9, 10, 29, 30, 10**6)] == [512, 512, *[4096] * 4]
     assert [plan.at(step).num_micro for step in (10, 29, 30)] == [5, 5, 1]
 
@@ -139,4 +141,4 @@ def test_batches_counted_in_documents_are_as_large_as_their_documents():
 def test_batches_counted_in_tokens_have_one_size():
     assert not shape_of().sizes
     batch = BatchConfig(tokens_per_step=4096, documents_per_step=3000)
-    assert not plan_shape(batch, Lengths(16.0, 64)).sizes
+    assert not plan_shape(batch, Lengths(16.0, 64, 8.0, equal=False)).sizes

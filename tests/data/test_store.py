@@ -327,26 +327,20 @@ def test_a_store_needs_training_documents(tmp_path: Path) -> None:
 def test_reserved_places_are_filled_in_any_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     shards = [
-        (
-            "train",
-            rng.integers(0, 9, (4, 3)),
-            rng.normal(size=(4, 1, 2)),
-            [None] * 4,
-            np.arange(4) + 4 * number,
-        )
+        (rng.integers(0, 9, (4, 3)), rng.normal(size=(4, 1, 2)), [None] * 4, np.arange(4) + 4 * number)
         for number in range(3)
     ]
-    for name in ("plain", "reserved"):
+    for name, order in (("plain", (0, 1, 2)), ("mixed", (2, 0, 1))):
         writer = StoreWriter(tmp_path / name, vocab_size=9, num_slots=1, num_channels=2, shard_documents=4)
-        places = [writer.reserve("train") if name == "reserved" else None for _ in shards]
-        for number in (0, 1, 2) if name == "plain" else (2, 0, 1):
-            writer.write_shard(*shards[number], place=places[number])
+        places = [writer.reserve("train") for _ in shards]
+        for number in order:
+            writer.write_shard(places[number], *shards[number])
         writer.finish()
-    plain, reserved = (
+    plain, mixed = (
         {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
-        for name in ("plain", "reserved")
+        for name in ("plain", "mixed")
     )
-    assert plain == reserved
+    assert plain == mixed
     assert len([path for path in plain if path.suffix == ".arrow"]) == 3
 
 
@@ -356,7 +350,7 @@ def _large_store(path: Path, num_shards: int, shard_documents: int) -> int:
     writer = StoreWriter(path, vocab_size=50, num_slots=1, num_channels=2, shard_documents=shard_documents)
     tokens = rng.integers(0, 50, (shard_documents, 4))
     writer.write_shard(
-        "train",
+        writer.reserve("train"),
         tokens,
         rng.normal(size=(shard_documents, 1, 2)),
         [None] * shard_documents,

@@ -247,7 +247,7 @@ def generating(label: str, repeated: float, cosine: float, strangers: float = 0.
         none, beside(1.0 - repeated, 0.8), none, beside(repeated, 0.08), none, none, self_bleu=None
     )
     agreement = Agreement(Estimate(cosine, 0.0, cosine, cosine), strangers)
-    generation = Generation(COUNT, COUNT, {}, "modelled", diversity, None, agreement, None, None, None, [])
+    generation = Generation(COUNT, COUNT, {}, "modelled", diversity, None, agreement, None, None, [])
     return Evaluated(label, replace(result, generation=generation), Path(label))
 
 

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from mmldlm.config import Config
 from mmldlm.config.recipe import config_to_dict, find_recipe, load_recipe, read_mapping
 from mmldlm.errors import UserError
 from mmldlm.evaluation.decoding import require_possible
 from mmldlm.objective.joint import Active
+from mmldlm.untrusted import misfit
 
 AVERAGED, LAST = "averaged", "last"
 _KEYS = ("recipe", "base", "eval", "quantities", "arms")
@@ -31,8 +32,21 @@ _OURS = {
 }
 """Settings that the ablation itself chooses."""
 _SETTINGS = {"steps": "step_counts"}
-_QUICK = {"num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16]}
 _SIZES = ("num_documents", "num_decoded", "num_generated", "num_draws", "steps")
+_EVAL_KEYS = (*_SIZES, "split", "seed", "encoder")
+_EVAL_DEFAULTS = {
+    "num_documents": 512, "num_decoded": 256, "num_generated": 0, "steps": [16], "seed": 0, "encoder": False,
+    "split": None,
+}  # fmt: skip
+
+
+class _EvalKinds(TypedDict):
+    """Types of what the settings do not check."""
+
+    steps: list[int]
+    seed: int
+    encoder: bool
+    split: str | None
 
 
 @dataclass(frozen=True)
@@ -41,9 +55,9 @@ class EvaluationPlan:
 
     words: tuple[str, ...]
     steps: tuple[int, ...]
-    seed: int = 0
-    encoder: bool = False
-    split: str | None = None
+    seed: int
+    encoder: bool
+    split: str | None
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,7 @@ def _reject_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) 
 
 
 def _words(where: str, values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(word, str) for word in values):
+    if misfit(list[str], values, where):
         raise UserError(
             f"{where}: a list of settings is needed, such as [optim.lr=1e-3]; quote those with braces"
         )
@@ -175,23 +189,21 @@ def _words(where: str, values: Any) -> tuple[str, ...]:
 
 def _evaluation(values: Any) -> EvaluationPlan:
     if not isinstance(values, dict):
-        raise UserError(f"eval: a mapping is needed, with keys of {', '.join(_SIZES)}, split, seed, encoder")
-    _reject_unknown(values, (*_SIZES, "split", "seed", "encoder"), "eval: ")
-    values = _QUICK | values
-    steps, seed, split = values["steps"], values.get("seed", 0), values.get("split")
-    if not isinstance(steps, list) or not steps or not all(type(count) is int for count in steps):
-        raise UserError(f"eval: steps: {steps}: a list of whole numbers is needed, such as [16]")
-    if type(seed) is not int or seed < 0:
-        raise UserError(f"eval: seed: {seed}: a whole number of at least 0 is needed")
-    if not isinstance(encoder := values.get("encoder", False), bool):
-        raise UserError(f"eval: encoder: {encoder}: true or false is needed")
-    if split is not None and not isinstance(split, str):
-        raise UserError(f"eval: split: {split}: the name of a split is needed")
-
+        raise UserError(f"eval: a mapping is needed, with keys of {', '.join(_EVAL_KEYS)}")
+    _reject_unknown(values, _EVAL_KEYS, "eval: ")
+    values = _EVAL_DEFAULTS | values
+    if problem := misfit(_EvalKinds, values, "eval"):
+        raise UserError(
+            f"{problem}; write it as in eval: {{steps: [16], seed: 0, encoder: true, split: test}}"
+        )
+    if not values["steps"]:
+        raise UserError("eval.steps: is empty; give numbers of sampling steps, such as [16]")
+    if values["seed"] < 0:
+        raise UserError(f"eval.seed: {values['seed']}: at least 0 is needed")
     words = tuple(
         f"evaluation.{_SETTINGS.get(key, key)}={json.dumps(values[key])}" for key in _SIZES if key in values
     )
-    return EvaluationPlan(words, tuple(steps), seed, encoder, split)
+    return EvaluationPlan(words, tuple(values["steps"]), values["seed"], values["encoder"], values["split"])
 
 
 def _arms(values: Any) -> tuple[Arm, ...]:
@@ -326,7 +338,7 @@ def is_known(name: str, steps: Sequence[int]) -> bool:
 
 def check_names(names: Any, steps: Sequence[int]) -> None:
     """Reject columns that no evaluation has."""
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    if not names or misfit(list[str], names, "quantities"):
         raise UserError("quantities: a list of names is needed, such as [text_bound/right, t2l/cosine]")
     examples = [name.format(steps=max(steps)) for name in _EXAMPLES]
     for name in names:

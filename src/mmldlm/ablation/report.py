@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmldlm.ablation.plan import AVERAGED, Plan
 from mmldlm.ablation.summary import Cell, Column, Row, Summary, summarise
 from mmldlm.ablation.work import Work
-from mmldlm.benchmark.machine import summary_lines
+from mmldlm.benchmark.machine import machine_facts, summary_lines
 from mmldlm.corruption.times import sees_latents
 from mmldlm.durable import replace_file
 from mmldlm.evaluation.tables import INTERVAL
@@ -121,7 +121,7 @@ class Report:
             notes=self.notes(summary),
             pictures=pictures,
             tables=make_tables(summary, plan),
-            details={"Machine": dict(line.split(": ", 1) for line in summary_lines(self.environment))},
+            details={"Machine": machine_facts(self.environment)},
         )
 
     def _markdown(self, summary: Summary, whole: bool) -> str:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -125,33 +124,32 @@ class Rounds:
         return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.num_jobs))}
 
     def _collect(self) -> None:
-        for one in [one for one in self.running if one.process.poll() is not None]:
-            self.running.remove(one)
-            end(one.process)  # loaders that outlived it
+        for one in self._reap():
             done = Ended(one.job, time.monotonic() - one.began, self._failure(one))
             self.ended.append(done)
             self.ended_one(done)
 
+    def _reap(self) -> list[_Running]:
+        """Those that have ended since, with loaders that outlived them."""
+        ended = [one for one in self.running if one.process.poll() is not None]
+        for one in ended:
+            self.running.remove(one)
+            end(one.process)
+        return ended
+
     def _failure(self, one: _Running) -> str | None:
-        by_name = {arm.name: arm for arm in self.work.plan.arms}
-        missing = [
-            check for check in one.job.checks if self.work.record(by_name[check.arm], one.job.seed) is None
-        ]
-        code = one.process.returncode
-        if code == 0 and not missing:
+        code, records = one.process.returncode, (check.record() for check in one.job.checks)
+        if code == 0 and all(record is not None for record in records):
             return None
         line = last_line(one.log_path)
         return explain_death(code, one.log_path).reason if code < 0 or not line else line
 
     def _ask_to_stop(self) -> None:
         for one in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.process.pid, signal.SIGTERM)
+            one.process.terminate()
         until = time.monotonic() + PATIENCE
         while self.running and time.monotonic() < until:
-            for one in [one for one in self.running if one.process.poll() is not None]:
-                self.running.remove(one)
-                end(one.process)
+            self._reap()
             self.changed(self)
             time.sleep(_POLL)
 
@@ -194,7 +192,7 @@ def run_ablation(
     _check_machine(work.plan)
     with _folder_held(work):
         _check_encoder(work)
-        report = Report(work, describe_environment(["mmldlm", *sys.argv[1:]]), num_jobs)
+        report = Report(work, describe_environment(), num_jobs)
 
         def ended(one: Ended) -> None:
             if one.failure is not None:

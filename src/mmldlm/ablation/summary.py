@@ -11,7 +11,7 @@ from typing import Any
 
 from mmldlm.ablation.plan import Arm, Plan, default_names
 from mmldlm.ablation.work import Record
-from mmldlm.evaluation.compare import DIVERSITY, MEMORISED
+from mmldlm.evaluation.compare import reason_to_withhold
 from mmldlm.statistics import (
     BETTER,
     WORSE,
@@ -146,21 +146,17 @@ def _beside_diversity(judged: str, figure: str, ours: list[Record], base: list[R
     if judged not in (BETTER, WORSE):
         return judged
     winner, loser = (ours, base) if judged == BETTER else (base, ours)
-    name = winner[0].arm
-    if any(record.collapsed for record in winner):
-        return f"none: {name} has collapsed"
-    if figure.startswith(MEMORISED):
-        return "none: random words are in no training text either"
-    if figure.startswith(DIVERSITY):
-        natural = not any(record.repetitive for record in loser)
-        return f"none: {loser[0].arm} repeats no more than held-out texts" if natural else judged
     repeats = [
         {one.seed: one.values[_REPEATED].value for one in side if _REPEATED in one.values}
         for side in (winner, loser)
     ]
     apart = paired_difference(*repeats) if all(repeats) else None
     more = apart is not None and apart.low is not None and apart.low > 0.0
-    return f"none: {name} is less diverse" if more and any(one.repetitive for one in winner) else judged
+    withheld = reason_to_withhold(
+        figure, winner[0].arm, loser[0].arm, collapsed=any(one.collapsed for one in winner),
+        natural=not any(one.repetitive for one in loser), dull=more and any(one.repetitive for one in winner),
+    )  # fmt: skip
+    return withheld or judged
 
 
 def _corrected(rows: list[Row]) -> list[Row]:

@@ -4,7 +4,7 @@ DIR/plan.json               settings that the runs in the folder were trained wi
 DIR/runs/ARM/SEED/          a run, as `mmldlm train` writes it
 DIR/reports/ARM/SEED/       its evaluation: record.json, result.json, documents.json, report.md
 DIR/logs/ARM-SEED.log       output of its process; the job itself beside it
-DIR/result.json table.md chart.png chart.svg
+DIR/result.json table.md report.html chart.png
 """
 
 from __future__ import annotations
@@ -114,6 +114,10 @@ class Check:
     weights: str
     identity: dict[str, Any]
 
+    def record(self) -> Record | None:
+        """The result, where it is there."""
+        return read_record(Path(self.folder), self.identity)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -151,13 +155,14 @@ class Work:
         """What the process of a job says."""
         return self.folder / "logs" / f"{Path(job.run).parent.name}-{job.seed}.log"
 
-    def record(self, arm: Arm, seed: int) -> Record | None:
-        """What is known of an arm and seed."""
-        return read_record(self.report_folder(arm, seed), self.identity(arm, seed))
-
     def records(self) -> list[Record]:
-        records = (self.record(arm, seed) for arm in self.plan.arms for seed in self.seeds)
+        records = (self.check(arm, seed).record() for arm in self.plan.arms for seed in self.seeds)
         return [record for record in records if record is not None]
+
+    def check(self, arm: Arm, seed: int) -> Check:
+        """The evaluation of an arm and seed."""
+        folder, settings = self.report_folder(arm, seed), config_to_dict(self.plan.config(arm, seed))
+        return Check(arm.name, str(folder), settings, arm.weights, self.identity(arm, seed))
 
     def identity(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Everything that decides the numbers of an arm and seed, as JSON keeps it."""
@@ -187,18 +192,12 @@ class Work:
 
     def _job(self, arm: Arm, seed: int) -> Job:
         config = self.plan.config(arm, seed)
-        checks = tuple(
-            Check(
-                user.name, str(self.report_folder(user, seed)), config_to_dict(self.plan.config(user, seed)),
-                user.weights, self.identity(user, seed),
-            )
-            for user in self.plan.users(arm)
-            if self.record(user, seed) is None
-        )  # fmt: skip
+        checks = (self.check(user, seed) for user in self.plan.users(arm))
+        missing = tuple(check for check in checks if check.record() is None)
         how = self.plan.evaluation
         run = str(self.folder / "runs" / arm.folder / str(seed))
         return Job(
-            arm.name, seed, run, config_to_dict(config), self.split(config), how.seed, how.encoder, checks
+            arm.name, seed, run, config_to_dict(config), self.split(config), how.seed, how.encoder, missing
         )
 
 

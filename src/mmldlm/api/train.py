@@ -229,7 +229,7 @@ def sample_decoder(setup: Setup) -> Callable[[Denoiser, int], Samples]:
     if not count or folder is None or modes_of_run(corruption).l2t == 0 or not sees_latents(corruption):
         return lambda denoiser, step: []
     documents, tokenizer = split.read(np.arange(count)), Tokenizer.load(folder)
-    originals = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+    originals = documents.split_tokens()
 
     def decode(denoiser: Denoiser, step: int) -> Samples:
         model = LoadedModel(

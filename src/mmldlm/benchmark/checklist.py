@@ -24,8 +24,8 @@ from mmldlm.checkpoint.files import SUFFIX, DamagedError, check_file, published,
 from mmldlm.metrics import read_log
 from mmldlm.run_folder import RunFolder
 
-START = {"fp32": 1e-5}
-CURVE = {"fp32": 1e-3}
+START, CURVE = 1e-5, 1e-3
+"""Largest differences in fp32."""
 START_ROUNDED, CURVE_ROUNDED = 2e-3, 1e-2
 """The same for products in fewer bits: bf16 keeps 8 of them, a relative error of 4e-3 in each factor."""
 PARTS = ("loss", "text_loss", "latent_loss")
@@ -83,15 +83,15 @@ def read_figures(run: RunFolder, output: Path, failure: str | None, resident: in
     lines = [line for line in logged if "loss" in line]
     last: dict[str, Any] = next((line for line in reversed(logged) if "valid_loss" in line), {})
     on_gpu = [line["gpu_memory_allocated"] for line in lines if line.get("gpu_memory_allocated")]
-    said = _text(run.train_log).splitlines()
-    errors = [line for line in said if _ERROR.match(line)]
+    train_log = _text(run.train_log).splitlines()
+    errors = [line for line in train_log if _ERROR.match(line)]
     errors += [line for line in _text(output).splitlines() if line.startswith("Traceback")]
     return Figures(
         failure, _seconds_per_step(lines), max(on_gpu, default=resident), [int(line["step"]) for line in lines],
         {part: [float(line[part]) for line in lines] for part in PARTS},
         {part: float(last[f"valid_{part}"]) for part in PARTS if f"valid_{part}" in last},
         sum(int(line.get("skipped_steps") or 0) for line in lines), _busy(run, lines), errors,
-        sum(bool(_WARNING.match(line)) for line in said),
+        sum(bool(_WARNING.match(line)) for line in train_log),
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _check_memory(plain: int, optimised: int, most: float) -> Check:
 
 
 def _check_losses(plain: Figures, optimised: Figures, precision: str) -> list[Check]:
-    start, curve = START.get(precision, START_ROUNDED), CURVE.get(precision, CURVE_ROUNDED)
+    start, curve = _limits(precision)
     if plain.steps != optimised.steps or not plain.steps:
         counts = f"{len(plain.steps)} and {len(optimised.steps)} points"
         return [Check("loss curve", False, f"{counts}, not of the same steps")]
@@ -164,6 +164,11 @@ def _check_losses(plain: Figures, optimised: Figures, precision: str) -> list[Ch
         _limited("loss curve", whole, curve, points, reason),
         _limited("held-out loss", last[0], curve, f"{ends or 'none'}: differs by {last[0]:.1e}"),
     ]  # fmt: skip
+
+
+def _limits(precision: str) -> tuple[float, float]:
+    """At the start and on the curve."""
+    return (START, CURVE) if precision == "fp32" else (START_ROUNDED, CURVE_ROUNDED)
 
 
 def _limited(name: str, value: float, limit: float, detail: str, reason: str = "") -> Check:
@@ -281,7 +286,7 @@ def check_ranks(alone: Figures, several: Figures, since: int, count: int, precis
     ours, theirs = _since(several, since), _since(alone, since)
     value = statistics.fmean(_differences(ours, theirs))
     detail = f"{count} ranks from step {since}: losses differ from those of one by {value:.1e}"
-    return _limited("ranks", value, CURVE.get(precision, CURVE_ROUNDED), detail)
+    return _limited("ranks", value, _limits(precision)[1], detail)
 
 
 def _since(run: Figures, first: int) -> dict[str, list[float]]:

@@ -7,9 +7,8 @@ import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -102,14 +101,6 @@ class Row:
     def unmeasured(self) -> str:
         """Why it has no times to compare; empty where it has."""
         return self.failure or self.doubt
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; a difference that is not finite is null, and the gate has failed."""
-        values = asdict(self) | {"settings": list(self.settings)}
-        for name in ("loss_difference", "valid_difference"):
-            if values[name] is not None and not math.isfinite(values[name]):
-                values[name] = None
-        return values
 
 
 @dataclass

@@ -24,14 +24,14 @@ from mmldlm.runtime import versions
 PACKAGES = ("numpy", "triton", "pyarrow", "omegaconf")
 
 
-def describe_environment(command: list[str]) -> dict[str, Any]:
-    """Machine, versions, load, commit and command line."""
+def describe_environment() -> dict[str, Any]:
+    """Machine, versions, load, commit and the command line of this process."""
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": command,
+        "command": ["mmldlm", *sys.argv[1:]],
         "versions": _versions(),
         "gpus": _gpus() if torch.cuda.is_available() else [],
         "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "usable_cores": usable},
@@ -90,24 +90,28 @@ def _output(command: list[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def summary_lines(environment: dict[str, Any]) -> list[str]:
-    """The block for people."""
+def machine_facts(environment: dict[str, Any]) -> dict[str, str]:
+    """The same for people: a name and a text for each line."""
     used, cpu, commit = environment["versions"], environment["cpu"], environment["commit"]
     gpus = [f"{gpu['name']} (driver {gpu['driver']}, {gpu['memory']})" for gpu in environment["gpus"]]
-    lines = [
-        f"date: {environment['date']}",
-        f"command: `{shlex.join(environment['command'])}`",
-        f"GPU: {', '.join(gpus) or 'none'}",
-        f"CPU: {cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable, "
+    facts = {
+        "date": environment["date"],
+        "command": f"`{shlex.join(environment['command'])}`",
+        "GPU": ", ".join(gpus) or "none",
+        "CPU": f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable, "
         f"{environment['threads']['torch']} threads, {environment['memory_bytes'] / 2**30:.0f} GiB",
-        f"load average: {', '.join(f'{load:.2f}' for load in environment['load_average'])}",
-        f"system: {environment['system']}",
-        f"versions: {', '.join(f'{name} {version}' for name, version in used.items())}",
-    ]
+        "load average": ", ".join(f"{load:.2f}" for load in environment["load_average"]),
+        "system": environment["system"],
+        "versions": ", ".join(f"{name} {version}" for name, version in used.items()),
+    }
     if commit:
         changed = f", {commit['changed_files']} files changed" if commit["changed_files"] else ""
-        lines.append(f"commit: {commit['id'][:12]}{changed}")
-    return lines
+        facts["commit"] = f"{commit['id'][:12]}{changed}"
+    return facts
+
+
+def summary_lines(environment: dict[str, Any]) -> list[str]:
+    return [f"{name}: {text}" for name, text in machine_facts(environment).items()]
 
 
 _TAIL = 2**16

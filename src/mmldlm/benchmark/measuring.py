@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -151,9 +150,6 @@ class Options(Job):
         except UserError as error:
             raise UserError(f"arm {arm.name!r}: {error}") from error
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"store": str(self.store)}
-
 
 def parse_bytes(text: str, option: str) -> int:
     """`80GiB` as a number of bytes."""
@@ -202,9 +198,6 @@ class Trial:
             return f"{self.arm}: {len(self.measurement.losses)} losses, {peak}"
         rate = statistics.median(block.tokens_per_second for block in self.measurement.blocks)
         return f"{self.arm}: {rate:,.0f} tokens/s, {peak}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"settings": list(self.settings)}
 
 
 @dataclass

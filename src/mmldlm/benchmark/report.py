@@ -8,17 +8,17 @@ measured is lost however the benchmark ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmldlm.benchmark.comparison import FASTER, REFERENCE, SAME, SLOWER, Comparison, Outcome, Row
-from mmldlm.benchmark.machine import summary_lines
+from mmldlm.benchmark.machine import machine_facts, summary_lines
 from mmldlm.benchmark.measuring import Bench, Measurement
 from mmldlm.benchmark.search import Search, Sweep, draw_search, draw_sweep
 from mmldlm.durable import replace_file
+from mmldlm.json_lines import encode
 from mmldlm.reports import (
     BLUE,
     GREEN,
@@ -199,7 +199,7 @@ class Report:
             notes=remarks,
             pictures=[picture],
             tables=[table],
-            details={"Machine": dict(line.split(": ", 1) for line in summary_lines(self.environment))},
+            details={"Machine": machine_facts(self.environment)},
         )
         replace_file(self.folder / "report.html", page)
         return table
@@ -209,12 +209,11 @@ class Report:
             "format": FORMAT,
             **values,
             "environment": self.environment,
-            "options": self.bench.options.to_json(),
+            "options": asdict(self.bench.options),
             "data": self.data,
-            "trials": [trial.to_json() for trial in self.bench.trials],
+            "trials": [asdict(trial) for trial in self.bench.trials],
         }
-        text = json.dumps(whole, indent=1, allow_nan=False)
-        replace_file(self.folder / "result.json", text.encode())
+        replace_file(self.folder / "result.json", encode(whole, indent=1))
 
     def _facts(self) -> list[str]:
         return [*summary_lines(self.environment), f"data: {describe_data(self.data)}", self._method()]
@@ -247,8 +246,8 @@ class Report:
     def remarks(self, result: Result) -> list[str]:
         """What stands below the table, for people."""
         if isinstance(result, Comparison):
-            said = [f"{row.name}: {text}" for row in result.rows for text in row.warnings]
-            return [*said, *_noise_lines(result), *self._warm_up_lines(), *self._gate_lines()]
+            warnings = [f"{row.name}: {text}" for row in result.rows for text in row.warnings]
+            return [*warnings, *_noise_lines(result), *self._warm_up_lines(), *self._gate_lines()]
         if isinstance(result, Search) and result.stopped_by:
             return [f"the search ended early: {result.stopped_by}", *self._warm_up_lines()]
         return self._warm_up_lines()
@@ -298,7 +297,7 @@ def _values(result: Result) -> dict[str, Any]:
         "partial": result.partial,
         "baseline": result.baseline,
         "noise": asdict(result.noise) if result.noise else None,
-        "rows": [row.to_json() for row in result.rows],
+        "rows": [asdict(row) for row in result.rows],
     }
 
 

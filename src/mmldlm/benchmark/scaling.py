@@ -282,18 +282,19 @@ SHAPES = (
 )  # fmt: skip
 
 
-def predict_all(tokens: int = STEP_TOKENS) -> list[dict[str, Any]]:
+def predict_all() -> list[dict[str, Any]]:
     """Every shape, kind, network and number of nodes, as plain values."""
     rows = []
     for shape in SHAPES:
-        works = {count: shape.work(count) for count in (tokens, *(2**power for power in range(12, 21)))}
+        works = {2**power: shape.work(2**power) for power in range(12, 21)}
+        usual = works[STEP_TOKENS]
         for link, cluster in LINKS.items():
             for kind in KINDS:
-                nodes = [predict(kind, works[tokens], count, cluster) for count in NODES]
-                enough = [count for count in sorted(works) if two_nodes(kind, works[count], cluster) > 1.9]
+                nodes = [predict(kind, usual, count, cluster) for count in NODES]
+                enough = [count for count, work in works.items() if two_nodes(kind, work, cluster) > 1.9]
                 rows.append({
-                    "shape": shape.name, "parameters": works[tokens].parameters, "tokens": tokens, "link": link,
-                    "kind": kind, "two_nodes": two_nodes(kind, works[tokens], cluster),
+                    "shape": shape.name, "parameters": usual.parameters, "tokens": STEP_TOKENS, "link": link,
+                    "kind": kind, "two_nodes": two_nodes(kind, usual, cluster),
                     "two_nodes_half_hidden": 2 * nodes[1].half_hidden / nodes[0].half_hidden,
                     "two_nodes_no_overlap": 2 * nodes[1].no_overlap / nodes[0].no_overlap,
                     "enough": min(enough, default=None), "nodes": [asdict(one) for one in nodes],

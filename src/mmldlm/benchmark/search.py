@@ -8,7 +8,7 @@ of a unit, until it is a sixteenth of the size or less. Every try is a fresh pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Sweep:
         return [value / first if first and value is not None else None for value in values]
 
     def to_json(self) -> dict[str, Any]:
-        points = [{"value": point.value, **point.row.to_json()} for point in self.points]
+        points = [{"value": point.value, **asdict(point.row)} for point in self.points]
         return {"key": self.key, "points": points}
 
 
@@ -136,7 +136,7 @@ class Search:
             "largest": self.largest.tokens if self.largest else None,
             "fastest": self.fastest.tokens if self.fastest else None,
             "stopped_by": self.stopped_by,
-            "tries": [{"tokens_per_step": one.tokens, **one.row.to_json()} for one in self.tries],
+            "tries": [{"tokens_per_step": one.tokens, **asdict(one.row)} for one in self.tries],
         }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -56,6 +54,7 @@ from mmldlm.distributed.launch import read_place, start_ranks
 from mmldlm.distributed.ranks import Ranks
 from mmldlm.durable import replace_file, require_writable
 from mmldlm.errors import UserError
+from mmldlm.json_lines import encode
 from mmldlm.reports import Table
 from mmldlm.runtime import choose_device, start_runtime, synchronize
 from mmldlm.training.setup import Setup, set_up
@@ -124,11 +123,11 @@ def plan_comparison(options: Options, wanted: Wanted, gpu: bool) -> tuple[list[A
     """Arms, baseline and conditions, all checked, so that a mistake costs nothing; arms that cannot run say why."""
     own = [parse_arm(text) for text in wanted.arms]
     kind = wanted.ladder or ("none" if own else "short")
-    climbed = (
-        ladder(kind, gpu)
-        if kind != "plan"
-        else plan_ladder(options.config(Arm("recipe")).batch, longest_document(options.store), gpu)
-    )
+    if kind == "plan":
+        batch = options.config(Arm("recipe")).batch
+        climbed = plan_ladder(batch, longest_document(options.store), gpu)
+    else:
+        climbed = ladder(kind, gpu)
     arms = [*climbed, *own]
     if not arms:
         raise UserError(
@@ -254,7 +253,7 @@ class Session:
         require_writable(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(self.options, self.folder / "logs", self.show, self.progress)
-        environment = describe_environment(["mmldlm", *sys.argv[1:]])
+        environment = describe_environment()
         report = Report(self.folder, bench, environment, describe_store(self.options.store, self.synthetic))
         bench.after_trial = report.write_trials
         return report
@@ -295,9 +294,9 @@ def measure_ranks(setup: Setup, folder: Path, steps: int, warmup: int) -> Measur
     )  # fmt: skip
 
 
-def _bandwidth(ranks: Ranks, group: Any = None, megabytes: int = 16) -> float:
-    """Bytes a second that a rank sends in a plain sum over a group, or over all."""
-    words = torch.zeros(megabytes * 2**18, device=ranks.device)
+def _bandwidth(ranks: Ranks, group: Any = None) -> float:
+    """Bytes a second that a rank sends in a plain sum of 16 MiB over a group, or over all."""
+    words = torch.zeros(2**22, device=ranks.device)
     sent = ring_bytes(4 * words.numel(), dist.get_world_size(group), 2)
     return sent / _timed(ranks, lambda: dist.all_reduce(words, group=group))
 
@@ -357,8 +356,8 @@ def _write_scaling(
         "format": FORMAT, "kind": "scaling", "partial": False, "predicted": rows,
         "clusters": {name: asdict(cluster) for name, cluster in LINKS.items()},
         "shapes": [asdict(shape) for shape in SHAPES], "measured": asdict(measured) if measured else None,
-        "environment": describe_environment(["mmldlm", *sys.argv[1:]]), "options": options.to_json(), "data": data,
+        "environment": describe_environment(), "options": asdict(options), "data": data,
     }  # fmt: skip
-    replace_file(folder / "result.json", json.dumps(whole, indent=1, allow_nan=False).encode())
+    replace_file(folder / "result.json", encode(whole, indent=1))
     replace_file(folder / "table.md", "\n".join(table.to_markdown() for table in tables).encode())
     return tables

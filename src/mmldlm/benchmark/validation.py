@@ -265,7 +265,7 @@ class _Work:
             "recipe": self.config.name, "steps": self.steps, "device": str(self.runtime.device),
             "precision": self.precision,
         }  # fmt: skip
-        environment = describe_environment(["mmldlm", *sys.argv[1:]])
+        environment = describe_environment()
         checks = [*self.checks, *check_course(self.runs)]
         result = Validation(checks, self.runs, environment, settings, self.folder, partial)
         replace_file(self.folder / RESULT, encode(result.to_json(), indent=1))

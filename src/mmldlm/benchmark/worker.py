@@ -234,7 +234,7 @@ def measure(job: Job) -> Measurement:
     config = load_recipe(job.recipe, list(job.settings))
     runtime = start_runtime(config)
     _limit_memory(runtime, job.memory_limit)
-    with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, heard() as warnings:
+    with tempfile.TemporaryDirectory(prefix="mmldlm-benchmark-") as folder, collect_warnings() as warnings:
         config = _with_valid_split(config, warnings if job.gate_steps else [])
         drive = Drive(set_up(config, runtime), Path(folder) / "run", job.memory_limit)
         measured = Measurement(
@@ -262,18 +262,18 @@ def _with_valid_split(config: Config, warnings: list[str]) -> Config:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """Warnings of the engine while this lasts, each once."""
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("mmldlm")
     logger.addHandler(handler)
     try:
-        yield said
+        yield warnings
     finally:
         logger.removeHandler(handler)
-        said[:] = dict.fromkeys(said)
+        warnings[:] = dict.fromkeys(warnings)
 
 
 def _run(drive: Drive, job: Job, measured: Measurement) -> None:

@@ -260,7 +260,7 @@ def _of_split(model: Model, name: str, num: int, data: Path | None) -> Inputs:
         raise UserError(f"-n {num}: at least 1 pair is needed; the split {name} has {len(split)}")
     indices = np.arange(min(num, len(split)))
     documents = split.read(indices)
-    tokens = np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
+    tokens = documents.split_tokens()
     stored = split.read_texts(indices)
     decoded = model.codec.texts_of(tokens)
     return Inputs(

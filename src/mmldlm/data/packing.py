@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -57,9 +56,9 @@ class Lengths:
 
     mean: float
     longest: int
-    deviation: float | None = None
-    """Of the lengths; None: not known."""
-    equal: bool = False
+    deviation: float
+    """Of the lengths."""
+    equal: bool
     """All documents are as long as the longest."""
 
     @classmethod
@@ -120,13 +119,7 @@ def plan_batches(
     """All stages of `batch.schedule`; each micro-batch halved so many times, because memory ran out."""
 
     def shape(sizes: BatchConfig, name: str) -> StepShape:
-        options: dict[str, Any] = {
-            "world_size": world_size,
-            "layout": layout,
-            "halvings": halvings,
-            "name": name,
-        }
-        return plan_shape(sizes, lengths, **options)
+        return plan_shape(sizes, lengths, world_size=world_size, layout=layout, halvings=halvings, name=name)
 
     stages = tuple(
         (stage.until, shape(_sizes_of(batch, stage), f"batch.schedule[{number}]"))
@@ -187,15 +180,12 @@ def plan_shape(
 def _most_documents(tokens: int, lengths: Lengths) -> int:
     """A number that the documents of a step hardly ever exceed: five deviations more than on average."""
     mean = tokens / lengths.mean
-    if lengths.deviation is None:
-        return int(mean * 1.25) + 16
     return int(mean + 5.0 * lengths.deviation / lengths.mean * mean**0.5) + 16
 
 
 def _usual_tokens(documents: int, lengths: Lengths, deviations: float = 2.0) -> int:
     """Tokens of so many documents; two deviations more than on average, which one step in forty exceeds."""
-    deviation = 0.25 * lengths.mean if lengths.deviation is None else lengths.deviation
-    return int(documents * lengths.mean + deviations * deviation * documents**0.5) + 1
+    return int(documents * lengths.mean + deviations * lengths.deviation * documents**0.5) + 1
 
 
 def _rectangle(

@@ -35,6 +35,16 @@ class Documents:
     ids: np.ndarray
     """int64 (N,): a hash of the text, the same wherever the text came from."""
 
+    def split_tokens(self) -> list[np.ndarray]:
+        """The tokens of each document."""
+        return np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+
+    def first(self, count: int) -> Documents:
+        """The first `count` documents (0: all)."""
+        lengths = self.lengths[: count or None]
+        tokens = self.tokens[: int(lengths.sum())]
+        return Documents(tokens, lengths, self.latents[: len(lengths)], self.ids[: len(lengths)])
+
 
 class PairStore:
     """A finished pair store: documents, each with tokens, text and latents, in splits.

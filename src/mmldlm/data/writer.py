@@ -247,7 +247,7 @@ class StoreWriter:
         tokens, latents, texts, ids = zip(*pending[: self.shard_documents], strict=True)
         del pending[: self.shard_documents]
         if not self.keeps_shard(split, np.array(ids, np.int64)):
-            self.write_shard(split, tokens, np.stack(latents), texts, np.array(ids, np.int64))
+            self.write_shard(self.reserve(split), tokens, np.stack(latents), texts, np.array(ids, np.int64))
 
     def keeps_shard(self, split: str, ids: np.ndarray) -> bool:
         """True if the next shard of this split is already on the disk; then it is not to be written again."""
@@ -280,23 +280,17 @@ class StoreWriter:
 
     def write_shard(
         self,
-        split: str,
+        place: Place,
         token_lists: Sequence[Sequence[int] | np.ndarray],
         latents: np.ndarray,
         texts: Sequence[str | None],
         ids: np.ndarray,
         counts: dict[str, int] | None = None,
         made_of: Sequence[str | None] | None = None,
-        place: Place | None = None,
     ) -> None:
-        """Write the next shard of a split, or that of a reserved place, as `ShardFormat.write` does."""
-        shards = self._done.setdefault(split, [])
-        path = place.path if place else self._shard_path(split, len(shards))
-        sidecar = self.format.write(path, token_lists, latents, texts, ids, counts or {}, made_of)
-        if place:
-            place.entry.update(sidecar)
-        else:
-            shards.append(sidecar)
+        """Write the shard of a reserved place, as `ShardFormat.write` does."""
+        sidecar = self.format.write(place.path, token_lists, latents, texts, ids, counts or {}, made_of)
+        place.entry.update(sidecar)
 
     def finish(self, counts: dict[str, int] | None = None) -> PairStore:
         """Write what is pending, the sidecars of each split, the tokenizer, and last the manifest."""

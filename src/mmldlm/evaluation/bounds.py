@@ -68,6 +68,11 @@ class TextBounds:
     num_tokens: int
     num_draws: int
 
+    @property
+    def kinds(self) -> tuple[TextBound, TextBound, TextBound]:
+        """In the order of `LATENT_NAMES`."""
+        return self.right, self.shuffled, self.none
+
 
 @dataclass(frozen=True)
 class NoiseBucket:
@@ -106,6 +111,11 @@ class LatentBounds:
     num_documents: int
     num_dimensions: int
     num_draws: int
+
+    @property
+    def kinds(self) -> tuple[LatentBound, LatentBound, LatentBound]:
+        """In the order of `TEXT_NAMES`."""
+        return self.right, self.shuffled, self.none
 
 
 @dataclass(frozen=True)

@@ -231,17 +231,31 @@ def _beside_diversity(
             return f"none: latents of {winner} do not depend on the text"
         if row.about != GENERATED or winner is None:
             return row.verdict
-        if winner in collapsed:
-            return f"none: {winner} has collapsed"
-        if row.name.startswith(MEMORISED):
-            return "none: random words are in no training text either"
         loser = other if winner == first.label else first
-        if row.name.startswith(DIVERSITY):
-            natural = not _repeats_more_than_real(loser, row.name)
-            return f"none: {loser.label} repeats no more than held-out texts" if natural else row.verdict
-        return f"none: {winner} is less diverse" if winner in dull else row.verdict
+        natural = not _repeats_more_than_real(loser, row.name)
+        withheld = reason_to_withhold(
+            row.name, winner, loser.label, collapsed=winner in collapsed, natural=natural, dull=winner in dull
+        )
+        return withheld or row.verdict
 
     return [replace(row, verdict=verdict(row)) for row in rows]
+
+
+def reason_to_withhold(
+    figure: str, winner: str, loser: str, *, collapsed: bool, natural: bool, dull: bool
+) -> str | None:
+    """Why a better figure of generated pairs is no win; None where it is one.
+
+    `collapsed`: the winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones.
+    `dull`: the winner's texts repeat more than the loser's and held-out ones.
+    """
+    if collapsed:
+        return f"none: {winner} has collapsed"
+    if figure.startswith(MEMORISED):
+        return "none: random words are in no training text either"
+    if figure.startswith(DIVERSITY):
+        return f"none: {loser} repeats no more than held-out texts" if natural else None
+    return f"none: {winner} is less diverse" if dull else None
 
 
 def _blind_cosines(result: Evaluation) -> set[str]:

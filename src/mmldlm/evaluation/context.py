@@ -103,19 +103,6 @@ def strangers(count: int, seed: int) -> np.ndarray:
     return partner
 
 
-def split_tokens(documents: Documents) -> list[np.ndarray]:
-    """The tokens of each document."""
-    return np.split(documents.tokens, np.cumsum(documents.lengths)[:-1])
-
-
-def take_first(documents: Documents, count: int) -> Documents:
-    """The first `count` documents (0: all)."""
-    count = min(count, len(documents.lengths)) or len(documents.lengths)
-    lengths = documents.lengths[:count]
-    tokens = documents.tokens[: int(lengths.sum())]
-    return Documents(tokens, lengths, documents.latents[:count], documents.ids[:count])
-
-
 @dataclass(frozen=True)
 class Pairs:
     """Some documents, true or generated."""
@@ -130,7 +117,7 @@ class Pairs:
     @classmethod
     def of(cls, documents: Documents, decode_text: DecodeText | None) -> Pairs:
         """The documents of a store."""
-        tokens = split_tokens(documents)
+        tokens = documents.split_tokens()
         return cls(tokens, documents.latents, decode_text(tokens) if decode_text else None, documents.ids)
 
     @property

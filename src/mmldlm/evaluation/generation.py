@@ -21,9 +21,7 @@ from mmldlm.evaluation.context import (
     Context,
     Pairs,
     ReferenceLM,
-    split_tokens,
     strangers,
-    take_first,
 )
 from mmldlm.evaluation.results import (
     GENERATED,
@@ -41,7 +39,7 @@ from mmldlm.latents import cosine
 from mmldlm.sampling.decode import generate
 from mmldlm.sampling.options import SamplingOptions, for_joint
 from mmldlm.sampling.pack import document_keys
-from mmldlm.statistics import LESS, MORE, Estimate, Quantity, bleu_signature, jackknife_estimate
+from mmldlm.statistics import LESS, MORE, Estimate, Quantity, jackknife_estimate
 
 MOST_SELF_BLEU = 200
 """Texts that self-BLEU compares with each other; its cost grows with their square."""
@@ -133,7 +131,7 @@ def find_verbatim(
     whole, inside = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
     for start in range(0, len(split) if texts else 0, _DOCUMENTS_AT_ONCE):
         stop = min(start + _DOCUMENTS_AT_ONCE, len(split))
-        documents = [_characters(tokens) for tokens in split_tokens(split.read(np.arange(start, stop)))]
+        documents = [_characters(tokens) for tokens in split.read(np.arange(start, stop)).split_tokens()]
         known, hay = set(documents), _END.join(documents)
         for idx, needle in enumerate(needles):
             whole[idx] = whole[idx] or needle in known
@@ -179,7 +177,7 @@ def measure_generation(
         for_joint(context.model.config.sampling), batch_tokens=context.config.batch_tokens
     )
     generated = _generate(context, count, options)
-    real = Pairs.of(take_first(context.selection.documents, count), context.decode_text)
+    real = Pairs.of(context.selection.documents.first(count), context.decode_text)
     context.ids[GENERATED] = list(range(count))
     result = Generation(
         num_documents=count,
@@ -191,7 +189,6 @@ def measure_generation(
         agreement=measure_agreement(context, generated),
         distance=_distances(context, generated),
         memorised=None if train is None else _memorised(context, generated, real, train),
-        bleu_signature=bleu_signature() if generated.texts else None,
         examples=(generated.texts or [" ".join(map(str, tokens)) for tokens in generated.tokens])[
             :NUM_EXAMPLES
         ],

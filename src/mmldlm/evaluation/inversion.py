@@ -209,8 +209,7 @@ def _scores(context: Context, truth: Pairs, all_decoded: list[Decoded], length: 
     """One entry for each number of steps."""
 
     def scores(decoded: Decoded) -> TextScores:
-        steps = decoded.num_sampling_steps
-        shown = f"{steps} {'step' if steps == 1 else 'steps'}, length {length}"
+        steps, shown = decoded.num_sampling_steps, _steps_and_length(decoded, length)
         estimates = {
             name: context.record(
                 f"decode/{length}/{steps}/{name}", replace(quantity, title=f"{quantity.title}, {shown}")
@@ -283,8 +282,8 @@ def measure_round_trip(context: Context, decoded: AllDecoded) -> RoundTrip:
 def collect_examples(decoded: AllDecoded) -> list[Example]:
     """The first documents, not the best: decoded in fewest and most steps, and with the model's length."""
     truth, true_length = decoded.truth, decoded.length_given
-    chosen = {_example_name(one, "given"): one for one in (true_length[0], true_length[-1])}
-    chosen |= {_example_name(one, "modelled"): one for one in decoded.length_modelled[-1:]}
+    chosen = {_steps_and_length(one, "given"): one for one in (true_length[0], true_length[-1])}
+    chosen |= {_steps_and_length(one, "modelled"): one for one in decoded.length_modelled[-1:]}
     return [
         Example(
             _text(truth.texts, truth.tokens, idx), {name: _example(one, idx) for name, one in chosen.items()}
@@ -293,7 +292,7 @@ def collect_examples(decoded: AllDecoded) -> list[Example]:
     ]
 
 
-def _example_name(decoded: Decoded, length: str) -> str:
+def _steps_and_length(decoded: Decoded, length: str) -> str:
     count = decoded.num_sampling_steps
     return f"{count} {'step' if count == 1 else 'steps'}, length {length}"
 

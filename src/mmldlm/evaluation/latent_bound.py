@@ -34,9 +34,7 @@ from mmldlm.evaluation.context import (
     Context,
     Draws,
     Progress,
-    split_tokens,
     strangers,
-    take_first,
 )
 from mmldlm.sampling.predictor import ModelPredictor
 from mmldlm.statistics import LESS, MORE, Quantity
@@ -116,7 +114,7 @@ def measure_latent_bounds(context: Context) -> LatentBounds | None:
 def _choose_snr(context: Context) -> float:
     """Where the bound ends, from a few documents with the right text."""
     pilot = latent_errors(
-        context.model, take_first(context.selection.documents, _PILOT_DOCUMENTS), text="right",
+        context.model, context.selection.documents.first(_PILOT_DOCUMENTS), text="right",
         largest_snr=context.config.latent_snr, num_draws=_PILOT_DRAWS, batch_tokens=context.config.batch_tokens,
         seed=context.seed,
     )  # fmt: skip
@@ -210,7 +208,7 @@ class _LatentDraws(Draws):
             raise UserError(f"text={text}: allowed are {', '.join(TEXT_NAMES)}")
         count = len(documents.lengths)
         partner = strangers(count, seed) if text == "shuffled" else np.arange(count)
-        pieces = split_tokens(documents)
+        pieces = documents.split_tokens()
         super().__init__(
             tokens=[pieces[document] for document in partner],
             lengths=documents.lengths[partner],

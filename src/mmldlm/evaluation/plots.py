@@ -68,7 +68,7 @@ def _error_bars(estimates: Sequence[Estimate], scale: float = 1.0) -> list[list[
 
 @_plot("latent_gain", "What the latent saves", lambda result, log: result.bounds.text)
 def _latent_gain(axes: Axes, bounds: TextBounds) -> str:
-    estimates = [kind.nats_per_token for kind in (bounds.right, bounds.shuffled, bounds.none)]
+    estimates = [kind.nats_per_token for kind in bounds.kinds]
     axes.barh(
         list(LATENT_NAMES.values()), [one.value for one in estimates], height=0.55, color=_KIND_COLORS,
         xerr=_error_bars(estimates), ecolor=INK, capsize=3,
@@ -88,7 +88,7 @@ def _latent_gain(axes: Axes, bounds: TextBounds) -> str:
 
 @_plot("time_curve", "Loss over time", lambda result, log: result.bounds.text)
 def _time_curve(axes: Axes, bounds: TextBounds) -> str:
-    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    kinds = bounds.kinds
     for kind, name, color in zip(kinds, LATENT_NAMES.values(), _KIND_COLORS, strict=True):
         rows = [row for row in kind.time_curve if row.num_tokens]
         x, y = [0.5 * (row.low + row.high) for row in rows], [row.nats for row in rows]
@@ -124,7 +124,7 @@ def _confidence(axes: Axes, calibration: Calibration) -> str:
 
 @_plot("latent_bound", "What the text says about the latent", lambda result, log: result.bounds.latent)
 def _latent_bound(axes: Axes, bounds: LatentBounds) -> str:
-    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    kinds = bounds.kinds
     for kind, name, color in zip(kinds, TEXT_NAMES.values(), _KIND_COLORS, strict=True):
         points = [
             (((1 + row.low) * (1 + row.high)) ** 0.5, row.squared_error)

@@ -324,7 +324,6 @@ class Generation:
     agreement: Agreement
     distance: Distances | None
     memorised: Memorised | None
-    bleu_signature: str | None
     examples: list[str]
 
     @property

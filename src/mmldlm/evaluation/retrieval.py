@@ -19,7 +19,7 @@ import numpy as np
 
 from mmldlm.data.store import Split
 from mmldlm.errors import UserError
-from mmldlm.evaluation.context import Context, Tokenize, split_tokens, strangers
+from mmldlm.evaluation.context import Context, Tokenize, strangers
 from mmldlm.evaluation.results import SIMILARITY, Histogram, Retrieval, Similarity
 from mmldlm.latents import cosine, directions
 from mmldlm.statistics import LESS, MORE, Quantity, difference
@@ -38,7 +38,7 @@ def measure_retrieval(context: Context) -> Retrieval | None:
         return None
     selection = context.selection
     documents = selection.documents
-    latents = context.own_latents(split_tokens(documents), documents.ids, context.watch("text to latent"))
+    latents = context.own_latents(documents.split_tokens(), documents.ids, context.watch("text to latent"))
     if not np.isfinite(latents).all():
         raise UserError("the model gives latents that are not finite; look at the training log of its run")
     own = cosine(latents, documents.latents)

@@ -23,7 +23,6 @@ from mmldlm.evaluation.context import (
     Selection,
     Tokenize,
     select_documents,
-    take_first,
 )
 from mmldlm.evaluation.decoding import has_ways, judge_of, measure_ways, require_possible
 from mmldlm.evaluation.generation import measure_generation
@@ -84,7 +83,7 @@ def evaluate_model(
     inversion = decoding = round_trip = None
     examples = []
     if context.decodes:
-        truth = Pairs.of(take_first(selection.documents, config.num_decoded), context.decode_text)
+        truth = Pairs.of(selection.documents.first(config.num_decoded), context.decode_text)
         inversion, decoded = clock.timed("inversion", lambda: measure_inversion(context, truth))
         decoding = clock.timed("decoding", lambda: measure_ways(context, truth, decoded.length_given[-1]))
         examples = collect_examples(decoded)
@@ -147,22 +146,21 @@ def planned_work(context: Context) -> dict[str, tuple[int, float]]:
     most, encode = max(config.step_counts), sampling.num_encode_steps or sampling.num_latent_steps
     ways = max(len(config.text_samplers), 1) * max(len(config.guidances), 1) if has_ways(config) else 0
     checks = ways if judge_of(context) else 0
-    work = {
-        "text bound": (3, 3.0 * count * config.num_draws),
-        "latent bound": (3, 3.0 * count * config.num_draws),
-        "decoding": (1 + context.active.length, 2.0 * decoded * sum(config.step_counts)),
-        "plain": (ways, float(ways * decoded * most)),
-        "self-check": (checks, float(checks * decoded * (most + encode) * max([*config.candidates, 1]))),
-        "round trip": (2, float(decoded * (most + encode))),
-        "text to latent": (1, float(count * encode)),
-        "joint generation": (1, float(config.num_generated * sampling.num_sampling_steps)),
-    }
-    skipped = [] if context.active.text else ["text bound"]
-    skipped += [] if context.decodes else ["decoding", "plain", "self-check", "round trip"]
-    skipped += [] if context.active.latent else ["latent bound", "round trip", "text to latent"]
-    if not (context.active.text and context.active.latent and config.num_generated):
-        skipped.append("joint generation")
-    return {kind: size for kind, size in work.items() if kind not in skipped and size[0]}
+    work: dict[str, tuple[int, float]] = {}
+    if context.active.text:
+        work["text bound"] = 3, 3.0 * count * config.num_draws
+    if context.active.latent:
+        work["latent bound"] = 3, 3.0 * count * config.num_draws
+        work["text to latent"] = 1, float(count * encode)
+    if context.decodes:
+        work["decoding"] = 1 + context.active.length, 2.0 * decoded * sum(config.step_counts)
+        work["plain"] = ways, float(ways * decoded * most)
+        work["self-check"] = checks, float(checks * decoded * (most + encode) * max([*config.candidates, 1]))
+        if context.active.latent:
+            work["round trip"] = 2, float(decoded * (most + encode))
+    if context.active.text and context.active.latent:
+        work["joint generation"] = 1, float(config.num_generated * sampling.num_sampling_steps)
+    return {kind: (parts, passes) for kind, (parts, passes) in work.items() if passes}
 
 
 class _Overall:

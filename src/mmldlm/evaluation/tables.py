@@ -50,7 +50,7 @@ def make_tables(result: Evaluation) -> list[Table]:
 
 
 def _text_bounds(bounds: TextBounds, tokenizer: str) -> Table:
-    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    kinds = bounds.kinds
     gains = (None, bounds.gain.shuffled, bounds.gain.none)
     lengths = [kind.length_nats_per_document for kind in kinds]
     ends = [kind.perplexity_with_end for kind in kinds]
@@ -89,7 +89,7 @@ def _latent_bounds(bounds: LatentBounds) -> Table:
     def show(value: float) -> str:
         return signed(value, 4)
 
-    kinds = (bounds.right, bounds.shuffled, bounds.none)
+    kinds = bounds.kinds
     gains = (None, bounds.gain.shuffled, bounds.gain.none)
     rows = [
         ["nats / dimension", *(_value(kind.nats_per_dimension, four) for kind in kinds)],

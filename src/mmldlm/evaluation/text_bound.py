@@ -38,7 +38,7 @@ from mmldlm.evaluation.bounds import (
     reliability,
     time_curve,
 )
-from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, split_tokens, strangers
+from mmldlm.evaluation.context import BOUND, Context, Draws, Progress, strangers
 from mmldlm.model.denoiser import Denoiser
 from mmldlm.statistics import LESS, MORE, Estimate, Quantity
 from mmldlm.types import NoisyBatch, Times, to_device
@@ -187,7 +187,7 @@ def _text_sizes(context: Context) -> dict[str, np.ndarray]:
         context.notes.append("no bits per byte: the pair store does not hold the texts themselves")
         return {}
     if context.decode_text is not None:
-        again = context.decode_text(split_tokens(context.selection.documents))
+        again = context.decode_text(context.selection.documents.split_tokens())
         changed = sum(a != b for a, b in zip(texts, again, strict=True))
         if changed:
             context.notes.append(
@@ -297,7 +297,7 @@ class _TextDraws(Draws):
             )
         partner = strangers(count, seed) if latent == "shuffled" else np.arange(count)
         super().__init__(
-            tokens=split_tokens(documents),
+            tokens=documents.split_tokens(),
             lengths=documents.lengths,
             latents=model.normalizer.normalize(documents.latents)[partner],
             keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),

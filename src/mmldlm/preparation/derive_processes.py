@@ -20,7 +20,7 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.preparation.cutting import SeenIds
 from mmldlm.preparation.derive import Begin, Deriver, Drawn, Parent, Survey
-from mmldlm.preparation.engines import many_documents
+from mmldlm.preparation.threads import many_documents
 
 FEWEST_DOCUMENTS = 200_000
 """For fewer derived documents no process is worth its start."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError, first_line
-from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
+from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, check_dimension, cut_dimension
 from mmldlm.untrusted import misfit
 
 BATCH_SIZE = 256
@@ -149,11 +149,7 @@ class OwnEncoder:
                 f"encoder {self.name}: encode() returned latents of shape {latents.shape[1:]} (slots, channels), "
                 f"before it was {self._shape}; every text needs the same shape"
             )
-        if self.dimension is not None and not 1 <= self.dimension <= self._shape[1]:
-            raise UserError(
-                f"dimension={self.dimension}: the encoder {self.name} has {self._shape[1]} channels; "
-                f"allowed is 1 to {self._shape[1]}"
-            )
+        check_dimension(self.dimension, self._shape[1], f"the encoder {self.name} has")
         return cut_dimension(latents, self.dimension or self._shape[1], self.normalize)
 
 

@@ -31,12 +31,12 @@ from mmldlm.preparation.cutting import Segment, Segmenter
 from mmldlm.preparation.derive import Deriver, Survey, missing_kinds
 from mmldlm.preparation.derive_processes import drawing
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
-from mmldlm.preparation.engines import Ahead, Behind, many_documents, until
 from mmldlm.preparation.ray_engine import CUT_FOLDER, RayEngine, RayOptions, cut_folder, fill
 from mmldlm.preparation.ray_jobs import EncoderFacts, Jobs
-from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, cut_dimension
+from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, check_dimension, cut_dimension
 from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
 from mmldlm.preparation.sources import Sources, describe, find_sources
+from mmldlm.preparation.threads import Ahead, Behind, many_documents, until
 from mmldlm.preparation.vectors import Vectors
 
 SHARDS_AHEAD = 2
@@ -52,10 +52,7 @@ class GivenLatents:
     dimension: int | None
 
     def __post_init__(self) -> None:
-        if self.dimension is not None and not 1 <= self.dimension <= self.shape[1]:
-            raise UserError(
-                f"dimension={self.dimension}: the latents have {self.shape[1]} channels; allowed is 1 to that"
-            )
+        check_dimension(self.dimension, self.shape[1], "the latents have")
 
     @property
     def num_slots(self) -> int:
@@ -143,7 +140,7 @@ class _Work:
                 self.progress(len(shard.segments))
             else:
                 truncated = shard.tokenized.num_truncated if shard.tokenized else None
-                behind.do(partial(self._write, shard, self._latents(shard), truncated))
+                behind.do(partial(self._write, shard, shard.place, self._latents(shard), truncated))
 
     def _words(self, segments: list[Segment]) -> tuple[list[str], list[np.ndarray] | None]:
         """Texts for the encoder, and their tokens where it can use those of the store."""
@@ -157,18 +154,17 @@ class _Work:
         assert shard.tokenized is not None
         return self.encoder.embed(shard.tokenized, self.progress)
 
-    def _write(self, shard: _Shard, latents: np.ndarray, num_truncated: int | None) -> None:
+    def _write(self, shard: _Shard, place: Place, latents: np.ndarray, num_truncated: int | None) -> None:
         segments = shard.segments
         truncated = {} if num_truncated is None else {"truncated_by_encoder": num_truncated}
         self.writer.write_shard(
-            shard.split,
+            place,
             [segment.tokens for segment in segments],
             latents,
             [segment.text for segment in segments],
             shard.ids,
             truncated,
             [segment.made_of for segment in segments] if self.derives and shard.split == "train" else None,
-            shard.place,
         )
 
     def progress(self, count: int) -> None:

@@ -79,10 +79,7 @@ class SentenceEncoder:
         self.batch_tokens = CPU_BATCH_TOKENS if model.device.type == "cpu" else GPU_BATCH_TOKENS
         self.batch_size = batch_size
         full = model.encode(["."], show_progress_bar=False).shape[-1]
-        if dimension is not None and not 1 <= dimension <= full:
-            raise UserError(
-                f"dimension={dimension}: the encoder {name} has {full} channels; allowed is 1 to {full}"
-            )
+        check_dimension(dimension, full, f"the encoder {name} has")
         self.dimension = dimension or full
         self.num_slots, self.num_channels = 1, self.dimension
         self.direct = direct_way(model, prompt)
@@ -248,6 +245,14 @@ def _rules(backend: Backend) -> dict[str, Any]:
     """All that decides the plain tokens of a text."""
     rules: dict[str, Any] = json.loads(backend.to_str())
     return {key: value for key, value in rules.items() if key not in _NO_RULES}
+
+
+def check_dimension(dimension: int | None, available: int, owner_has: str) -> None:
+    """Reject a number of channels that the latents do not have; `owner_has` begins the reason."""
+    if dimension is not None and not 1 <= dimension <= available:
+        raise UserError(
+            f"dimension={dimension}: {owner_has} {available} channels; allowed is 1 to {available}"
+        )
 
 
 def cut_dimension(latents: np.ndarray, dimension: int, normalize: bool) -> np.ndarray:

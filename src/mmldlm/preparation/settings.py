@@ -64,32 +64,35 @@ class PrepareSettings:
         if not self.input:
             raise UserError("source: no text is given; name a file, a folder, a dataset or builtin:sotu")
         share = "a share from 0 to below 1 is needed"
-        problems = {
-            f"cut={self.cut}: allowed are {', '.join(CUTS)}": self.cut not in CUTS,
-            f"max_tokens={self.max_tokens}: at least {SHORTEST_MAX} is needed": self.max_tokens
-            < SHORTEST_MAX,
-            f"min_tokens={self.min_tokens}: allowed is 1 to max_tokens ({self.max_tokens})": not (
-                1 <= self.min_tokens <= self.max_tokens
+        problems = [
+            (self.cut not in CUTS, f"cut={self.cut}: allowed are {', '.join(CUTS)}"),
+            (self.max_tokens < SHORTEST_MAX, f"max_tokens={self.max_tokens}: at least {SHORTEST_MAX} is needed"),
+            (
+                not 1 <= self.min_tokens <= self.max_tokens,
+                f"min_tokens={self.min_tokens}: allowed is 1 to max_tokens ({self.max_tokens})",
             ),
-            f"limit={self.limit}: at least 1 is needed": self.limit is not None and self.limit < 1,
-            f"validation={self.validation}: {share}": not 0 <= self.validation_share < 1,
-            f"test={self.test}: {share}": not 0 <= self.test < 1,
-            "validation and test together: less than 1 is needed": self.validation_share + self.test >= 1,
-            f"derive={self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}": not 0
-            <= self.derive
-            <= MOST_DERIVED,
-            f"latent_dtype={self.latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}": (
-                self.latent_dtype not in LATENT_DTYPES
+            (self.limit is not None and self.limit < 1, f"limit={self.limit}: at least 1 is needed"),
+            (not 0 <= self.validation_share < 1, f"validation={self.validation}: {share}"),
+            (not 0 <= self.test < 1, f"test={self.test}: {share}"),
+            (self.validation_share + self.test >= 1, "validation and test together: less than 1 is needed"),
+            (not 0 <= self.derive <= MOST_DERIVED, f"derive={self.derive}: allowed is 0 (nothing) to {MOST_DERIVED}"),
+            (
+                self.latent_dtype not in LATENT_DTYPES,
+                f"latent_dtype={self.latent_dtype}: allowed are {', '.join(LATENT_DTYPES)}",
             ),
-            f"shard_documents={self.shard_documents}: at least 1 is needed": self.shard_documents < 1,
-            f"text_unit={self.text_unit}: allowed are {', '.join(TEXT_UNITS)}": self.text_unit
-            not in TEXT_UNITS,
-        }
+            (self.shard_documents < 1, f"shard_documents={self.shard_documents}: at least 1 is needed"),
+            (
+                self.text_unit not in TEXT_UNITS,
+                f"text_unit={self.text_unit}: allowed are {', '.join(TEXT_UNITS)}",
+            ),
+        ]  # fmt: skip
         for split in HELD_OUT:
-            unread = f"{split}_dataset_split={self.dataset_splits[split]}: there is no {split}_source that it could be "
-            problems[unread + "read from; give one, or leave this out"] = (
-                self.dataset_splits[split] is not None and not self.inputs[split]
+            chosen = self.dataset_splits[split]
+            unread = (
+                f"{split}_dataset_split={chosen}: there is no {split}_source that it could be read from; "
+                "give one, or leave this out"
             )
+            problems.append((chosen is not None and not self.inputs[split], unread))
         _reject(problems)
 
     @property
@@ -113,18 +116,22 @@ class PrepareSettings:
     def check_given_latents(self, encoder: object | None) -> None:
         """`UserError` for settings that latents which were given exclude."""
         remedy = "" if self.latents else f" (latent_field='' ignores the field {self.latent_field!r})"
-        problems = {
-            "encoder: the latents are given, so nothing is encoded; leave one of the two out": encoder
-            is not None,
-            f"cut={self.cut}: a latent belongs to a whole document; use cut=none": self.cut != "none",
-            f"derive={self.derive}: derived texts need an encoder; use derive=0": self.derive > 0,
-            f"prompt={self.prompt!r}: there is no encoder that could read it; leave it out": bool(
-                self.prompt
+        problems = [
+            (
+                encoder is not None,
+                "encoder: the latents are given, so nothing is encoded; leave one of the two out",
             ),
-            "text_unit=part: with latents a document is a line or a file; use text_unit=line": (
-                self.latents is not None and self.text_unit == "part"
+            (self.cut != "none", f"cut={self.cut}: a latent belongs to a whole document; use cut=none"),
+            (self.derive > 0, f"derive={self.derive}: derived texts need an encoder; use derive=0"),
+            (
+                bool(self.prompt),
+                f"prompt={self.prompt!r}: there is no encoder that could read it; leave it out",
             ),
-        }
+            (
+                self.latents is not None and self.text_unit == "part",
+                "text_unit=part: with latents a document is a line or a file; use text_unit=line",
+            ),
+        ]
         _reject(problems, remedy)
 
 
@@ -135,7 +142,7 @@ def _whole(name: str, value: object) -> int:
     return operator.index(value)
 
 
-def _reject(problems: dict[str, bool], remedy: str = "") -> None:
+def _reject(problems: list[tuple[bool, str]], remedy: str = "") -> None:
     """`UserError` with all problems that are there."""
-    if wrong := [text for text, is_there in problems.items() if is_there]:
-        raise UserError("; ".join(wrong) + remedy)
+    if present := [text for is_there, text in problems if is_there]:
+        raise UserError("; ".join(present) + remedy)

@@ -16,10 +16,10 @@ import pytest
 
 from mmldlm.data.store import PairStore
 from mmldlm.errors import Interrupted, UserError
-from mmldlm.preparation import engines, pipeline
+from mmldlm.preparation import pipeline, threads
 from mmldlm.preparation.cutting import Segmenter
-from mmldlm.preparation.engines import Ahead, Behind, StoppedError, many_documents, until
 from mmldlm.preparation.pipeline import PrepareSettings, Progress, run
+from mmldlm.preparation.threads import Ahead, Behind, StoppedError, many_documents, until
 from tests.preparation.fake import FakeEncoder
 
 SHARD = 20
@@ -85,7 +85,7 @@ def test_what_waits_for_room_or_reads_on_is_stopped() -> None:
 
 
 def test_a_stage_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(threads, "LEAVE_SECONDS", 0.1)
     answer = threading.Event()
 
     def hanging() -> Iterator[int]:
