@@ -41,6 +41,7 @@ FAMILIES = {
 
 LEFT = {
     "SEC001": "gitleaks or trufflehog look for secrets, in the history too",
+    "CKP002": "bandit reports torch.load that may run code from the file (B614)",
     "DKR002": "hadolint reports a base image without version (DL3006, DL3007)",
     "DKR003": "hadolint reports packages that pip installs without version (DL3013)",
     "DKR004": "hadolint reports CMD and ENTRYPOINT in shell form (DL3025)",

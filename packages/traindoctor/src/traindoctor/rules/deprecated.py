@@ -64,7 +64,8 @@ def _is_fallback(file: PythonFile, node: ast.AST) -> bool:
 
 
 def _amp_message(device: str, name: str) -> str:
-    return f'torch.{device}.amp.{name} is deprecated; use torch.amp with "{device}" named'
+    verb = "are" if " and " in name else "is"
+    return f'torch.{device}.amp.{name} {verb} deprecated; use torch.amp with "{device}" named'
 
 
 def _attribute_fix(file: PythonFile, call: ast.Call, device: str, name: str) -> Fix | None:

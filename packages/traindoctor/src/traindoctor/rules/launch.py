@@ -66,7 +66,7 @@ def lost_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
     code="SHL002",
     name="script-goes-on-after-failure",
     severity=Severity.INFO,
-    summary="Several programs run one after the other and a failure stops nothing",
+    summary="Different programs run one after the other, and the script continues after a failure",
     why="Without `set -e` or `&&` the second program starts although the first one crashed, often on "
     "half-written data.",
     effect="No number was measured: the failure is noticed at the end, or never.",
@@ -79,6 +79,7 @@ def goes_on(file: ShellFile, about: Rule) -> Iterator[Finding]:
     programs = [c for c in file.commands if c.is_training() and not c.guards and c.before not in ("|", "|&")]
     for first, second in pairwise(programs):
         handled = first.after in ("||", "&&", "&", "|", "|&") or second.before in ("&&", "||")
+        handled = handled or second.after == "&" or script_of(first) == script_of(second)
         between = file.source.text[first.end : second.start]
         if not handled and "e" not in file.option_state(first.start) and "$?" not in between:
             message = f"{second.name} starts even if {first.name} on line {file.source.place(first.start)[0]} failed"
@@ -88,6 +89,13 @@ def goes_on(file: ShellFile, about: Rule) -> Iterator[Finding]:
                 message,
             )
             return
+
+
+def script_of(command: Command) -> str:
+    """The program that a command starts; the same one again, with other arguments, needs nothing of the first."""
+    words = command.arguments
+    scripts = [word for word in words if word.endswith(".py")]
+    return scripts[0] if scripts else words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
 _PORT = re.compile(r"--(?:master|main)[_-](?:process[_-])?port")

@@ -97,12 +97,12 @@ def _moves_to_gpu(file: PythonFile) -> bool:
     return "cuda" in file.attributes or any(value.startswith("cuda") for value in strings)
 
 
-def _streams(file: PythonFile, call: ast.Call) -> bool:
-    """Whether the dataset is iterable: every worker would give the whole stream, so one process may be on purpose."""
+def _wants_no_workers(file: PythonFile, call: ast.Call) -> bool:
+    """Whether one process may be on purpose: a stream, which every worker would give whole, or tensors in memory."""
     given = argument(call, "dataset", 0)
     values = [given, *file.values_of(given)] if given is not None else []
     called = [dotted(value.func) or "" for value in values if isinstance(value, ast.Call)]
-    return any("iterable" in name.lower() for name in called)
+    return any("iterable" in name.lower() or name.endswith("TensorDataset") for name in called)
 
 
 @rule(
@@ -134,7 +134,7 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
         if (
             (workers is None or is_constant(workers, 0))
             and feeds_training(file, call)
-            and not _streams(file, call)
+            and not _wants_no_workers(file, call)
         ):
             if (
                 argument(call, "prefetch_factor") is not None

@@ -11,7 +11,14 @@ from traindoctor.expressions import argument, has_spread, is_constant, is_method
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
-from traindoctor.rules.blocks import FUSABLE, FUSED_RAISES, KERNEL_CHOICES, coupled_decay_block, unfused_block
+from traindoctor.rules.blocks import (
+    FUSABLE,
+    FUSED_RAISES,
+    KERNEL_CHOICES,
+    UNFUSED,
+    coupled_decay_block,
+    unfused_block,
+)
 from traindoctor.rules.edits import set_keyword
 from traindoctor.types import Finding, Fix, Kind, NodeEdit, Severity
 from traindoctor.yaml_file import YamlFile
@@ -27,19 +34,16 @@ _CHOOSES = set(KERNEL_CHOICES)
     name="unfused-optimizer",
     severity=Severity.WARNING,
     summary="Adam, AdamW or SGD without its fused kernel",
-    why="fused=True updates all parameters in a few kernels; the default starts several per group of tensors "
-    "and keeps "
-    "temporaries of the size of the gradients.",
+    why="fused=True computes the whole update of a group of tensors in one pass. The default makes one pass for each "
+    "operation of the update and keeps temporaries of the size of the gradients.",
     effect="Measured on the CPU, 60 matrices of 256x256: 7.6 ms a step without, 2.3 ms with fused (3.35x). "
     "Not measured on a "
     "GPU here; PyTorch documents fused as the fastest implementation.",
     source=f"{OPTIM_DOCS}, AdamW(fused=...)",
     fix="unsafe",
-    remedy="Unsafe because the fused kernel adds in another order: losses differ in the last bits. No fix is "
-    "offered where "
-    "the program has sparse gradients, or uses Lightning, whose mixed precision refuses to clip with a fused "
-    "optimizer. Needs "
-    "PyTorch 2.4 for SGD and for parameters on the CPU.",
+    remedy="Unsafe because the fused kernel adds in another order: losses differ in the last bits. No fix is offered "
+    "where the program has sparse gradients. Programs with Lightning are not reported: its mixed precision cannot clip "
+    "gradients with a fused optimizer. Needs PyTorch 2.4 for SGD and for parameters on the CPU.",
     bad="torch.optim.AdamW(model.parameters(), lr=1e-4)",
     good="torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
 )
@@ -57,9 +61,9 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
             continue
         if given & _CHOOSES or _is_small(file, call):
             continue
-        message = f"{file.text(call.func)} without fused=True starts many small kernels per step"
+        message = f"{file.text(call.func)} without fused=True updates the parameters in several passes instead of one"
         fix = set_keyword(file, call, "fused", "True", safe=False, dropped_if=FUSED_RAISES)
-        yield about.at(file.path, file.span(call), message, fix)
+        yield about.at(file.path, file.span(call), message, fix, unless=UNFUSED)
     for call, names in picked_optimizers(file):
         if (
             has_spread(call)
@@ -70,7 +74,7 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
             continue
         fusable = names & set(FUSABLE)
         if fusable or ANY in {name.rsplit(".", 1)[-1] for name in names}:
-            message = "the class that is picked here never gets fused=True: many small kernels per step"
+            message = "the optimizer that is picked here never gets fused=True: several passes per step instead of one"
             certain = fusable == names
             fix = (
                 set_keyword(file, call, "fused", "True", safe=False, dropped_if=FUSED_RAISES)
@@ -78,7 +82,7 @@ def unfused(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]:
                 else None
             )
             severity = None if certain else Severity.INFO
-            yield about.at(file.path, file.span(call), message, fix, severity=severity)
+            yield about.at(file.path, file.span(call), message, fix, severity=severity, unless=UNFUSED)
 
 
 def picked_optimizers(file: PythonFile) -> Iterator[tuple[ast.Call, frozenset[str]]]:
@@ -136,10 +140,8 @@ def _all_parameters(file: PythonFile, node: ast.expr) -> bool:
     good='AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-4, weight_decay=0.1)',
 )
 def decays_everything(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    picked = [
-        call for call, names in picked_optimizers(file) if names & {"torch.optim.AdamW", "torch.optim.Adam"}
-    ]
-    for call in [*file.calls_of("torch.optim.AdamW", "torch.optim.Adam"), *picked]:
+    picked = [call for call, names in picked_optimizers(file) if "torch.optim.AdamW" in names]
+    for call in [*file.calls_of("torch.optim.AdamW"), *picked]:
         decay = argument(call, "weight_decay", 4)
         if decay is None or number(decay) == 0 or not call.args or has_spread(call):
             continue

@@ -28,10 +28,10 @@ _FOLDERS = {
     "hparams",
 }
 _FOREIGN = re.compile(
-    r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|/templates?/|/workflows/|"
-    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|/tests?/|readthedocs|conda|"
-    # what Hydra wrote down about a run that was
-    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun)/"
+    r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|(^|/)(templates?|workflows|tests?)/|"
+    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|readthedocs|conda|"
+    # what was written down about a run that was
+    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun|runs|wandb|lightning_logs|mlruns)/"
 )
 _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""
@@ -148,9 +148,7 @@ def _of(programs: list[Program]) -> str:
         programs, key=lambda program: "training" not in program.features or program.evaluates
     )
     entries = [program.entry for program in trainers_first if program.entry]
-    if not entries:
-        return "in this project"
-    return f"of {entries[0]}" + (f" and {len(entries) - 1} more programs" if len(entries) > 1 else "")
+    return f"of {' and '.join(entries)}" if 0 < len(entries) < 3 else "in this project"
 
 
 @rule(
@@ -218,7 +216,7 @@ def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
             option.key.isidentifier() and option.key != "local_rank"
         ):  # the launcher gives it, whoever reads it
             severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
-            message = f"--{option.key.replace('_', '-')} is read by no code {_of(programs)}"
+            message = f"{option.value} is read by no code {_of(programs)}"
             yield about.at(option.path, option.span, message, severity=severity)
 
 
@@ -282,7 +280,14 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
         exact = f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
         fix = Fix(f"write {exact}", False, text_edits=(TextEdit(*file.range(entry.value), exact),))
         message = f"{entry.key}: {value} is text for PyYAML, not a number; write {exact}"
-        yield about.at(file.path, file.span(entry.value), message, fix, needs=["yaml"], unless=["omegaconf"])
+        yield about.at(
+            file.path,
+            file.span(entry.value),
+            message,
+            fix,
+            needs=["yaml"],
+            unless=["omegaconf", f"float:{entry.name.lower()}"],
+        )
 
 
 @rule(
