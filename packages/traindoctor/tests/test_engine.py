@@ -42,6 +42,11 @@ def test_odd_files_do_not_stop_the_audit(tmp_path: Path) -> None:
     assert {"two.py", "binary.py", "wrong.py", "cookie.py", "bad.sh", "huge.py", "template.yaml"} <= unread
 
 
+def test_files_of_macos_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "._train.py").write_bytes(b"\0\5\x16\7Mac OS X")
+    assert audit(tmp_path, load_options(tmp_path, external=False)).files == []
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

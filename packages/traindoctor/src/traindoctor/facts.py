@@ -82,6 +82,7 @@ def _python(file: PythonFile) -> Facts:
     for module, feature in (
         ("omegaconf", "omegaconf"),
         ("hydra", "omegaconf"),
+        ("yacs", "omegaconf"),  # both read 1e-4 as a number
         ("yaml", "yaml"),
         ("torch", "torch"),
     ):

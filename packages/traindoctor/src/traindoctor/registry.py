@@ -116,9 +116,10 @@ class Rule:
         severity: Severity | None = None,
         needs: Iterable[str] = (),
         unless: Iterable[str] = (),
+        nowhere: Iterable[str] = (),
     ) -> Finding:
         """A finding of this rule."""
-        condition = Condition(frozenset(needs), frozenset(unless))
+        condition = Condition(frozenset(needs), frozenset(unless), frozenset(nowhere))
         return Finding(self.code, severity or self.severity, path, span, message, fix, condition)
 
 

@@ -24,7 +24,7 @@ WORKER_KEYS = ("num_workers", "dataloader_num_workers", "n_workers", "loader_wor
 STRATEGY = "ddp_find_unused_parameters_true"
 TRAINS = {"train", "training", "trainloader", "trainset", "traindata"}
 EVALUATES = {
-    *("eval", "evaluation", "val", "valid", "validation", "test", "dev"),
+    *("eval", "evaluation", "evaluator", "evaluators", "val", "valid", "validation", "test", "dev"),
     *("testloader", "valloader", "predict"),
 }
 PURE_HALF = ("bf16-true", "16-true")

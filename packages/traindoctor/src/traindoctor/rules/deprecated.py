@@ -60,7 +60,8 @@ def _is_fallback(file: PythonFile, node: ast.AST) -> bool:
     modern = any((name or "").startswith("torch.amp.") for _, name in file.calls) or any(
         node.module == "torch.amp" for node in file.of(ast.ImportFrom)
     )
-    return modern and bool(file.conditions(node, file.tree))
+    handles = any(isinstance(outer, ast.ExceptHandler) for outer in file.ancestors(node))
+    return handles or (modern and bool(file.conditions(node, file.tree)))
 
 
 def _amp_message(device: str, name: str) -> str:

@@ -48,7 +48,7 @@ def feeds_training(file: PythonFile, call: ast.Call) -> bool:
     words = name_words(*targets, dotted(argument(call, "dataset", 0) or call))
     if words & TRAINS:
         return True
-    if words & EVALUATES:
+    if (words | name_words(file.path)) & EVALUATES:
         return False
     if is_constant(argument(call, "shuffle", 2), True) or _samples_at_random(file, call):
         return True
@@ -327,6 +327,9 @@ def _looks_like_evaluation(file: PythonFile, call: ast.Call) -> bool:
     parent = file.parents.get(call)
     names = [dotted(t) or "" for t in parent.targets] if isinstance(parent, ast.Assign) else []
     names += [dotted(a) or "" for a in call.args]
+    around = name_words(getattr(file.function_of(call), "name", ""))
+    if around & EVALUATES and not around & TRAINS:
+        return True
     return any(re.search(r"val|test|eval", name.lower()) for name in names)
 
 

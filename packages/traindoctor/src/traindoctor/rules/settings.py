@@ -286,7 +286,7 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
             message,
             fix,
             needs=["yaml"],
-            unless=["omegaconf", f"float:{entry.name.lower()}"],
+            nowhere=["omegaconf", f"float:{entry.name.lower()}"],  # read as a number, or made one
         )
 
 
