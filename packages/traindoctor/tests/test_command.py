@@ -44,7 +44,7 @@ def test_exit_codes(project: Path) -> None:
     assert "no findings" in _run("check", project, "--select", "SHL", expect=0)
     with pytest.raises(UserError, match="no such file"):
         _run("check", project / "nowhere")
-    with pytest.raises(UserError, match="is no rule code"):
+    with pytest.raises(UserError, match="is not a rule code"):
         _run("check", project, "--select", "XYZ")
     with pytest.raises(UserError, match="allowed are text, json, sarif, github, gitlab, junit"):
         _run("check", project, "--output-format", "xml")

@@ -184,7 +184,7 @@ def get_rule(code: str) -> Rule:
         if wanted.upper() == declared.code or wanted.lower() == declared.name:
             return declared
     if wanted.upper() in LEFT:
-        raise UserError(f"{wanted.upper()} left this tool: {LEFT[wanted.upper()]}")
+        raise UserError(f"{wanted.upper()} was removed: {LEFT[wanted.upper()]}")
     names = [*rules, *(declared.name for declared in rules.values())]
     near = difflib.get_close_matches(wanted.upper(), names, 1) or difflib.get_close_matches(
         wanted.lower(), names, 1
@@ -209,7 +209,7 @@ def resolve_codes(words: Iterable[str], origin: str) -> set[str]:
             continue  # settings that name a rule of an earlier version stay valid
         if not matched and not word.upper().startswith(("SC", "TOR")):
             raise UserError(
-                f"{origin}: {word!r} is no rule code, name or family prefix; families are {', '.join(FAMILIES)}"
+                f"{origin}: {word!r} is not a rule code, name or family prefix; the families are {', '.join(FAMILIES)}"
             )
         chosen |= matched or {word.upper()}
     return chosen

@@ -29,8 +29,8 @@ _OLD = {
     effect="A warning per call site; removal later.",
     source="PyTorch, torch/cuda/amp/autocast_mode.py and grad_scaler.py (deprecation messages)",
     fix="safe or unsafe",
-    remedy="torch.amp.GradScaler needs PyTorch 2.3. Unsafe where the object is handed on, for others may ask "
-    "for its class.",
+    remedy="torch.amp.GradScaler needs PyTorch 2.3. Unsafe where the object is passed on: other code may "
+    "check its class.",
     bad="with torch.cuda.amp.autocast(dtype=torch.bfloat16):",
     good='with torch.amp.autocast("cuda", dtype=torch.bfloat16):',
 )

@@ -191,7 +191,7 @@ def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
     code="DAT003",
     name="workers-not-persistent",
     severity=Severity.INFO,
-    summary="Workers are started anew in every epoch",
+    summary="Workers are restarted in every epoch",
     why="Without persistent_workers the processes are stopped after each pass and the dataset is pickled and "
     "imported "
     "again for the next one; with short epochs that is most of the time.",

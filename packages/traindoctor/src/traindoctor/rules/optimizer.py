@@ -210,7 +210,7 @@ def never_cleared(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 if isinstance(made, ast.Call) and file.loop_of(made) is loop:
                     continue  # a new optimizer in every round
                 if _makes_optimizer(file, made):
-                    message = "nothing in this file clears the gradients: they add up for ever"
+                    message = "nothing in this file clears the gradients: they accumulate over all steps"
                     yield about.at(file.path, file.span(node), message)
 
 
@@ -280,7 +280,7 @@ def _step_kind(file: PythonFile, call: ast.Call, function: ast.Attribute) -> str
     "AdamW decouples it.",
     effect="A matter of quality; see the paper.",
     source="Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv 1711.05101)",
-    remedy="torch.optim.AdamW, with the decay chosen anew.",
+    remedy="torch.optim.AdamW, with a newly tuned decay.",
     bad="torch.optim.Adam(params, lr=1e-4, weight_decay=0.01)",
     good="torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)",
 )
@@ -305,7 +305,7 @@ def coupled_decay(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding]
     name="clipping-after-the-step",
     severity=Severity.ERROR,
     summary="Gradients are clipped after the optimizer has used them",
-    why="clip_grad_norm_ changes gradients in place; behind optimizer.step() it changes nothing that matters.",
+    why="clip_grad_norm_ changes gradients in place; after optimizer.step() it has no effect on the update.",
     effect="No clipping at all.",
     source="PyTorch docs, torch.nn.utils.clip_grad_norm_",
     remedy="Clip between backward() and step().",

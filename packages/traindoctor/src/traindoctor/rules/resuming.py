@@ -131,8 +131,8 @@ def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
     code="CKP006",
     name="missing-weights-ignored",
     severity=Severity.WARNING,
-    summary="load_state_dict(strict=False) and its answer is thrown away",
-    why="strict=False accepts a file in which nothing matches: training goes on from random weights without a word.",
+    summary="load_state_dict(strict=False) and its result is ignored",
+    why="strict=False accepts a file in which nothing matches: training silently starts from random weights.",
     effect="Checked with torch 2.13: loading an empty dict with strict=False raises nothing.",
     source="PyTorch docs, torch.nn.Module.load_state_dict",
     remedy="Look at missing_keys and unexpected_keys, and fail on what was not expected.",
@@ -151,9 +151,7 @@ def missing_ignored(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 and not _is_selected(file, call.args[0])
             )
         ):
-            yield about.at(
-                file.path, file.span(call), "strict=False, and missing keys are not even looked at"
-            )
+            yield about.at(file.path, file.span(call), "strict=False, and the missing keys are never checked")
 
 
 def _is_selected(file: PythonFile, node: ast.expr) -> bool:

@@ -137,7 +137,7 @@ def _counted_name(file: PythonFile, node: ast.expr) -> str | None:
                 and isinstance(part.left, ast.Constant)
             ):
                 held = list(part.right.elts) if isinstance(part.right, ast.Tuple) else [part.right]
-            elif is_method(part, "format") and isinstance(part, ast.Call):
+            elif isinstance(part, ast.Call) and (is_method(part, "format") or dotted(part.func) == "str"):
                 held = part.args
             for value in held:
                 for name in ast.walk(value):

@@ -127,7 +127,7 @@ def _is_active(setting: Setting) -> bool:
     name="setting-nobody-reads",
     severity=Severity.WARNING,
     summary="A setting that no code in the project reads",
-    why="Changing it changes nothing, and nobody is told. Half of a tuning campaign can go into such a key.",
+    why="Changing it has no effect, and nothing reports this. Half of a tuning campaign can be spent on such a key.",
     effect="Conservative: the name occurs in no Python file of a program that loads the file, neither as attribute, "
     "string, argument nor "
     "keyword, and its section is not passed on whole (**cfg.section, instantiate, items()).",
@@ -225,8 +225,8 @@ def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
     code="CFG004",
     name="key-given-twice",
     severity=Severity.ERROR,
-    summary="A key stands twice in one mapping",
-    why="YAML loaders keep the last value without a word (Hydra's refuses the file).",
+    summary="A key occurs twice in one mapping",
+    why="YAML loaders silently keep the last value (Hydra's loader rejects the file).",
     effect="The first value is ignored.",
     source="YAML 1.2, mapping keys are unique; PyYAML keeps the last",
     remedy="Keep one.",
@@ -241,7 +241,7 @@ def key_twice(file: YamlFile, about: Rule) -> Iterator[Finding]:
                 continue
             if key.value in seen:
                 name = f"{path}.{key.value}" if path else key.value
-                message = f"{name} stands twice; the one on line {seen[key.value]} is ignored"
+                message = f"{name} occurs twice; the value on line {seen[key.value]} is ignored"
                 yield about.at(file.path, file.span(key), message)
             seen[key.value] = key.start_mark.line + 1
 
@@ -297,7 +297,7 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
     name="override-of-unknown-section",
     severity=Severity.ERROR,
     summary="A command line overrides a section that no settings file has",
-    why="Hydra refuses the run ('Could not override'); a loader without checks ignores the word. Mostly a "
+    why="Hydra rejects the run ('Could not override'); a loader without checks ignores the word. Mostly a "
     "typing error.",
     effect="The run does not start, or starts with another value.",
     source="Hydra docs, override grammar",
@@ -340,7 +340,7 @@ _HEAD_WIDTHS = ("head_dim", "dim_head", "head_width", "d_head", "head_size")
     name="width-not-divisible-by-heads",
     severity=Severity.WARNING,
     summary="The width is no multiple of the number of heads",
-    why="Attention splits the width evenly. Either the model refuses these settings, or it never sees one of them.",
+    why="Attention splits the width evenly. Either the model rejects these settings, or it ignores one of them.",
     effect="An error at start, or a setting that does nothing.",
     source="PyTorch docs, torch.nn.MultiheadAttention (embed_dim must be divisible by num_heads)",
     remedy="Choose a divisor, or give the head width.",

@@ -182,7 +182,7 @@ def localhost_master(file: ShellFile, about: Rule) -> Iterator[Finding]:
     code="SLM006",
     name="directive-behind-a-command",
     severity=Severity.ERROR,
-    summary="An #SBATCH line behind the first command is ignored",
+    summary="An #SBATCH line after the first command is ignored",
     why="sbatch stops reading directives at the first line that is not a comment; later ones are plain comments.",
     effect="The job runs with other resources than the script says.",
     source=SLURM,
@@ -195,7 +195,7 @@ def late_directive(file: ShellFile, about: Rule) -> Iterator[Finding]:
         yield about.at(
             file.path,
             file.span(start, end),
-            f"{option} stands behind the first command and is ignored by sbatch",
+            f"{option} comes after the first command and is ignored by sbatch",
         )
 
 
