@@ -253,7 +253,7 @@ def fix(
     )
     if apply and source.stdin is None:
         for interrupted in transactions.recover(source.root):
-            typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
+            typer.echo(f"rolled back the interrupted transaction {interrupted.transaction.id}", err=True)
     report = _audit(source, options)
     changes = plan(report, options, unsafe=unsafe, stdin=source.stdin)
     num_more = 0 if unsafe else sum(f.fix is not None and not f.fix.safe for f in report.findings)
@@ -306,7 +306,7 @@ def undo(
     for refused, why in result.refused:
         typer.echo(f"not restored {refused}: {why}", err=True)
     typer.echo(
-        f"transaction {result.transaction.id}: {len(result.restored)} restored, {len(result.refused)} refused"
+        f"transaction {result.transaction.id}: {len(result.restored)} restored, {len(result.refused)} not restored"
     )
     raise typer.Exit(1 if result.refused else 0)
 
