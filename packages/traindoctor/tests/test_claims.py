@@ -1,6 +1,8 @@
 """What the rule pages call 'checked' is checked here."""
 
+import pickle
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +55,13 @@ def test_log_of_softmax_underflows() -> None:
 def test_cross_entropy_of_probabilities_has_a_floor() -> None:
     best = torch.nn.functional.one_hot(torch.tensor([0]), 30_522).float()
     assert torch.nn.functional.cross_entropy(best, torch.tensor([0])) > 9.3
+
+
+def test_pickled_module_is_rejected(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "model.pt")
+    assert torch.load(tmp_path / "model.pt", weights_only=False).in_features == 2
 
 
 def test_lax_loading_accepts_nothing_at_all() -> None:

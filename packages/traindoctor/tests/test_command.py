@@ -17,7 +17,10 @@ from .corpus_cases import load_cases
 from .sarif_schema import problems
 
 REPOSITORY = Path(__file__).parents[3]
-BAD = "import torch\nstate = torch.load(path)\nwith torch.cuda.amp.autocast():\n    opt = torch.optim.AdamW(p())\n"
+BAD = (
+    "import torch\nstate = torch.utils.checkpoint.checkpoint(path)\n"
+    "with torch.cuda.amp.autocast():\n    opt = torch.optim.AdamW(p())\n"
+)
 GOOD = BAD.replace("cuda.amp.autocast()", 'amp.autocast("cuda")')
 
 
@@ -37,11 +40,11 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_exit_codes(project: Path) -> None:
-    assert "CKP001" in _run("check", project, expect=1)
+    assert "MEM001" in _run("check", project, expect=1)
     assert "no findings" in _run("check", project, "--select", "SHL", expect=0)
     with pytest.raises(UserError, match="no such file"):
         _run("check", project / "nowhere")
-    with pytest.raises(UserError, match="is no rule code"):
+    with pytest.raises(UserError, match="is not a rule code"):
         _run("check", project, "--select", "XYZ")
     with pytest.raises(UserError, match="allowed are text, json, sarif, github, gitlab, junit"):
         _run("check", project, "--output-format", "xml")
@@ -57,8 +60,8 @@ def test_missing_path_is_wrong_usage(command: str, project: Path) -> None:
     ("text", "message"),
     [
         ("[tool]\ntraindoctor = 3\n", "a table"),
-        ('[tool.traindoctr]\nignore = ["CKP"]\n', "did you mean"),
-        ('[tool.traindoctor]\nignor = ["CKP"]\n', "did you mean 'ignore'"),
+        ('[tool.traindoctr]\nignore = ["MEM"]\n', "did you mean"),
+        ('[tool.traindoctor]\nignor = ["MEM"]\n', "did you mean 'ignore'"),
     ],
 )
 def test_misspelt_section_is_wrong_usage(text: str, message: str, project: Path) -> None:
@@ -70,13 +73,13 @@ def test_misspelt_section_is_wrong_usage(text: str, message: str, project: Path)
 def test_choices(project: Path) -> None:
     assert "OPT001" not in _run("check", project, "--select", "CKP")
     assert "OPT001" not in _run("check", project, "--ignore", "OPT")
-    assert "CKP001" in _run("check", project, "--select", "load-without-weights-only")
+    assert "MEM001" in _run("check", project, "--select", "checkpoint-without-use-reentrant")
     assert "no findings" in _run("check", project, "--min-severity", "error")
     assert "no findings" in _run("check", project, "--exclude", "train.py")
 
 
 def test_settings_of_the_project(project: Path) -> None:
-    section = '[tool.traindoctor]\nignore = ["OPT", "AMP"]\nper-file-ignores = {"train.py" = ["CKP001"]}\n'
+    section = '[tool.traindoctor]\nignore = ["OPT", "AMP"]\nper-file-ignores = {"train.py" = ["MEM001"]}\n'
     (project / "pyproject.toml").write_text(section)
     _run("check", project, expect=0)
     (project / "pyproject.toml").write_text('[tool.traindoctor]\nselct = ["OPT"]\n')
@@ -87,14 +90,14 @@ def test_settings_of_the_project(project: Path) -> None:
 def test_machine_formats(project: Path) -> None:
     found = json.loads(_run("check", project, "--output-format", "json"))["findings"]
     assert {(f["code"], f["line"], f["column"]) for f in found} == {
-        ("CKP001", 2, 9),
+        ("MEM001", 2, 9),
         ("AMP001", 3, 6),
         ("OPT001", 4, 11),
     }
     sarif = json.loads(_run("check", project, "--output-format", "sarif"))
     run = sarif["runs"][0]
     assert sarif["version"] == "2.1.0"
-    assert [r["ruleId"] for r in run["results"]] == ["CKP001", "AMP001", "OPT001"]
+    assert [r["ruleId"] for r in run["results"]] == ["MEM001", "AMP001", "OPT001"]
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
         assert result["locations"][0]["physicalLocation"]["region"]["startLine"] in (2, 3, 4)
@@ -155,12 +158,12 @@ def test_diff_writes_nothing_and_apply_can_be_undone(project: Path) -> None:
 def test_diff_can_be_applied_by_patch(project: Path) -> None:
     diff = CliRunner().invoke(app, ["fix", str(project), "--unsafe"]).stdout
     subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=project, check=True)
-    assert "weights_only=True" in (project / "train.py").read_text()
+    assert "use_reentrant=False" in (project / "train.py").read_text()
 
 
 def test_unsafe_fixes_only_when_asked(project: Path) -> None:
-    assert "weights_only" not in _run("fix", project)
-    assert "weights_only=True" in _run("fix", project, "--unsafe")
+    assert "use_reentrant" not in _run("fix", project)
+    assert "use_reentrant=False" in _run("fix", project, "--unsafe")
 
 
 def test_pages_can_be_written(tmp_path: Path) -> None:

@@ -34,18 +34,23 @@ def test_odd_files_do_not_stop_the_audit(tmp_path: Path) -> None:
     (tmp_path / "notebook.ipynb").write_text("{}")
     (tmp_path / "template.yaml").write_text("{{ x }}\n- ]")
     (tmp_path / "bad.sh").write_text("echo 'open\n")
-    (tmp_path / "cr.py").write_bytes(b"import torch\rx = torch.load(p)\r")
-    (tmp_path / "good.py").write_text("import torch\nx = torch.load(p)\n")
+    (tmp_path / "cr.py").write_bytes(b"import torch\rx = torch.utils.checkpoint.checkpoint(p)\r")
+    (tmp_path / "good.py").write_text("import torch\nx = torch.utils.checkpoint.checkpoint(p)\n")
     found = audit(tmp_path, load_options(tmp_path, external=False)).findings
-    assert {f.path for f in found if f.code == "CKP001"} >= {"good.py"}
+    assert {f.path for f in found if f.code == "MEM001"} >= {"good.py"}
     unread = {f.path for f in found if f.code == "DOC001"}
     assert {"two.py", "binary.py", "wrong.py", "cookie.py", "bad.sh", "huge.py", "template.yaml"} <= unread
+
+
+def test_files_of_macos_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "._train.py").write_bytes(b"\0\5\x16\7Mac OS X")
+    assert audit(tmp_path, load_options(tmp_path, external=False)).files == []
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "train.py").write_text("import torch\nx = torch.load(p)\n")
+    (outside / "train.py").write_text("import torch\nx = torch.utils.checkpoint.checkpoint(p)\n")
     root = tmp_path / "root"
     root.mkdir()
     (root / "loop").symlink_to(root)
@@ -68,14 +73,14 @@ def test_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_ignores_cover_lines_and_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "import torch\n"
-        "a = torch.load(p)  # doctor: ignore[CKP001] ours\n"
-        "# doctor: ignore[CKP] ours too\n"
-        "b = torch.load(\n    p,\n)\n"
-        "c = torch.load(\n    p,\n)  # doctor: ignore[CKP001] at the end\n"
-        "d = torch.load(p)\n"
+        "a = torch.utils.checkpoint.checkpoint(p)  # doctor: ignore[MEM001] ours\n"
+        "# doctor: ignore[MEM] ours too\n"
+        "b = torch.utils.checkpoint.checkpoint(\n    p,\n)\n"
+        "c = torch.utils.checkpoint.checkpoint(\n    p,\n)  # doctor: ignore[MEM001] at the end\n"
+        "d = torch.utils.checkpoint.checkpoint(p)\n"
     )
     found = audit(tmp_path, load_options(tmp_path, external=False)).findings
-    assert [(f.code, f.span.line) for f in found] == [("CKP001", 10)]
+    assert [(f.code, f.span.line) for f in found] == [("MEM001", 10)]
 
 
 def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from traindoctor.errors import UserError
 from traindoctor.options import load_options
 from typer.testing import CliRunner, Result
 
-LOAD = "import torch\nstate = torch.load(path)\n"
+LOAD = "import torch\nstate = torch.utils.checkpoint.checkpoint(path)\n"
 AMP = "import torch\nwith torch.cuda.amp.autocast():\n    y = model(x)\n"
 
 
@@ -46,11 +46,11 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_several_paths_are_read_once_each(project: Path) -> None:
-    expected = {("CKP001", "a/one.py", 2), ("CKP001", "b/two.py", 2)}
+    expected = {("MEM001", "a/one.py", 2), ("MEM001", "b/two.py", 2)}
     assert _places(project / "a", project / "b", project / "a" / "one.py") == expected
     done = _run("fix", project / "a", project / "b", "--apply", "--unsafe")
     assert f"traindoctor undo {project}" in done.stdout
-    assert "weights_only=True" in (project / "b" / "two.py").read_text()
+    assert "use_reentrant=False" in (project / "b" / "two.py").read_text()
     assert _run("undo", project).exit_code == 0
     assert (project / "b" / "two.py").read_text() == LOAD
 
@@ -82,14 +82,14 @@ def test_a_part_is_judged_with_the_rest_of_the_project_in_view(project: Path) ->
 def test_what_git_ignores_is_left_out(project: Path) -> None:
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("b/\nthree.py\n")
-    assert _places(project) == {("CKP001", "a/one.py", 2)}
+    assert _places(project) == {("MEM001", "a/one.py", 2)}
     assert len(_places(project, "--no-respect-gitignore")) == 3
-    assert _places(project / "b") == {("CKP001", "two.py", 2)}, "asked for by name"
-    assert _places(project / "three.py") == {("CKP001", "three.py", 2)}
+    assert _places(project / "b") == {("MEM001", "two.py", 2)}, "asked for by name"
+    assert _places(project / "three.py") == {("MEM001", "three.py", 2)}
 
 
 def test_patterns_are_relative_to_pyproject(project: Path) -> None:
-    ignores = '{"a/*" = ["CKP001"], "three.py" = ["CKP"]}'
+    ignores = '{"a/*" = ["MEM001"], "three.py" = ["MEM"]}'
     section = f'[tool.traindoctor]\nexclude = ["b/two.py"]\nper-file-ignores = {ignores}\n'
     (project / "pyproject.toml").write_text(section)
     for path in (project, project / "a", project / "b", project / "three.py"):
@@ -100,7 +100,7 @@ def test_baseline_hides_what_is_known_and_no_more(project: Path) -> None:
     known = project / "known.json"
     assert _run("check", project, "--write-baseline", known, "--no-cache").exit_code == 0
     assert _run("check", project, "--baseline", known, "--no-cache").exit_code == 0
-    (project / "three.py").write_text("\n\n" + LOAD + "other = torch.load(path)\n")
+    (project / "three.py").write_text("\n\n" + LOAD + "other = torch.utils.checkpoint.checkpoint(path)\n")
     found = json.loads(
         _run("check", project, "--baseline", known, "--output-format", "json", "--no-cache").stdout
     )["findings"]
@@ -115,8 +115,8 @@ def test_baseline_hides_what_is_known_and_no_more(project: Path) -> None:
 def test_ignores_are_added_where_they_change_nothing_and_can_be_undone(tmp_path: Path) -> None:
     files = {
         "plain.py": LOAD,
-        "call.py": "import torch\nstate = torch.load(\n    path,\n)\n",
-        "string.py": 'import torch\nx = f("""a\n""", torch.load(p))\n',
+        "call.py": "import torch\nstate = torch.utils.checkpoint.checkpoint(\n    path,\n)\n",
+        "string.py": 'import torch\nx = f("""a\n""", torch.utils.checkpoint.checkpoint(p))\n',
         "run.sh": "export NCCL_DEBUG=INFO\nexport \\\n  NCCL_P2P_DISABLE=1\n",
         "job.yaml": "env:\n  NCCL_DEBUG: INFO\n",
         "Dockerfile": "FROM a:1\nENV NCCL_DEBUG=INFO\n",
@@ -126,7 +126,7 @@ def test_ignores_are_added_where_they_change_nothing_and_can_be_undone(tmp_path:
     before = _places(tmp_path)
     assert len(before) == 7
     _run("check", tmp_path, "--add-ignore", "known since 2024", "--no-cache")
-    assert "# doctor: ignore[CKP001] known since 2024" in (tmp_path / "plain.py").read_text()
+    assert "# doctor: ignore[MEM001] known since 2024" in (tmp_path / "plain.py").read_text()
     left = _places(tmp_path)
     assert len(left) <= 1, left  # a continued line of a script has no place for a comment
     for name in files:

@@ -131,7 +131,7 @@ def test_a_bad_notebook_is_one_line(data: bytes, told: str, tmp_path: Path) -> N
 
 def test_what_is_not_python_or_not_there_is_silent(tmp_path: Path) -> None:
     kernel = {"kernelspec": {"language": "R", "name": "ir"}}
-    write(tmp_path / "r.ipynb", notebook("x <- torch.load(p)", metadata=kernel))
+    write(tmp_path / "r.ipynb", notebook("x <- torch.utils.checkpoint.checkpoint(p)", metadata=kernel))
     write(tmp_path / "julia.ipynb", notebook("x = [1; 2]", metadata={"language_info": {"name": "julia"}}))
     write(tmp_path / "empty.ipynb", notebook())
     (tmp_path / ".ipynb_checkpoints").mkdir()
@@ -148,16 +148,16 @@ def test_large_outputs_are_read_over(tmp_path: Path) -> None:
 
 
 def test_ignores_count_inside_their_cell(tmp_path: Path) -> None:
-    load = "x = torch.load(p)"
+    load = "x = torch.utils.checkpoint.checkpoint(p)"
     places = _places(
         tmp_path,
         "import torch",
-        f"{load}  # doctor: ignore[CKP001] ours",
-        f"# doctor: ignore[CKP001] ours\n{load}\n# doctor: ignore[CKP001] speaks for nothing",
+        f"{load}  # doctor: ignore[MEM001] ours",
+        f"# doctor: ignore[MEM001] ours\n{load}\n# doctor: ignore[MEM001] speaks for nothing",
         load,
     )
-    assert places == [("DOC003", "cell 3:3:1"), ("CKP001", "cell 4:1:5")]
-    assert _places(tmp_path, "import torch\n# doctor: ignore-file[CKP] ours", load, load) == []
+    assert places == [("DOC003", "cell 3:3:1"), ("MEM001", "cell 4:1:5")]
+    assert _places(tmp_path, "import torch\n# doctor: ignore-file[MEM] ours", load, load) == []
 
 
 def test_variables_that_a_magic_sets_are_known(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_the_diff_shows_cells_and_writes_nothing(tmp_path: Path) -> None:
         f" %time x\n-{ADAM}\n+{FUSED}\n" in output
     )
     assert (tmp_path / "n.ipynb").read_bytes() == data
-    assert "1 fixes in 1 files" in _run("fix", tmp_path / "n.ipynb", "--apply", "--unsafe")
+    assert "1 fix in 1 file" in _run("fix", tmp_path / "n.ipynb", "--apply", "--unsafe")
     assert "nothing to fix" in _run("fix", tmp_path, "--apply", "--unsafe")
     assert "1 restored" in _run("undo", tmp_path)
     assert (tmp_path / "n.ipynb").read_bytes() == data

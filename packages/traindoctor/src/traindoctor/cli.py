@@ -21,13 +21,14 @@ from traindoctor.errors import UserError
 
 if TYPE_CHECKING:
     from traindoctor.engine import Report
+    from traindoctor.fixing import FileChange
     from traindoctor.options import Options
 
 CLOSED_PIPE = 128 + 13
 """The exit code of a program that SIGPIPE ended."""
 
 app = typer.Typer(
-    help="Audit anybody's training code: find faults, fix what is safe, undo it.",
+    help="Check PyTorch training code: find faults, apply safe fixes, undo them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -75,7 +76,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Audit anybody's training code: find faults, fix what is safe, undo it."""
+    """Check PyTorch training code: find faults, apply safe fixes, undo them."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def _add_ignores(source: _Input, report: Report, options: Options, reason: str) 
     if changes:
         done = transactions.apply(source.root, changes)
         typer.echo(f"{sum(len(c.fixed) for c in changes)} findings ignored, transaction {done.id}")
-        typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(source.root))}")
+        typer.echo(f"undo with: traindoctor undo {shlex.quote(str(source.root))}")
     raise typer.Exit(1 if left else 0)
 
 
@@ -252,7 +253,7 @@ def fix(
     )
     if apply and source.stdin is None:
         for interrupted in transactions.recover(source.root):
-            typer.echo(f"took back the interrupted transaction {interrupted.transaction.id}", err=True)
+            typer.echo(f"rolled back the interrupted transaction {interrupted.transaction.id}", err=True)
     report = _audit(source, options)
     changes = plan(report, options, unsafe=unsafe, stdin=source.stdin)
     num_more = 0 if unsafe else sum(f.fix is not None and not f.fix.safe for f in report.findings)
@@ -267,10 +268,8 @@ def fix(
     if not apply:
         for change in changes:
             typer.echo(change.diff(), nl=False)
-        count = sum(len(change.fixed) for change in changes)
         typer.echo(
-            (f"{count} fixes in {len(changes)} files; nothing was written" if changes else "nothing to fix")
-            + more,
+            (f"{_counted_fixes(changes)}; nothing was written" if changes else "nothing to fix") + more,
             err=True,
         )
         raise typer.Exit(1 if changes else 0)
@@ -280,8 +279,15 @@ def fix(
     done = transactions.apply(source.root, changes)
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
-    typer.echo(f"{sum(len(c.fixed) for c in changes)} fixes in {len(changes)} files, transaction {done.id}")
-    typer.echo(f"take it back with: traindoctor undo {shlex.quote(str(source.root))}")
+    typer.echo(f"{_counted_fixes(changes)}, transaction {done.id}")
+    typer.echo(f"undo with: traindoctor undo {shlex.quote(str(source.root))}")
+
+
+def _counted_fixes(changes: list[FileChange]) -> str:
+    from traindoctor.output import counted
+
+    number = sum(len(change.fixed) for change in changes)
+    return f"{counted(number, 'fix', 'fixes')} in {counted(len(changes), 'file')}"
 
 
 @app.command(short_help="Restore the files of the last apply.")
@@ -300,7 +306,7 @@ def undo(
     for refused, why in result.refused:
         typer.echo(f"not restored {refused}: {why}", err=True)
     typer.echo(
-        f"transaction {result.transaction.id}: {len(result.restored)} restored, {len(result.refused)} refused"
+        f"transaction {result.transaction.id}: {len(result.restored)} restored, {len(result.refused)} not restored"
     )
     raise typer.Exit(1 if result.refused else 0)
 

@@ -67,6 +67,8 @@ class Found:
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file by its name, or by its first line where it has no suffix."""
     name = path.name
+    if name.startswith("._"):
+        return None  # what macOS remembers about a file
     if name.startswith(("Dockerfile", "Containerfile")) and path.suffix not in (
         ".md",
         ".txt",

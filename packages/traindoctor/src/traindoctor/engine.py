@@ -173,8 +173,9 @@ def judge(
     """Drop what the programs contradict, what is ignored and what was not asked for; label the fixes."""
     standing = []
     for finding in found:
-        programs = [features for features in features_of(finding.path) if finding.condition.holds(features)]
-        if programs:
+        every = features_of(finding.path)
+        programs = [features for features in every if finding.condition.holds(features)]
+        if programs and not any(finding.condition.nowhere & features for features in every):
             standing.append(_labelled(finding, programs))
     standing = within(standing, pins)
     kept, remarks = apply_ignores(standing, ignores, options.codes)

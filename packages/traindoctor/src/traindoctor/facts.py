@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from traindoctor.expressions import argument, has_spread, is_constant, is_method
+from traindoctor.expressions import argument, has_spread, is_constant, is_measurement, is_method, words_of
 from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
@@ -82,6 +82,7 @@ def _python(file: PythonFile) -> Facts:
     for module, feature in (
         ("omegaconf", "omegaconf"),
         ("hydra", "omegaconf"),
+        ("yacs", "omegaconf"),  # both read 1e-4 as a number
         ("yaml", "yaml"),
         ("torch", "torch"),
     ):
@@ -115,10 +116,11 @@ def _python_features(file: PythonFile, facts: Facts) -> None:
             {"remove", "unlink", "rmtree", "save_total_limit", "keep_last", "max_to_keep"} & words
         ),
         "activation_checkpointing": file.uses("torch.utils.checkpoint")
+        or any((name or "").startswith("torch.utils.checkpoint.") for _, name in file.calls)
         or bool({"gradient_checkpointing", "gradient_checkpointing_enable", "checkpoint_wrapper"} & words)
         or any(dotted(call.func) == "checkpoint" for call in file.of(ast.Call)),  # one of its own
     }
-    if "backward" in attributes or (
+    if any(not is_measurement(getattr(function, "name", "")) for function in file.backward_calls) or (
         any(file.uses(name) for name in _TRAINERS) and {"fit", "train", "Trainer"} & file.identifiers
     ):
         facts.features.add("training")
@@ -153,6 +155,8 @@ def _python_program(file: PythonFile, facts: Facts, place: str) -> None:
             given = argument(call, "config_path", 0)
             if isinstance(given, ast.Constant) and isinstance(given.value, str):
                 facts.configs.add(posixpath.normpath("/".join([*folder, given.value])))
+            elif given is not None and not is_constant(given, None):
+                facts.configs.add("*")  # a folder that is computed: any settings file may be read
             named = argument(call, "config_name", 1)
             if isinstance(named, ast.Constant) and isinstance(named.value, str):
                 facts.configs.add(f"{named.value.removesuffix('.yaml')}.yaml")
@@ -202,6 +206,8 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
             and len(call.args) > 1
         ) and not isinstance(call.args[1], ast.Constant):
             _add_spread(facts, call.args[0])
+        if isinstance(call.func, ast.Name) and call.func.id == "float" and call.args:
+            facts.features |= {f"float:{word}" for word in words_of(call.args[0])}
         if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
             _add_option(file, call, facts)
     for item in file.of(ast.Subscript):
@@ -278,8 +284,7 @@ def _add_option(file: PythonFile, call: ast.Call, facts: Facts) -> None:
         return
     longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
     name = str(given.value) if isinstance(given, ast.Constant) else longest.lstrip("-").replace("-", "_")
-    parser = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
-    facts.options.append(Setting(file.path, name, parser or "", file.span(call)))
+    facts.options.append(Setting(file.path, name, longest, file.span(call)))
 
 
 def _shell(file: ShellFile) -> Facts:

@@ -38,10 +38,15 @@ def shown_path(report: Report, path: str) -> str:
     return os.path.normpath(os.path.join(str(report.root), path)).replace(os.sep, "/")
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 file`, `3 files`."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
 def summary(report: Report) -> str:
     """One line: how many findings, how many can be fixed."""
     if not report.findings:
-        return f"{len(report.files)} files, no findings."
+        return f"{counted(len(report.files), 'file')}, no findings."
     counts = Counter(finding.severity for finding in report.findings)
     parts = ", ".join(f"{counts[severity]} {severity.value}" for severity in Severity if counts[severity])
     safe = sum(1 for f in report.findings if f.fix is not None and f.fix.safe)
@@ -51,7 +56,8 @@ def summary(report: Report) -> str:
         if safe or unsafe
         else ""
     )
-    return f"{len(report.files)} files, {len(report.findings)} findings ({parts}).{fixable}"
+    files, findings = counted(len(report.files), "file"), counted(len(report.findings), "finding")
+    return f"{files}, {findings} ({parts}).{fixable}"
 
 
 def _text(report: Report, colour: bool) -> str:

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from traindoctor.types import Facts, Kind, Setting
 
-_EVALUATES = re.compile(r"eval|zero_?shot|infer|sampl|generat|predict|(^|_)test(_|\.)", re.IGNORECASE)
+EVALUATES = re.compile(r"eval|zero_?shot|infer|sampl|generat|predict|(^|_)test(_|\.)", re.IGNORECASE)
 
 
 @dataclass
@@ -110,7 +110,7 @@ def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str =
         below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
         files = frozenset(reached[entry].union(*below)) | attached[entry]
         evaluates = (
-            bool(_EVALUATES.search(entry.rsplit("/", 1)[-1])) and "training" not in facts[entry].features
+            bool(EVALUATES.search(entry.rsplit("/", 1)[-1])) and "training" not in facts[entry].features
         )
         programs.append(Program(entry, [facts[path] for path in sorted(files)], files, evaluates))
     return Project(list(facts.values()), programs, prefix)
@@ -215,7 +215,9 @@ def _names_file(path: str, configs: set[str]) -> bool:
     """Whether a program names a settings file: by its name, by the folder that Hydra reads, or on a command line."""
     name = path.rsplit("/", 1)[-1]
     return any(
-        word.rsplit("/", 1)[-1] == name if word.endswith((".yaml", ".yml")) else path.startswith(f"{word}/")
+        word.rsplit("/", 1)[-1] == name
+        if word.endswith((".yaml", ".yml"))
+        else word == "*" or path.startswith(f"{word}/")
         for word in configs
     )
 

@@ -41,14 +41,17 @@ FAMILIES = {
 
 LEFT = {
     "SEC001": "gitleaks or trufflehog look for secrets, in the history too",
+    "CKP002": "bandit reports torch.load that may run code from the file (B614)",
     "DKR002": "hadolint reports a base image without version (DL3006, DL3007)",
     "DKR003": "hadolint reports packages that pip installs without version (DL3013)",
     "DKR004": "hadolint reports CMD and ENTRYPOINT in shell form (DL3025)",
     "SHL004": "shellcheck reports fractions in integer arithmetic (SC2079, SC2072)",
+    "SHL005": "none of the 86 repositories read on 2026-11-19 had such a line",
+    "OPT003": "none of the 86 repositories read on 2026-11-19 had such a line",
     "SHL008": "shellcheck reports $? behind another command (SC2320)",
     "SHL010": "shellcheck reports a cd that may fail (SC2164)",
 }
-"""Rules of earlier versions that other tools own -> where to find them now."""
+"""Rules of earlier versions -> why they were removed, or which tool has them now."""
 
 RULE_MODULES = (
     "nccl",
@@ -115,9 +118,10 @@ class Rule:
         severity: Severity | None = None,
         needs: Iterable[str] = (),
         unless: Iterable[str] = (),
+        nowhere: Iterable[str] = (),
     ) -> Finding:
         """A finding of this rule."""
-        condition = Condition(frozenset(needs), frozenset(unless))
+        condition = Condition(frozenset(needs), frozenset(unless), frozenset(nowhere))
         return Finding(self.code, severity or self.severity, path, span, message, fix, condition)
 
 
@@ -182,7 +186,7 @@ def get_rule(code: str) -> Rule:
         if wanted.upper() == declared.code or wanted.lower() == declared.name:
             return declared
     if wanted.upper() in LEFT:
-        raise UserError(f"{wanted.upper()} left this tool: {LEFT[wanted.upper()]}")
+        raise UserError(f"{wanted.upper()} was removed: {LEFT[wanted.upper()]}")
     names = [*rules, *(declared.name for declared in rules.values())]
     near = difflib.get_close_matches(wanted.upper(), names, 1) or difflib.get_close_matches(
         wanted.lower(), names, 1
@@ -207,7 +211,7 @@ def resolve_codes(words: Iterable[str], origin: str) -> set[str]:
             continue  # settings that name a rule of an earlier version stay valid
         if not matched and not word.upper().startswith(("SC", "TOR")):
             raise UserError(
-                f"{origin}: {word!r} is no rule code, name or family prefix; families are {', '.join(FAMILIES)}"
+                f"{origin}: {word!r} is not a rule code, name or family prefix; the families are {', '.join(FAMILIES)}"
             )
         chosen |= matched or {word.upper()}
     return chosen

@@ -264,7 +264,7 @@ class SyntaxTree:
 
     @cached_property
     def definitions(self) -> dict[tuple[ast.AST | None, str], ast.AST]:
-        """(class or None, name) -> function of the module or method."""
+        """(class or None, name) -> method, or function of the module or of another function."""
         found: dict[tuple[ast.AST | None, str], ast.AST] = {}
         for function in self.of(ast.FunctionDef):
             owner = self.parents.get(function)
@@ -272,6 +272,8 @@ class SyntaxTree:
                 found[None, function.name] = function
             elif isinstance(owner, ast.ClassDef):
                 found[owner, function.name] = function
+            else:  # inside another function or a condition
+                found.setdefault((None, function.name), function)
         return found
 
     # --- values -------------------------------------------------------------------------------------------------
@@ -333,7 +335,10 @@ class SyntaxTree:
         values = self.values_of(node)
         if not values or self._is_loop_target(node):
             return node
-        return values[0] if len(values) == 1 else self._last_value(node, values)
+        if len(values) > 1:
+            return self._last_value(node, values)
+        # `x = x.float()`: on the right stands what was there before.
+        return node if values[0] in self.ancestors(node) else values[0]
 
     def _last_value(self, node: ast.expr, values: list[ast.expr]) -> ast.expr:
         """The value of a name that is assigned several times: the last assignment before its use, if it certainly runs.

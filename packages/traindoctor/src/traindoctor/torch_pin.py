@@ -37,7 +37,7 @@ _HOLDERS = frozenset(
 )
 """Folders that hold the requirements of the folder above; every text file in the first two counts."""
 _REQUIREMENT = re.compile(
-    r"(?:^|[\s\"':-])(?:py)?torch\s*((?:(?:[<>!~]=?|==?)\s*[\w.*+!]+\s*,?\s*)+)", re.MULTILINE
+    r"(?:^|[\s\"':])(?:py)?torch\s*((?:(?:[<>!~]=?|==?)\s*[\w.*+!]+\s*,?\s*)+)", re.MULTILINE
 )
 _TABLE = re.compile(
     r"^(?:py)?torch\s*=\s*(?:\{[^}\n]*version\s*=\s*)?[\"']([\^~=<>]*)\s*(\d+)(?:\.(\d+))?[^\"']*[\"']",
@@ -54,9 +54,14 @@ NOT_YET: dict[str, Version] = {
     "OPT001": (2, 0),
     "DDP002": (1, 7),
     "MEM001": (1, 11),
+    "CKP001": (1, 13),
+    "CKP013": (2, 6),
 }
 """Deprecated, or better done otherwise, since this version: before it there is nothing to report."""
-REMEDY_NEEDS: dict[str, Version] = {"OPT001": (2, 4), "CKP001": (1, 13)}
+OVER: dict[str, Version] = {"CKP001": (2, 6)}
+"""Not a fault any more from this version on: reported only where an older one is pinned."""
+_NEWEST: Version = (99, 99)
+REMEDY_NEEDS: dict[str, Version] = {"OPT001": (2, 4)}
 """The remedy exists since this version: before it the finding stands without a fix."""
 
 
@@ -134,16 +139,11 @@ def _upper_bound(requirement: str) -> Version | None:
 
 def within(findings: list[Finding], pins: dict[str, Version]) -> list[Finding]:
     """The findings that make sense for the PyTorch pinned nearest to them, with the fixes that it can run."""
-    if not pins:
-        return findings
     kept = []
     for finding in findings:
         needed = REMEDY_NEEDS.get(finding.code)
-        pin = _pin_of(finding.path, pins)
-        if pin is None:
-            kept.append(finding)
-            continue
-        if finding.code in NOT_YET and pin < NOT_YET[finding.code]:
+        pin = _pin_of(finding.path, pins) or _NEWEST
+        if pin < NOT_YET.get(finding.code, pin) or (finding.code in OVER and pin >= OVER[finding.code]):
             continue
         if needed is not None and pin < needed:
             version = f"{needed[0]}.{needed[1]}"

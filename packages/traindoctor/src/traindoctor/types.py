@@ -88,6 +88,9 @@ class Condition:
     unless: frozenset[str] = frozenset()
     """None of these features occurs anywhere in the program."""
 
+    nowhere: frozenset[str] = frozenset()
+    """None of these features occurs in any program that the file belongs to."""
+
     def holds(self, features: frozenset[str] | set[str]) -> bool:
         """Whether a program with these features satisfies the condition."""
         return self.needs <= features and not (self.unless & features)

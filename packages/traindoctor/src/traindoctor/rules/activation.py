@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from traindoctor.expressions import argument
@@ -97,7 +98,7 @@ _BLOCKS = {"blocks", "layers", "h", "transformer_blocks", "double_blocks", "sing
     code="MEM007",
     name="blocks-without-checkpointing",
     severity=Severity.INFO,
-    summary="A stack of blocks is trained without activation checkpointing anywhere in the program",
+    summary="A stack of transformer blocks is trained without activation checkpointing anywhere in the program",
     why="Each block keeps its activations until the backward pass. With one checkpoint per block only the "
     "inputs of the blocks "
     "are kept and the rest is computed again: less memory for about a third more compute. Worth it where "
@@ -110,6 +111,8 @@ _BLOCKS = {"blocks", "layers", "h", "transformer_blocks", "double_blocks", "sing
     good="for block in self.blocks:\n    x = checkpoint(block, x, use_reentrant=False)",
 )
 def without_checkpointing(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if not re.search(r"attn|attention|transformer", file.source.text.lower()):
+        return  # layers of a graph network or of a small MLP keep little
     for loop in file.of(ast.For):
         function = file.function_of(loop)
         stack = _stack_of(loop.iter)

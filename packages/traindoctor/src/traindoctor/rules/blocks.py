@@ -13,8 +13,10 @@ from traindoctor.yaml_file import Entry, YamlFile
 LOADER = "torch.utils.data.DataLoader"
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FUSABLE = ("torch.optim.AdamW", "torch.optim.Adam", "torch.optim.SGD")
-FUSED_RAISES = frozenset({"sparse", "lightning"})
-"""A fused optimizer takes no sparse gradients, and Lightning's mixed precision refuses to clip with one."""
+FUSED_RAISES = frozenset({"sparse"})
+"""A fused optimizer takes no sparse gradients."""
+UNFUSED = ("lightning",)
+"""Lightning's mixed precision cannot clip gradients with a fused optimizer."""
 VIEW_RAISES = frozenset({"detached_in_place"})
 """detach_() on a gradient raises where gradients are views of buckets."""
 KERNEL_CHOICES = ("fused", "foreach", "capturable", "differentiable")
@@ -22,7 +24,7 @@ WORKER_KEYS = ("num_workers", "dataloader_num_workers", "n_workers", "loader_wor
 STRATEGY = "ddp_find_unused_parameters_true"
 TRAINS = {"train", "training", "trainloader", "trainset", "traindata"}
 EVALUATES = {
-    *("eval", "evaluation", "val", "valid", "validation", "test", "dev"),
+    *("eval", "evaluation", "evaluator", "evaluators", "val", "valid", "validation", "test", "dev"),
     *("testloader", "valloader", "predict"),
 }
 PURE_HALF = ("bf16-true", "16-true")
@@ -113,8 +115,10 @@ def unfused_block(file: YamlFile, about: Rule) -> Iterator[Finding]:
     for block in find_targets(file):
         if block.name in FUSABLE and not block.is_merged() and not any(map(block.get, KERNEL_CHOICES)):
             fix = set_argument(file, block, "fused", "true", safe=False, dropped_if=FUSED_RAISES)
-            message = f"{block.path}: {block.name} without fused: true starts many small kernels per step"
-            yield about.at(file.path, place(file, block), message, fix)
+            message = (
+                f"{block.path}: {block.name} without fused: true updates the parameters in several passes"
+            )
+            yield about.at(file.path, place(file, block), message, fix, unless=UNFUSED)
 
 
 def coupled_decay_block(file: YamlFile, about: Rule) -> Iterator[Finding]:

@@ -269,7 +269,7 @@ def _reached_by_all(file: PythonFile, call: ast.Call) -> bool:
     severity=Severity.WARNING,
     summary="The state dict of the DDP wrapper is saved",
     why="All its keys begin with `module.`; the plain model cannot load them.",
-    effect="No number was measured: the plain model refuses the file, or under strict=False loads nothing from it.",
+    effect="No number was measured: the plain model rejects the file, or with strict=False loads nothing from it.",
     source="PyTorch DDP tutorial",
     remedy="model.module.state_dict().",
     bad="model = DDP(model)\ntorch.save(model.state_dict(), path)",

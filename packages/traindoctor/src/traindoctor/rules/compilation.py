@@ -118,7 +118,7 @@ def ddp_around_compiled(file: PythonFile, about: Rule) -> Iterator[Finding]:
     severity=Severity.WARNING,
     summary="torch._dynamo.config.suppress_errors = True",
     why="A part that cannot be compiled silently runs in eager mode; the switch looks on while nothing is compiled.",
-    effect="The speed-up may be missing without a word.",
+    effect="The speed-up may be missing, and nothing reports it.",
     source="PyTorch docs, torch.compile troubleshooting",
     fix="unsafe",
     remedy="Let it fail, or fall back once with a message.",
@@ -130,7 +130,7 @@ def errors_hidden(file: PythonFile, about: Rule) -> Iterator[Finding]:
         hidden = file.resolve(node.targets[0]) == "torch._dynamo.config.suppress_errors"
         if hidden and is_constant(node.value, True):
             fix = replace_node(file, node.value, "False", "let errors be seen", safe=False)
-            message = "failed compilation falls back to eager without a word"
+            message = "failed compilation silently falls back to eager mode"
             yield about.at(file.path, file.span(node), message, fix)
 
 

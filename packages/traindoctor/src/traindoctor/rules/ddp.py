@@ -89,7 +89,7 @@ def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Find
             message = (
                 "find_unused_parameters=True walks the graph in every step; freeze unused parameters instead"
             )
-            yield about.at(file.path, file.span(call), message, fix)
+            yield about.at(file.path, file.span(call), message, fix, unless=["inference_only"])
     for node in file.of(ast.Constant):
         if node.value == STRATEGY and isinstance(file.parents.get(node), ast.keyword):
             fix = replace_node(file, node, '"ddp"', "use the plain strategy", safe=False)
@@ -132,7 +132,7 @@ def no_bucket_view(file: PythonFile | YamlFile, about: Rule) -> Iterator[Finding
                 unsafe_if=frozenset({"grad_read"}),
                 dropped_if=VIEW_RAISES,
             )
-            yield about.at(file.path, file.span(call), message, fix)
+            yield about.at(file.path, file.span(call), message, fix, unless=["inference_only"])
 
 
 @rule(
@@ -158,7 +158,14 @@ def broadcasts_buffers(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if argument(call, "broadcast_buffers", 4) is None:
             fix = set_keyword(file, call, "broadcast_buffers", "False", safe=False)
             message = "DDP sends all buffers at every forward, and nothing in this project has batch norm"
-            yield about.at(file.path, file.span(call), message, fix, needs=["buffers"], unless=["batch_norm"])
+            yield about.at(
+                file.path,
+                file.span(call),
+                message,
+                fix,
+                needs=["buffers"],
+                unless=["batch_norm", "inference_only"],
+            )
 
 
 @rule(
@@ -177,8 +184,11 @@ def broadcasts_buffers(file: PythonFile, about: Rule) -> Iterator[Finding]:
 )
 def data_parallel(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of("torch.nn.DataParallel"):
+        demo = any("__name__" in words_of(test) for test in file.conditions(call, file.tree))
+        if demo and not file.training_loops and not file.step_functions:
+            continue
         message = "DataParallel replicates the model at every forward; one process per GPU with DDP is faster"
-        yield about.at(file.path, file.span(call), message)
+        yield about.at(file.path, file.span(call), message, unless=["inference_only"])
 
 
 @rule(

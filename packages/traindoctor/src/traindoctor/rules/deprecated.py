@@ -29,8 +29,8 @@ _OLD = {
     effect="A warning per call site; removal later.",
     source="PyTorch, torch/cuda/amp/autocast_mode.py and grad_scaler.py (deprecation messages)",
     fix="safe or unsafe",
-    remedy="torch.amp.GradScaler needs PyTorch 2.3. Unsafe where the object is handed on, for others may ask "
-    "for its class.",
+    remedy="torch.amp.GradScaler needs PyTorch 2.3. Unsafe where the object is passed on: other code may "
+    "check its class.",
     bad="with torch.cuda.amp.autocast(dtype=torch.bfloat16):",
     good='with torch.amp.autocast("cuda", dtype=torch.bfloat16):',
 )
@@ -60,11 +60,13 @@ def _is_fallback(file: PythonFile, node: ast.AST) -> bool:
     modern = any((name or "").startswith("torch.amp.") for _, name in file.calls) or any(
         node.module == "torch.amp" for node in file.of(ast.ImportFrom)
     )
-    return modern and bool(file.conditions(node, file.tree))
+    handles = any(isinstance(outer, ast.ExceptHandler) for outer in file.ancestors(node))
+    return handles or (modern and bool(file.conditions(node, file.tree)))
 
 
 def _amp_message(device: str, name: str) -> str:
-    return f'torch.{device}.amp.{name} is deprecated; use torch.amp with "{device}" named'
+    verb = "are" if " and " in name else "is"
+    return f'torch.{device}.amp.{name} {verb} deprecated; use torch.amp with "{device}" named'
 
 
 def _attribute_fix(file: PythonFile, call: ast.Call, device: str, name: str) -> Fix | None:

@@ -66,7 +66,7 @@ def lost_exit_code(file: ShellFile, about: Rule) -> Iterator[Finding]:
     code="SHL002",
     name="script-goes-on-after-failure",
     severity=Severity.INFO,
-    summary="Several programs run one after the other and a failure stops nothing",
+    summary="Different programs run one after the other, and the script continues after a failure",
     why="Without `set -e` or `&&` the second program starts although the first one crashed, often on "
     "half-written data.",
     effect="No number was measured: the failure is noticed at the end, or never.",
@@ -79,6 +79,7 @@ def goes_on(file: ShellFile, about: Rule) -> Iterator[Finding]:
     programs = [c for c in file.commands if c.is_training() and not c.guards and c.before not in ("|", "|&")]
     for first, second in pairwise(programs):
         handled = first.after in ("||", "&&", "&", "|", "|&") or second.before in ("&&", "||")
+        handled = handled or second.after == "&" or script_of(first) == script_of(second)
         between = file.source.text[first.end : second.start]
         if not handled and "e" not in file.option_state(first.start) and "$?" not in between:
             message = f"{second.name} starts even if {first.name} on line {file.source.place(first.start)[0]} failed"
@@ -88,6 +89,13 @@ def goes_on(file: ShellFile, about: Rule) -> Iterator[Finding]:
                 message,
             )
             return
+
+
+def script_of(command: Command) -> str:
+    """The program that a command starts; the same one again, with other arguments, needs nothing of the first."""
+    words = command.arguments
+    scripts = [word for word in words if word.endswith(".py")]
+    return scripts[0] if scripts else words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
 _PORT = re.compile(r"--(?:master|main)[_-](?:process[_-])?port")
@@ -260,48 +268,3 @@ def quoted_here_document(file: ShellFile, about: Rule) -> Iterator[Finding]:
                     message = f"${{{match[1]}}} is not expanded: the here-document's delimiter is quoted"
                     yield about.at(file.path, file.span(start, start + len(match[1]) + 3), message)
                     break
-
-
-@rule(
-    Kind.SHELL,
-    code="SHL005",
-    name="exponent-given-to-bc",
-    severity=Severity.ERROR,
-    summary="bc is given a number such as 5e-5",
-    why="bc does not know exponents: it reads `5e-5` as a name and prints a syntax error, and the variable "
-    "stays empty.",
-    effect="POSIX bc's grammar has no exponents; GNU bc prints '(standard_in) 1: syntax error'.",
-    source="POSIX bc, lexical conventions",
-    remedy='LR=$(python -c "print($BASE_LR * $SCALE)").',
-    bad='LR=$(echo "5e-5 * 2" | bc -l)',
-    good='LR=$(python -c "print(5e-5 * 2)")',
-)
-def exponent_for_bc(file: ShellFile, about: Rule) -> Iterator[Finding]:
-    exponent = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d+(?![\w.])")
-    constants = {name: value for name, value in file.constants().items() if exponent.fullmatch(value.strip())}
-    for start, end, command_text in _bc_inputs(file):
-        literal = exponent.search(command_text)
-        used = next((n for n in constants if re.search(rf"\$\{{?{n}\b", command_text)), None)
-        if literal or used:
-            what = literal[0] if literal else f"${used} ({constants[used or '']})"
-            yield about.at(file.path, file.span(start, end), f"bc cannot read {what}: it knows no exponents")
-
-
-def _bc_inputs(file: ShellFile) -> Iterator[tuple[int, int, str]]:
-    """Text that reaches bc: `echo ... | bc` and `bc <<< ...`, at the top or inside `$(...)`."""
-    for pipeline in file.pipelines():
-        last = pipeline[-1]
-        if last.name == "bc":
-            given = " ".join(w.raw for c in pipeline[:-1] for w in c.words[1:])
-            given += " ".join(w.raw for operator, w in last.redirections if operator == "<<<")
-            yield pipeline[0].start, last.end, given
-    for command in file.commands:
-        for word in [*command.words, *(a.value for a in command.assignments)]:
-            for match in re.finditer(
-                r"\$\(\s*(?:echo|printf)\s+((?:[^()|]|\$\(\([^)]*\)\))*)\|\s*bc\b[^)]*\)", word.raw
-            ):
-                if not word.raw.startswith("'"):
-                    yield word.start + match.start(), word.start + match.end(), match[1]
-            for match in re.finditer(r"\$\(\s*bc\b[^)]*<<<\s*([^)]*)\)", word.raw):
-                if not word.raw.startswith("'"):
-                    yield word.start + match.start(), word.start + match.end(), match[1]

@@ -48,7 +48,7 @@ def feeds_training(file: PythonFile, call: ast.Call) -> bool:
     words = name_words(*targets, dotted(argument(call, "dataset", 0) or call))
     if words & TRAINS:
         return True
-    if words & EVALUATES:
+    if (words | name_words(file.path)) & EVALUATES:
         return False
     if is_constant(argument(call, "shuffle", 2), True) or _samples_at_random(file, call):
         return True
@@ -97,12 +97,12 @@ def _moves_to_gpu(file: PythonFile) -> bool:
     return "cuda" in file.attributes or any(value.startswith("cuda") for value in strings)
 
 
-def _streams(file: PythonFile, call: ast.Call) -> bool:
-    """Whether the dataset is iterable: every worker would give the whole stream, so one process may be on purpose."""
+def _wants_no_workers(file: PythonFile, call: ast.Call) -> bool:
+    """Whether one process may be on purpose: a stream, which every worker would give whole, or tensors in memory."""
     given = argument(call, "dataset", 0)
     values = [given, *file.values_of(given)] if given is not None else []
     called = [dotted(value.func) or "" for value in values if isinstance(value, ast.Call)]
-    return any("iterable" in name.lower() for name in called)
+    return any("iterable" in name.lower() or name.endswith("TensorDataset") for name in called)
 
 
 @rule(
@@ -134,7 +134,7 @@ def without_workers(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
         if (
             (workers is None or is_constant(workers, 0))
             and feeds_training(file, call)
-            and not _streams(file, call)
+            and not _wants_no_workers(file, call)
         ):
             if (
                 argument(call, "prefetch_factor") is not None
@@ -191,7 +191,7 @@ def without_pinning(file: PythonFile | YamlFile, about: Rule) -> Iterator[Findin
     code="DAT003",
     name="workers-not-persistent",
     severity=Severity.INFO,
-    summary="Workers are started anew in every epoch",
+    summary="Workers are restarted in every epoch",
     why="Without persistent_workers the processes are stopped after each pass and the dataset is pickled and "
     "imported "
     "again for the next one; with short epochs that is most of the time.",
@@ -327,6 +327,9 @@ def _looks_like_evaluation(file: PythonFile, call: ast.Call) -> bool:
     parent = file.parents.get(call)
     names = [dotted(t) or "" for t in parent.targets] if isinstance(parent, ast.Assign) else []
     names += [dotted(a) or "" for a in call.args]
+    around = name_words(getattr(file.function_of(call), "name", ""))
+    if around & EVALUATES and not around & TRAINS:
+        return True
     return any(re.search(r"val|test|eval", name.lower()) for name in names)
 
 

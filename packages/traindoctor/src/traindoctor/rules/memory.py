@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from traindoctor.expressions import argument, has_spread, is_method, words_of
+from traindoctor.expressions import argument, has_spread, is_method
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
@@ -208,60 +208,31 @@ def evaluates_with_gradients(file: PythonFile, about: Rule) -> Iterator[Finding]
         "torch"
     ):
         return
-    for forward in _evaluated_between(file):
-        message = "the model is evaluated without torch.no_grad(): graphs are built for nothing"
-        yield about.at(file.path, file.span(forward), message)
-    for node in file.of(ast.FunctionDef):
-        if not node.name.lower().startswith(("eval", "valid", "test_model")):
-            continue
-        inside = list(file.inside(node))
-        evals = {
-            dotted(n.func.value)
-            for n in inside
-            if is_method(n, "eval")
-            and isinstance(n, ast.Call)
-            and isinstance(n.func, ast.Attribute)
-            and not n.args
-        }
-        loops = [n for n in inside if isinstance(n, ast.For)]
-        forwards = [
-            n
-            for loop in loops
-            for n in file.inside(loop)
-            if isinstance(n, ast.Call) and dotted(n.func) in evals
-        ]
-        if (
-            forwards
-            and not any(is_method(n, "backward") for n in inside)
-            and not any("grad" in w for w in words_of(node))
-        ):
-            message = f"{node.name} runs the model without torch.no_grad(): graphs are built for nothing"
-            yield about.at(file.path, file.span(forwards[0]), message)
-
-
-def _evaluated_between(file: PythonFile) -> Iterator[ast.Call]:
-    """Forwards of `model.eval(); for x in data: model(x); model.train()` in the middle of training."""
+    if file.uses("lightning") or file.uses("pytorch_lightning"):
+        return  # its loops switch gradients off
+    trains = bool(file.training_loops or file.step_functions)
     for call, _ in file.calls:
-        statement = file.parents.get(call)
-        if not is_method(call, "eval") or call.args or not isinstance(statement, ast.Expr):
-            continue
-        assert isinstance(call.func, ast.Attribute)
-        held = dotted(call.func.value)
-        block = getattr(file.parents[statement], "body", [])
-        if held is None or statement not in block:
-            continue
-        rest = block[block.index(statement) + 1 :]
-        back = next((i for i, later in enumerate(rest) if _calls_method(later, held, "train")), None)
-        for loop in rest[:back] if back is not None else []:
-            inside = list(file.inside(loop)) if isinstance(loop, ast.For) else []
-            if any(is_method(n, "backward", "requires_grad_", "attack") for n in inside):
-                continue
-            yield from [n for n in inside if isinstance(n, ast.Call) and dotted(n.func) == held][:1]
+        forward = _forward_after(file, call)
+        if forward is not None and (trains or file.loop_of(forward) is not None):
+            message = "the model is evaluated without torch.no_grad(): graphs are built for nothing"
+            yield about.at(file.path, file.span(forward), message)
 
 
-def _calls_method(statement: ast.stmt, held: str, name: str) -> bool:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and dotted(call.func) == f"{held}.{name}"
+def _forward_after(file: PythonFile, call: ast.Call) -> ast.Call | None:
+    """The first forward behind `model.eval()`, where no `model.train()` and no use of gradients comes first."""
+    if not is_method(call, "eval") or call.args or not isinstance(file.parents.get(call), ast.Expr):
+        return None
+    assert isinstance(call.func, ast.Attribute)
+    held = dotted(call.func.value)
+    function = file.function_of(call)
+    later = [n for n in file.inside(function) if isinstance(n, ast.Call) and file.span(n) > file.span(call)]
+    back = min((file.span(n) for n in later if dotted(n.func) == f"{held}.train"), default=None)
+    later = sorted((n for n in later if back is None or file.span(n) < back), key=file.span)
+    if any(
+        is_method(n, "backward", "requires_grad_", "attack") or "grad" in ast.unparse(n.func) for n in later
+    ):
+        return None
+    return next((n for n in later if held is not None and dotted(n.func) == held), None)
 
 
 @rule(

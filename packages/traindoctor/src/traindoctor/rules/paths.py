@@ -1,4 +1,4 @@
-"""Paths of one person's machine, in any language."""
+"""Paths of one person's machine in code and scripts; in settings files a path is where it belongs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
-from traindoctor.line_files import DockerFile, EnvFile
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.shell_file import ShellFile
 from traindoctor.types import Finding, Kind, Severity, Span
-from traindoctor.yaml_file import YamlFile
 
 _HOME = re.compile(
     r"^/(?:private/)?(?:home|Users)/(?!runner\b|user\b|username\b|your|<|\$|\{|ubuntu/?$)[\w.@-]+/"
@@ -38,8 +34,6 @@ def is_personal(text: str) -> bool:
 @rule(
     Kind.PYTHON,
     Kind.SHELL,
-    Kind.YAML,
-    Kind.ENV,
     code="PTH001",
     name="path-of-one-machine",
     severity=Severity.WARNING,
@@ -82,15 +76,3 @@ def _texts(file: Any) -> Iterator[tuple[str, Span]]:
                     text = word.plain.split("=", 1)[-1] if "=" in word.plain else word.plain
                     for part in text.split(":"):
                         yield part + ("/" if part.count("/") == 2 else ""), file.word_span(word)
-    elif isinstance(file, YamlFile):
-        for entry in file.entries:
-            exported = entry.key == "prefix" and file.has(
-                "dependencies"
-            )  # conda writes it and does not read it
-            if isinstance(entry.value, yaml.ScalarNode) and not exported:
-                yield entry.value.value, file.span(entry.value)
-        for _, item in file.items:
-            yield item.value, file.span(item)
-    elif isinstance(file, EnvFile | DockerFile):
-        for _, word in file.environment():
-            yield word.plain, file.span(word.start, word.end)

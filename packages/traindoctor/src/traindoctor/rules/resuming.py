@@ -21,9 +21,8 @@ from traindoctor.types import Finding, Kind, Severity
     name="load-without-weights-only",
     severity=Severity.WARNING,
     summary="torch.load without weights_only",
-    why="Before PyTorch 2.6 the default runs any code that a pickle contains. Since 2.6 it is True; saying "
-    "so protects users of "
-    "older versions and shows the intent.",
+    why="Before PyTorch 2.6 the default runs any code that a pickle contains. Since 2.6 the default is True, so only "
+    "projects whose requirements pin an older version are reported.",
     effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
     source=f"{SAVE_DOCS} (warning); PyTorch 2.6 release notes",
     fix="unsafe",
@@ -32,20 +31,18 @@ from traindoctor.types import Finding, Kind, Severity
     good="torch.load(path, map_location='cpu', weights_only=True)",
 )
 def without_weights_only(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _default_loads(file):
+        fix = set_keyword(file, call, "weights_only", "True", safe=False)
+        message = "torch.load without weights_only runs any code in the file, in the pinned PyTorch"
+        yield about.at(file.path, file.span(call), message, fix)
+
+
+def _default_loads(file: PythonFile) -> Iterator[ast.Call]:
+    """Calls of torch.load that leave open what may be in the file."""
     for call in file.calls_of("torch.load"):
-        if (
-            not has_spread(call)
-            and argument(call, "weights_only") is None
-            and argument(call, "pickle_module", 2) is None
-            and not _is_fallback(file, call)
-        ):
-            fix = set_keyword(file, call, "weights_only", "True", safe=False)
-            yield about.at(
-                file.path,
-                file.span(call),
-                "torch.load without weights_only runs code from the file before 2.6",
-                fix,
-            )
+        chosen = argument(call, "weights_only") or argument(call, "pickle_module", 2)
+        if chosen is None and not has_spread(call) and not _is_fallback(file, call):
+            yield call
 
 
 def _is_fallback(file: PythonFile, call: ast.Call) -> bool:
@@ -58,26 +55,40 @@ def _is_fallback(file: PythonFile, call: ast.Call) -> bool:
     return any(argument(load, "weights_only") is not None for load in loads)
 
 
+_OF_MODULES = ("eval", "train", "parameters", "state_dict", "load_state_dict", "named_parameters", "modules")
+
+
 @rule(
     Kind.PYTHON,
-    code="CKP002",
-    name="load-runs-pickled-code",
-    severity=Severity.WARNING,
-    summary="torch.load(weights_only=False)",
-    why="The file may run any code on loading. Fine for one's own files, not for downloads.",
-    effect="Arbitrary code execution from a checkpoint of a stranger (documented warning).",
-    source=f"{SAVE_DOCS} (warning)",
-    remedy="Save plain tensors and numbers (or safetensors) and load with weights_only=True; "
-    "add_safe_globals for known types.",
-    bad="torch.load(path, weights_only=False)",
-    good="torch.load(path, weights_only=True)",
+    code="CKP013",
+    name="pickled-module-rejected",
+    severity=Severity.ERROR,
+    summary="torch.load of a whole module, which PyTorch 2.6 and newer reject",
+    why="Since PyTorch 2.6 torch.load accepts tensors and plain containers only, unless weights_only=False is given. A "
+    "file written by torch.save(model, path) raises UnpicklingError.",
+    effect="Checked with torch 2.13: torch.load of a pickled module raises UnpicklingError.",
+    source=f"{SAVE_DOCS}; PyTorch 2.6 release notes",
+    remedy="Save model.state_dict() and load it into a new model. For your own old files pass weights_only=False.",
+    bad="model = torch.load('model.pt')\nmodel.eval()",
+    good="model.load_state_dict(torch.load('model.pt'))\nmodel.eval()",
 )
-def runs_pickled_code(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.load"):
-        if is_constant(argument(call, "weights_only"), False):
-            yield about.at(
-                file.path, file.span(call), "weights_only=False runs any code that the file contains"
-            )
+def pickled_module(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call in _default_loads(file):
+        if _is_module(file, call):
+            message = "loads a whole module, which PyTorch 2.6 and newer reject (UnpicklingError)"
+            yield about.at(file.path, file.span(call), message)
+
+
+def _is_module(file: PythonFile, load: ast.Call) -> bool:
+    """Whether a method of modules is called on what was loaded, or on an entry of it."""
+    for call in file.of(ast.Call):
+        if is_method(call, *_OF_MODULES):
+            held: ast.expr = call.func
+            while isinstance(held, ast.Attribute | ast.Subscript | ast.Call) and held is not load:
+                held = held.func if isinstance(held, ast.Call) else held.value
+            if held is load or file.value_of(held) is load:
+                return True
+    return False
 
 
 @rule(
@@ -95,17 +106,24 @@ def runs_pickled_code(file: PythonFile, about: Rule) -> Iterator[Finding]:
     good="torch.save({'model': m, 'optimizer': o, 'step': step, 'rng': torch.get_rng_state()}, path)",
 )
 def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
-    for call in file.calls_of("torch.save"):
+    for call in file.calls_of(
+        "torch.save"
+    ):  # one remark for a file: the same state is often saved under several names
         saved = file.value_of(call.args[0]) if call.args else None
         if not isinstance(saved, ast.Dict) or any(key is None for key in saved.keys):
             continue
         keys = {str(key.value).lower() for key in saved.keys if isinstance(key, ast.Constant)}
-        resumable = any("optim" in key for key in keys) and any(
-            re.search(r"step|epoch|iter", key) for key in keys
+        loads = file.calls_of("torch.load")
+        converts = any(isinstance(v, ast.Subscript) and file.value_of(v.value) in loads for v in saved.values)
+        resumable = (
+            not converts
+            and any("optim" in key for key in keys)
+            and any(re.search(r"step|epoch|iter", key) for key in keys)
         )
         if resumable and not any("rng" in key or "random" in key for key in keys):
             message = "the checkpoint holds no random state; a resumed run is another run"
             yield about.at(file.path, file.span(call), message, unless=["rng_saved"])
+            return
 
 
 @rule(
@@ -113,8 +131,8 @@ def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
     code="CKP006",
     name="missing-weights-ignored",
     severity=Severity.WARNING,
-    summary="load_state_dict(strict=False) and its answer is thrown away",
-    why="strict=False accepts a file in which nothing matches: training goes on from random weights without a word.",
+    summary="load_state_dict(strict=False) and its result is ignored",
+    why="strict=False accepts a file in which nothing matches: training silently starts from random weights.",
     effect="Checked with torch 2.13: loading an empty dict with strict=False raises nothing.",
     source="PyTorch docs, torch.nn.Module.load_state_dict",
     remedy="Look at missing_keys and unexpected_keys, and fail on what was not expected.",
@@ -130,11 +148,19 @@ def missing_ignored(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 isinstance(file.parents[call], ast.Expr)
                 and call.args
                 and _is_loaded_state(file, call.args[0])
+                and not _is_selected(file, call.args[0])
             )
         ):
-            yield about.at(
-                file.path, file.span(call), "strict=False, and missing keys are not even looked at"
-            )
+            yield about.at(file.path, file.span(call), "strict=False, and the missing keys are never checked")
+
+
+def _is_selected(file: PythonFile, node: ast.expr) -> bool:
+    """Whether the entries were chosen beforehand: `{k: v for k, v in state.items() if k in own}`, intersect_dicts()."""
+    value = file.value_of(node)
+    if isinstance(value, ast.DictComp):
+        return any(part.ifs for part in value.generators)
+    called = (dotted(value.func) or "") if isinstance(value, ast.Call) else ""
+    return bool(re.search(r"intersect|filter|match|select", called.lower()))
 
 
 def _is_loaded_state(file: PythonFile, node: ast.expr) -> bool:

@@ -37,8 +37,13 @@ def _saved_keys(file: PythonFile, call: ast.Call) -> set[str] | None:
 
 def _resumable(file: PythonFile) -> Iterator[tuple[ast.Call, set[str]]]:
     """Saves of a training state: a dictionary with an optimizer in it."""
+    seen: set[ast.expr] = set()
     for call in file.calls_of("torch.save"):
         keys = _saved_keys(file, call)
+        saved = file.value_of(call.args[0]) if call.args else call
+        if saved in seen:
+            continue  # the same state under another name
+        seen.add(saved)
         if keys and any(re.search(r"optim|(^|_)opt($|_)", key) for key in keys):
             yield call, keys
 
@@ -132,7 +137,7 @@ def _counted_name(file: PythonFile, node: ast.expr) -> str | None:
                 and isinstance(part.left, ast.Constant)
             ):
                 held = list(part.right.elts) if isinstance(part.right, ast.Tuple) else [part.right]
-            elif is_method(part, "format") and isinstance(part, ast.Call):
+            elif isinstance(part, ast.Call) and (is_method(part, "format") or dotted(part.func) == "str"):
                 held = part.args
             for value in held:
                 for name in ast.walk(value):
@@ -194,6 +199,7 @@ def without_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
 def without_schedule(file: PythonFile, about: Rule) -> Iterator[Finding]:
     made = {name for _, name in file.calls if name}
     schedules = any(name.startswith("torch.optim.lr_scheduler.") for name in made)
+    schedules = schedules and "last_epoch" not in file.identifiers  # set by hand on resume
     scales = bool(made & {"torch.amp.GradScaler", "torch.cuda.amp.GradScaler"})
     for call, keys in _resumable(file):
         for used, what, pattern in (

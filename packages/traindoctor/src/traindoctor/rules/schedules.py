@@ -75,7 +75,7 @@ def wrong_unit(file: PythonFile, about: Rule) -> Iterator[Finding]:
     name="cosine-past-its-end",
     severity=Severity.WARNING,
     summary="A hand-written cosine schedule without an end",
-    why="cos(pi * progress) falls until progress is 1 and rises again behind it: a run that goes on past the "
+    why="cos(pi * progress) falls until progress is 1 and rises again after it: a run that continues past the "
     "planned number of "
     "steps, or resumes with more, trains with a growing learning rate.",
     effect="Arithmetic: at 1.5 times the planned steps the rate is back at half, at 2 times at its peak.",
@@ -92,7 +92,7 @@ def no_end(file: PythonFile, about: Rule) -> Iterator[Finding]:
             continue
         function = file.function_of(call)
         if not _is_bounded(file, call, function):
-            message = "the cosine rises again behind its last step; bound the progress by 1"
+            message = "the cosine rises again after its last step; bound the progress by 1"
             yield about.at(file.path, file.span(call), message)
 
 

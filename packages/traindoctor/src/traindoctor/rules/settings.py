@@ -28,10 +28,10 @@ _FOLDERS = {
     "hparams",
 }
 _FOREIGN = re.compile(
-    r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|/templates?/|/workflows/|"
-    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|/tests?/|readthedocs|conda|"
-    # what Hydra wrote down about a run that was
-    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun)/"
+    r"(^|/)\.|docker-compose|(^|/)compose\.|environment\.ya?ml|mkdocs|codecov|(^|/)action\.ya?ml|(^|/)(templates?|workflows|tests?)/|"
+    r"accelerate|deepspeed|(^|/)(ci|helm|charts|k8s|kubernetes)/|readthedocs|conda|"
+    # what was written down about a run that was
+    r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun|runs|wandb|lightning_logs|mlruns)/"
 )
 _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""
@@ -127,7 +127,7 @@ def _is_active(setting: Setting) -> bool:
     name="setting-nobody-reads",
     severity=Severity.WARNING,
     summary="A setting that no code in the project reads",
-    why="Changing it changes nothing, and nobody is told. Half of a tuning campaign can go into such a key.",
+    why="Changing it has no effect, and nothing reports this. Half of a tuning campaign can be spent on such a key.",
     effect="Conservative: the name occurs in no Python file of a program that loads the file, neither as attribute, "
     "string, argument nor "
     "keyword, and its section is not passed on whole (**cfg.section, instantiate, items()).",
@@ -148,9 +148,7 @@ def _of(programs: list[Program]) -> str:
         programs, key=lambda program: "training" not in program.features or program.evaluates
     )
     entries = [program.entry for program in trainers_first if program.entry]
-    if not entries:
-        return "in this project"
-    return f"of {entries[0]}" + (f" and {len(entries) - 1} more programs" if len(entries) > 1 else "")
+    return f"of {' and '.join(entries)}" if 0 < len(entries) < 3 else "in this project"
 
 
 @rule(
@@ -218,7 +216,7 @@ def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
             option.key.isidentifier() and option.key != "local_rank"
         ):  # the launcher gives it, whoever reads it
             severity = Severity.ERROR if _ACCUMULATION.search(option.key) else None
-            message = f"--{option.key.replace('_', '-')} is read by no code {_of(programs)}"
+            message = f"{option.value} is read by no code {_of(programs)}"
             yield about.at(option.path, option.span, message, severity=severity)
 
 
@@ -227,8 +225,8 @@ def option_unread(project: Project, about: Rule) -> Iterator[Finding]:
     code="CFG004",
     name="key-given-twice",
     severity=Severity.ERROR,
-    summary="A key stands twice in one mapping",
-    why="YAML loaders keep the last value without a word (Hydra's refuses the file).",
+    summary="A key occurs twice in one mapping",
+    why="YAML loaders silently keep the last value (Hydra's loader rejects the file).",
     effect="The first value is ignored.",
     source="YAML 1.2, mapping keys are unique; PyYAML keeps the last",
     remedy="Keep one.",
@@ -243,7 +241,7 @@ def key_twice(file: YamlFile, about: Rule) -> Iterator[Finding]:
                 continue
             if key.value in seen:
                 name = f"{path}.{key.value}" if path else key.value
-                message = f"{name} stands twice; the one on line {seen[key.value]} is ignored"
+                message = f"{name} occurs twice; the value on line {seen[key.value]} is ignored"
                 yield about.at(file.path, file.span(key), message)
             seen[key.value] = key.start_mark.line + 1
 
@@ -282,7 +280,14 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
         exact = f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
         fix = Fix(f"write {exact}", False, text_edits=(TextEdit(*file.range(entry.value), exact),))
         message = f"{entry.key}: {value} is text for PyYAML, not a number; write {exact}"
-        yield about.at(file.path, file.span(entry.value), message, fix, needs=["yaml"], unless=["omegaconf"])
+        yield about.at(
+            file.path,
+            file.span(entry.value),
+            message,
+            fix,
+            needs=["yaml"],
+            nowhere=["omegaconf", f"float:{entry.name.lower()}"],  # read as a number, or made one
+        )
 
 
 @rule(
@@ -292,7 +297,7 @@ def number_as_text(file: YamlFile, about: Rule) -> Iterator[Finding]:
     name="override-of-unknown-section",
     severity=Severity.ERROR,
     summary="A command line overrides a section that no settings file has",
-    why="Hydra refuses the run ('Could not override'); a loader without checks ignores the word. Mostly a "
+    why="Hydra rejects the run ('Could not override'); a loader without checks ignores the word. Mostly a "
     "typing error.",
     effect="The run does not start, or starts with another value.",
     source="Hydra docs, override grammar",
@@ -335,7 +340,7 @@ _HEAD_WIDTHS = ("head_dim", "dim_head", "head_width", "d_head", "head_size")
     name="width-not-divisible-by-heads",
     severity=Severity.WARNING,
     summary="The width is no multiple of the number of heads",
-    why="Attention splits the width evenly. Either the model refuses these settings, or it never sees one of them.",
+    why="Attention splits the width evenly. Either the model rejects these settings, or it ignores one of them.",
     effect="An error at start, or a setting that does nothing.",
     source="PyTorch docs, torch.nn.MultiheadAttention (embed_dim must be divisible by num_heads)",
     remedy="Choose a divisor, or give the head width.",

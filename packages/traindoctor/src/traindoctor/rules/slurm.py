@@ -5,12 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from traindoctor.programs import EVALUATES
 from traindoctor.registry import Rule, rule
-from traindoctor.rules.launch import _option
+from traindoctor.rules.launch import _option, script_of
 from traindoctor.shell_file import ShellFile
 from traindoctor.types import Finding, Kind, Severity
 
 SLURM = "SLURM documentation, sbatch"
+
+
+_LONG = 120
+"""Minutes from which a lost job costs more than a signal handler."""
+
+
+def _minutes(value: str) -> float:
+    """The minutes of `90`, `30:00`, `12:00:00`, `1-12` and `1-12:00:00`; 0 for anything else (templates say HOURS)."""
+    days, dash, rest = value.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]):
+        return 0
+    hours = bool(dash) or len(parts) > 2
+    units = (60, 1, 1 / 60) if hours else (1, 1 / 60)
+    return sum(int(part) * unit for part, unit in zip(parts, units, strict=False)) + int(days or 0) * 1440
 
 
 def _nodes(file: ShellFile) -> int:
@@ -34,11 +50,11 @@ def _nodes(file: ShellFile) -> int:
     good="#SBATCH --time=24:00:00\n#SBATCH --signal=B:USR1@300",
 )
 def no_signal(file: ShellFile, about: Rule) -> Iterator[Finding]:
-    if not any(command.is_training() for command in file.commands):
+    if not any(c.is_training() and not EVALUATES.search(script_of(c)) for c in file.commands):
         return
     given = {option for option, _, _, _ in file.sbatch}
     for option, value, start, end in file.sbatch:
-        is_time = any(sign.isdigit() for sign in value) or "$" in value  # templates say HOURS here
+        is_time = "$" in value or _minutes(value) >= _LONG
         if option in ("--time", "-t") and is_time and not given & {"--signal", "--requeue"}:
             yield about.at(
                 file.path, file.span(start, end), f"the job is killed after {value} without a signal to save"
@@ -166,7 +182,7 @@ def localhost_master(file: ShellFile, about: Rule) -> Iterator[Finding]:
     code="SLM006",
     name="directive-behind-a-command",
     severity=Severity.ERROR,
-    summary="An #SBATCH line behind the first command is ignored",
+    summary="An #SBATCH line after the first command is ignored",
     why="sbatch stops reading directives at the first line that is not a comment; later ones are plain comments.",
     effect="The job runs with other resources than the script says.",
     source=SLURM,
@@ -179,7 +195,7 @@ def late_directive(file: ShellFile, about: Rule) -> Iterator[Finding]:
         yield about.at(
             file.path,
             file.span(start, end),
-            f"{option} stands behind the first command and is ignored by sbatch",
+            f"{option} comes after the first command and is ignored by sbatch",
         )
 
 
