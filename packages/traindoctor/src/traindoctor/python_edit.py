@@ -187,6 +187,15 @@ def _separator(call: cst.Call, tail: cst.ParenthesizedWhitespace) -> cst.Parenth
     return tail.with_changes(indent=pattern.indent, last_line=pattern.last_line)
 
 
+def _remove_keyword(call: cst.Call, name: str) -> cst.Call:
+    kept = [a for a in call.args if a.keyword is None or a.keyword.value != name]
+    if kept and len(kept) < len(call.args) and kept[-1] is not call.args[-1]:
+        kept[-1] = kept[-1].with_changes(
+            comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg
+        )
+    return call.with_changes(args=kept)
+
+
 def _callee(call: cst.Call, name: str) -> cst.Call:
     return call.with_changes(func=_expression(name))
 
@@ -217,6 +226,7 @@ def _import_from(node: cst.ImportFrom, module: str) -> cst.ImportFrom:
 
 ACTIONS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "set_keyword": (cst.Call, _set_keyword),
+    "remove_keyword": (cst.Call, _remove_keyword),
     "callee": (cst.Call, _callee),
     "insert_first": (cst.Call, _insert_first),
     "replace": (cst.BaseExpression, _replace),

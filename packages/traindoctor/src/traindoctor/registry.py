@@ -46,12 +46,10 @@ LEFT = {
     "DKR003": "hadolint reports packages that pip installs without version (DL3013)",
     "DKR004": "hadolint reports CMD and ENTRYPOINT in shell form (DL3025)",
     "SHL004": "shellcheck reports fractions in integer arithmetic (SC2079, SC2072)",
-    "SHL005": "none of the 86 repositories read on 2026-11-19 had such a line",
-    "OPT003": "none of the 86 repositories read on 2026-11-19 had such a line",
     "SHL008": "shellcheck reports $? behind another command (SC2320)",
     "SHL010": "shellcheck reports a cd that may fail (SC2164)",
 }
-"""Rules of earlier versions -> why they were removed, or which tool has them now."""
+"""Rules of earlier versions that other tools own -> where to find them now."""
 
 RULE_MODULES = (
     "nccl",

@@ -74,6 +74,17 @@ class ShellFile:
             for assignment in command.assignments:
                 yield assignment, command
 
+    def constants(self) -> dict[str, str]:
+        """Variables that are assigned exactly once, to a value without expansions or to `${NAME:-value}`."""
+        values: dict[str, set[str]] = {}
+        for assignment, _ in self.assignments():
+            match = re.fullmatch(r'"?\$\{' + assignment.name + r':?-([^${}]*)\}"?', assignment.value.raw)
+            value = match[1] if match else assignment.value.literal
+            values.setdefault(assignment.name, set()).add(value if value is not None else "\0")
+        return {
+            name: next(iter(found)) for name, found in values.items() if len(found) == 1 and "\0" not in found
+        }
+
     def option_state(self, before: int) -> set[str]:
         """Shell options that are on in front of a position: `e`, `u`, `x`, `pipefail`."""
         state: set[str] = set()

@@ -268,3 +268,48 @@ def quoted_here_document(file: ShellFile, about: Rule) -> Iterator[Finding]:
                     message = f"${{{match[1]}}} is not expanded: the here-document's delimiter is quoted"
                     yield about.at(file.path, file.span(start, start + len(match[1]) + 3), message)
                     break
+
+
+@rule(
+    Kind.SHELL,
+    code="SHL005",
+    name="exponent-given-to-bc",
+    severity=Severity.ERROR,
+    summary="bc is given a number such as 5e-5",
+    why="bc does not know exponents: it reads `5e-5` as a name and prints a syntax error, and the variable "
+    "stays empty.",
+    effect="POSIX bc's grammar has no exponents; GNU bc prints '(standard_in) 1: syntax error'.",
+    source="POSIX bc, lexical conventions",
+    remedy='LR=$(python -c "print($BASE_LR * $SCALE)").',
+    bad='LR=$(echo "5e-5 * 2" | bc -l)',
+    good='LR=$(python -c "print(5e-5 * 2)")',
+)
+def exponent_for_bc(file: ShellFile, about: Rule) -> Iterator[Finding]:
+    exponent = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d+(?![\w.])")
+    constants = {name: value for name, value in file.constants().items() if exponent.fullmatch(value.strip())}
+    for start, end, command_text in _bc_inputs(file):
+        literal = exponent.search(command_text)
+        used = next((n for n in constants if re.search(rf"\$\{{?{n}\b", command_text)), None)
+        if literal or used:
+            what = literal[0] if literal else f"${used} ({constants[used or '']})"
+            yield about.at(file.path, file.span(start, end), f"bc cannot read {what}: it knows no exponents")
+
+
+def _bc_inputs(file: ShellFile) -> Iterator[tuple[int, int, str]]:
+    """Text that reaches bc: `echo ... | bc` and `bc <<< ...`, at the top or inside `$(...)`."""
+    for pipeline in file.pipelines():
+        last = pipeline[-1]
+        if last.name == "bc":
+            given = " ".join(w.raw for c in pipeline[:-1] for w in c.words[1:])
+            given += " ".join(w.raw for operator, w in last.redirections if operator == "<<<")
+            yield pipeline[0].start, last.end, given
+    for command in file.commands:
+        for word in [*command.words, *(a.value for a in command.assignments)]:
+            for match in re.finditer(
+                r"\$\(\s*(?:echo|printf)\s+((?:[^()|]|\$\(\([^)]*\)\))*)\|\s*bc\b[^)]*\)", word.raw
+            ):
+                if not word.raw.startswith("'"):
+                    yield word.start + match.start(), word.start + match.end(), match[1]
+            for match in re.finditer(r"\$\(\s*bc\b[^)]*<<<\s*([^)]*)\)", word.raw):
+                if not word.raw.startswith("'"):
+                    yield word.start + match.start(), word.start + match.end(), match[1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from traindoctor.choices import ANY, names_called
 from traindoctor.effective_calls import is_marker, is_open
-from traindoctor.expressions import argument, has_spread, is_method, number
+from traindoctor.expressions import argument, has_spread, is_constant, is_method, number
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
@@ -20,7 +20,7 @@ from traindoctor.rules.blocks import (
     unfused_block,
 )
 from traindoctor.rules.edits import set_keyword
-from traindoctor.types import Finding, Kind, Severity
+from traindoctor.types import Finding, Fix, Kind, NodeEdit, Severity
 from traindoctor.yaml_file import YamlFile
 
 OPTIM_DOCS = "PyTorch docs, torch.optim"
@@ -150,6 +150,34 @@ def decays_everything(file: PythonFile, about: Rule) -> Iterator[Finding]:
                 file.path,
                 file.span(call),
                 "weight decay also pulls norms and biases; give them their own group",
+            )
+
+
+@rule(
+    Kind.PYTHON,
+    code="OPT003",
+    name="gradients-set-to-zero",
+    severity=Severity.INFO,
+    summary="zero_grad(set_to_none=False) keeps and fills all gradients",
+    why="Setting gradients to None (the default since PyTorch 2.0) frees their memory between steps and "
+    "saves a pass over it.",
+    effect="Memory of one gradient set during the forward; documented in torch.optim.",
+    source=f"{OPTIM_DOCS}, Optimizer.zero_grad",
+    fix="unsafe",
+    remedy="Unsafe because code that reads p.grad after zero_grad sees None instead of zeros.",
+    bad="optimizer.zero_grad(set_to_none=False)",
+    good="optimizer.zero_grad()",
+)
+def set_to_zero(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    for call, _ in file.calls:
+        if is_method(call, "zero_grad") and is_constant(argument(call, "set_to_none", 0), False):
+            edits = (NodeEdit(file.span(call), "remove_keyword", ("set_to_none",)),)
+            fix = Fix("use the default", False, node_edits=edits) if call.keywords else None
+            yield about.at(
+                file.path,
+                file.span(call),
+                "zero_grad fills all gradients with zeros instead of freeing them",
+                fix,
             )
 
 
