@@ -270,6 +270,17 @@ def test_times_of_single_steps_say_nothing_about_the_steps_between(spacing, has_
     assert ("M302" in codes(panel)) == expected
 
 
+def test_the_ends_of_epochs_say_nothing_about_how_steady_the_steps_between_are():
+    panel = Panel()
+    for step in range(
+        20_000
+    ):  # every tenth step, and the last of each epoch: then the first of the next is slow
+        if step % 102 % 10 == 0 or step % 102 == 101:
+            seconds = 4.0 if step % 102 == 0 else 0.5
+            panel.observe(Record(step=step, values={"loss": 2.0, "step_seconds": seconds}))
+    assert "M302" not in codes(panel)
+
+
 @pytest.mark.parametrize("has_loss", [True, False])
 def test_bars_of_a_program_that_never_told_a_loss_are_not_slow(has_loss):
     panel = Panel()

@@ -69,6 +69,10 @@ class MainLoss:
             counts[name.key] += 1
         if main is None or (rank < self._rank and counts[best[0].key] >= counts[self.key]):
             better = rank < self._rank and counts[self.key] <= 3
+            if rank >= self._rank + 10 and counts[self.key] > 3:
+                return (
+                    main  # parts that are printed all the time do not replace a loss that was printed often
+                )
             margin = 2 if rank <= self._rank + 2 else 4  # a name that comes far more often wins in the end
             if not self.key or better or counts[best[0].key] > margin * counts[self.key] + 3:
                 self.key, self._rank = best[0].key, rank
@@ -118,7 +122,10 @@ class Assembler:
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
         falls_back = row.marks.step is not None and row.marks.step < (self.stepper.inner or 0)
-        is_aside = row.is_eval or (not has_loss and (falls_back or self._is_other_counter(row, values)))
+        is_beside = falls_back or self._is_other_counter(row, values)
+        is_aside = row.is_eval or (not has_loss and bool(self.main.key) and is_beside)
+        if falls_back and self._step_rank is not None and row.step_rank > self._step_rank:
+            is_aside = True  # `[5000] loss 2.5`, then `Batches[100] loss 2.6`: counted within something else
         if is_aside and self.stepper.is_counting():  # its counter may be that of the evaluation
             row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
         if has_loss and row.marks.step is not None:

@@ -69,6 +69,11 @@ class Stepper:
         """Whether a counter of training was read."""
         return self.inner is not None
 
+    def repeats_epoch(self, marks: Marks) -> bool:
+        """Whether a line counts by epochs alone and its epoch had a loss already, or no epoch had one."""
+        is_by_epoch = marks.epoch is not None and marks.step is None and marks.counter is None
+        return is_by_epoch and self._epoch_of_loss in (None, marks.epoch)
+
     def finish(self) -> None:
         """The program says that training is over; a counter that falls back afterwards is another run."""
         self._is_over = True

@@ -48,6 +48,8 @@ _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
 _JSONISH = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true\b|false\b|null\b|NaN\b|-?Infinity\b)')
 _LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d")
+HEADER_OF_LOSSES = re.compile(r"(?i)loss|error|entropy|nll|perplexity|\bm[as]p?e\b|rms")
+"""A header without such a word names no loss, so it is not taken apart."""
 _HEADER_ALIASES = {"e": "epoch", "#": "step", "it": "step", "i": "step"}
 _BORDER = re.compile(r"\s*[-=+|─━═┄│┃┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇┳┻╋]{6,}\s*")
 _BOX = re.compile(r"\s*[|│┃]\s*([^|│┃]+?)\s*[|│┃]\s*([^|│┃]*?)\s*[|│┃]\s*")
