@@ -372,3 +372,12 @@ def test_ends_as_schedulers_and_ray_report_them_are_crashes(lines):
         for record in parser.records(line):
             panel.observe(record)
     assert codes(panel) == {"M502"}
+
+
+@pytest.mark.parametrize(("end", "level"), [(1.0, "warn"), (8.0, "error")])
+def test_a_loss_that_comes_back_down_is_worth_a_warning(end, level):
+    panel = Panel()
+    for step in range(600):
+        loss = 1.0 if step < 300 else 8.0 if step < 400 else end
+        panel.observe(Record(step=step, values={"loss": loss * (1 + 0.02 * math.sin(step))}))
+    assert [alert.level for alert in panel.book.alerts.values() if alert.code == "M103"] == [level]

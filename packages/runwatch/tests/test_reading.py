@@ -352,7 +352,7 @@ def losses_of(text):
 
 
 def test_a_count_of_batches_beside_the_counter_of_a_run_does_not_move_it():
-    line = "INFO:tensorflow:[{:6}] | gnorm  0.27 lr  0.000245 | loss  {}\nINFO:tensorflow:Train batches[  100] | loss 9.0"
+    line = "INFO:tensorflow:[{:6}] | gnorm  0.27 | loss  {}\nINFO:tensorflow:Train batches[  100] | loss 9.0"
     text = "\n".join(line.format(step, 5.0) for step in (5000, 10000, 15000))
     assert [step for step, _ in losses_of(text)] == [5000, 5000, 10000, 10000, 15000, 15000]
 
@@ -434,3 +434,51 @@ def test_the_end_of_a_thread_is_not_the_end_of_the_program(tmp_path, first, leve
         ("M502", level)
     ]
     assert session.runs[0].state() == ("finished" if first else "crashed")
+
+
+@pytest.mark.parametrize(
+    ("marked", "summary"),
+    [
+        ("Epoch: [{}/9] Iter:[5/10], Loss: 2.5", "Loss: 9.0, MeanIU: 0.7"),
+        ("solver.cpp:228] Iteration {}, loss = 2.5", "    Train net output #3: loss = 9.0 (* 1 = 9.0 loss)"),
+    ],
+)
+def test_a_loss_without_the_step_that_others_have_sums_up(marked, summary):
+    text = "\n".join(f"{marked.format(step)}\n{summary}" for step in range(9))
+    assert [loss for _, loss in losses_of(text)][5:] == [2.5] * (len(losses_of(text)) - 5)
+
+
+def test_the_errors_of_a_fit_without_steps_are_no_curve():
+    assert losses_of("Analysis of the fit\n    MAE =   0.0031\n    RMSE =   0.0041\n    MAE =   0.0029") == []
+
+
+def test_the_score_at_an_iteration_is_the_loss():
+    assert losses_of("[main] INFO Listener - Score at iteration 78700 is 0.985") == [(78700, 0.985)]
+
+
+def test_the_columns_of_a_detector_are_losses_and_its_settings_are_none():
+    lines = [
+        "hyperparameters: lr0=0.01, warmup_epochs=3.0, cls=0.5, loss_ota=1",
+        "train: Scanning 'labels' images and labels...: 100%|####| 595/595 [00:00<00:00, 1758.01it/s]",
+        "  Epoch  gpu_mem      box     obj   cls   total  labels  img_size",
+        "  0/299     2.1G  0.07599  0.0377     0  0.1137     168       640:  50%|## | 1/2 [00:03<00:02, 3.9s/it]",
+    ]
+    assert losses_of("\n".join(lines)) == [(1, 0.1137)]
+
+
+@pytest.mark.parametrize(("start", "num_runs"), [("Starting training from iteration 0", 3), ("", 2)])
+def test_a_run_that_is_announced_may_be_short(start, num_runs):
+    parser = LineParser()
+    lines = [
+        line for _ in range(3) for line in (start, "iter: 19  total_loss: 5.4", "iter: 39  total_loss: 4.8")
+    ]
+    assert 1 + sum(record.new_run for line in lines for record in parser.records(line)) == num_runs
+
+
+@pytest.mark.parametrize(("epoch", "num_runs", "step"), [(0, 2, 30), (2, 1, 230)])
+def test_a_counter_that_falls_back_in_its_epoch_is_another_run_or_a_rollback(epoch, num_runs, step):
+    parser = LineParser()
+    places = [(idx, done) for idx in range(epoch + 1) for done in range(0, 100, 10)][:-3]
+    places += [(epoch, done) for done in (0, 10, 20, 30)]
+    records = [parser.parse(f"Epoch: [{idx}][{done}/100] Loss 2.5 (2.6)") for idx, done in places]
+    assert (1 + sum(record.new_run for record in records), records[-1].step) == (num_runs, step)

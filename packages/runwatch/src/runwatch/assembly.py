@@ -54,6 +54,11 @@ class MainLoss:
         self._rank = 99
         self._counts: Counter[str] = Counter()
 
+    @property
+    def is_error(self) -> bool:
+        """Whether it is only an error such as RMSE: without a step or an epoch that is the result of a fit."""
+        return self._rank >= 12 + _UNMARKED
+
     def choose(
         self, candidates: list[tuple[Name, float]], *, is_marked: bool = True
     ) -> tuple[Name, float] | None:
@@ -164,7 +169,10 @@ class Assembler:
             record.without_loss = keys >= self._shape
 
     def _is_lone(self, row: Row, values: dict[str, float]) -> bool:
-        """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve."""
+        """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve.
+
+        An error such as RMSE without them never is.
+        """
         if (
             len(values) != 1
             or row.marks.any()
@@ -175,7 +183,7 @@ class Assembler:
         if not all(math.isfinite(value) for value in values.values()):
             return False
         self._num_lone += 1
-        return self._num_lone == 1
+        return self._num_lone == 1 or self.main.is_error
 
     def _is_closing(self, values: dict[str, float], row: Row) -> bool:
         """A loss without a step where every loss has one is a summary of the run, no point of its curve."""
@@ -183,8 +191,8 @@ class Assembler:
         if is_marked or not math.isfinite(values["loss"]):
             self._num_marked += is_marked
             return False
-        self._num_unmarked += self._num_marked < 3
-        if self._num_marked < 3 or self._num_unmarked:
+        self._num_unmarked += 1
+        if self._num_marked < max(3, self._num_unmarked):
             return False
         del values["loss"]
         return True

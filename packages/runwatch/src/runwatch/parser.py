@@ -47,7 +47,11 @@ _ROUND = re.compile(r"(?:\s*|[A-Z]+:[\w.]+:|.{0,100}\]\s)(?:\[\s*(?:(\d+),\s*)?(
 _ROUND_RANK = 3
 """Better than a count of batches, worse than a named step."""
 _EVALUATION = re.compile(r"(?i)\b(?:eval(?:uation)?|validation|testing) (?:begin|start)(?:s|ed|ing)?\b")
+_SETTINGS = re.compile(r"(?i)^.{0,40}\b(?:hyper-?param(?:eter)?s|namespace|arguments|settings)\s*[:(=]")
 _TESTING = re.compile(r"(?i)\b(?:eval(?:uat\w+)?|validat\w+|testing)\b")
+_STARTING = re.compile(
+    r"(?i)\b(?:start|starting|begin|beginning) (?:model )?training\b(?!.*epoch)|\btraining start"
+)
 _BLOCK_ROLES = frozenset(
     (
         "lr",
@@ -230,12 +234,14 @@ class LineParser:
         plan = self._plans.get(texts)
         if plan is not None and plan.is_known:
             return self._sentence(line, plan, numbers)
+        if "raining" in line and _STARTING.search(line):
+            self.stepper.announce()
         if (self._box.is_open() or line.lstrip()[:1] in ("|", "│", "┃")) and self._box.add(line):
             return None
         if is_border(line):
             row = self._box.row(self.names)
             return self._assembler.record(row) if row is not None else None
-        if self._code.is_code(line):
+        if self._code.is_code(line) or _SETTINGS.match(line):
             return None
         may_be_header = not numbers or (self._num_lines <= 3 and line.count(",") > 1)
         if (may_be_header and self._header(line)) or not numbers:

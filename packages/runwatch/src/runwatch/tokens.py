@@ -61,7 +61,8 @@ _SECTION = re.compile(
 )
 """`Train: loss = 1 | Val: loss = 2`: a word before several names."""
 _LOSS_AFTER = re.compile(
-    r"(?i)(?P<key>[\w ]*\bloss) (?:after|at|in|for) ?(?P<counter>epoch|iteration|iter|step|batch)?"
+    r"(?i)(?P<key>[\w ]*\bloss|(?:.* )?score(?= at iter)) (?:after|at|in|for) ?"
+    r"(?P<counter>epoch|iteration|iter|step|batch)?"
 )
 _COUNTED = re.compile(
     r"(?i)\s*(?P<counter>epoch|iteration|iter|step|batche?)?s?\s*(?:[:=]|\bis\b|\bwas\b)\s*"
@@ -180,7 +181,7 @@ class Tokenizer:
                 word = "batch" if word.lower() == "batche" else word
                 counter.name, value.name, value.key = (
                     self.names.of(word),
-                    self.names.of(ends["key"]),
+                    self.names.of(ends["key"]) or Name("loss", "score", 4),
                     ends["key"],
                 )
 
