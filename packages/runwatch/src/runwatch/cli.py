@@ -147,9 +147,17 @@ def main() -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name="runwatch", cls=MonitorCommand)(monitor)
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False) or 0)
     except UserError as error:
         print(f"runwatch: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except Exception as error:  # of click, which typer brings along under a name of its own
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message().rstrip(".")
+        print(f"runwatch: error: {message}; 'runwatch --help' lists the options", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:
         _silence_stdout()
@@ -177,6 +185,7 @@ def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: str) -> list[Sink]:
     import shlex
+    import shutil
 
     from runwatch.sinks import FORMATS, AlertFile, command_sink, webhook_sink
 
@@ -184,9 +193,12 @@ def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: 
     sinks: list[Sink] = [AlertFile(alerts)] if alerts is not None else []
     if command is not None:
         try:
-            sinks.append(command_sink(shlex.split(command)))
+            words = shlex.split(command)
         except ValueError as error:
             raise UserError(f"--command {command}: {error}; check the quotes") from error
+        if words and shutil.which(words[0]) is None:
+            raise UserError(f"--command {command}: there is no program {words[0]}")
+        sinks.append(command_sink(words))
     if webhook:
         sinks.append(webhook_sink(webhook, kind))
     return sinks

@@ -15,7 +15,8 @@ from runwatch.tfevents import is_event_file
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)", re.I)
 _STREAMS = ("stdout.log", "stderr.log")
 _LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".json")
-_OWN = ("training_log.jsonl", "events.jsonl", "config.yaml", "train.log")
+_OWN = ("training_log.jsonl", "events.jsonl", "heartbeat.json", ".lock")
+"""Others have a train.log or a config.yaml too."""
 
 
 class RunFolder:
@@ -47,6 +48,8 @@ class RunSource:
     files: list[LogFile] = field(default_factory=list)
     folder: RunFolder | None = None
     """Set for a run of ours: its ledger, settings, samples and lock are read too."""
+    is_guess: bool = False
+    """It only lies in a folder that was named: it may be something else than a log."""
 
     @property
     def is_own(self) -> bool:
@@ -142,7 +145,7 @@ def _plain_logs(folder: Path) -> list[RunSource]:
         if not path.is_file() or not (path.suffix in (*_LOGS, ".csv", ".tsv") or is_event_file(path)):
             continue
         name = path.stem if path.suffix in (".out", ".err") else path.name
-        run = runs.setdefault(name, RunSource(_name(path), path))
+        run = runs.setdefault(name, RunSource(_name(path), path, is_guess=True))
         run.files.append(LogFile(path))
     return list(runs.values())[:512]
 
