@@ -381,3 +381,12 @@ def test_a_loss_that_comes_back_down_is_worth_a_warning(end, level):
         loss = 1.0 if step < 300 else 8.0 if step < 400 else end
         panel.observe(Record(step=step, values={"loss": loss * (1 + 0.02 * math.sin(step))}))
     assert [alert.level for alert in panel.book.alerts.values() if alert.code == "M103"] == [level]
+
+
+@pytest.mark.parametrize(("by_lines", "expected"), [(False, True), (True, False)])
+def test_lines_of_a_log_without_a_counter_have_no_speed(by_lines, expected):
+    panel, now = Panel(), 1000.0
+    for step in range(1, 300):
+        now += (1.0, 9.0)[step % 2]
+        panel.observe(Record(step=step, time=now, values={"loss": 2.0}, by_lines=by_lines))
+    assert ("M302" in codes(panel)) == expected

@@ -482,3 +482,41 @@ def test_a_counter_that_falls_back_in_its_epoch_is_another_run_or_a_rollback(epo
     places += [(epoch, done) for done in (0, 10, 20, 30)]
     records = [parser.parse(f"Epoch: [{idx}][{done}/100] Loss 2.5 (2.6)") for idx, done in places]
     assert (1 + sum(record.new_run for record in records), records[-1].step) == (num_runs, step)
+
+
+def test_runs_are_told_apart_by_epochs_above_bars_that_show_no_loss():
+    parser = LineParser()
+    epoch = [
+        "  0%|   | 0/6 [00:00<?, ?it/s]",
+        "100%|###| 6/6 [00:04<00:00,  4.4s/it]",
+        "Loss:  157.1",
+        "Evaluating...",
+    ]
+    lines = [line for _ in range(3) for idx in range(4) for line in (f"Epoch {idx}", *epoch)]
+    assert sum(record.new_run for line in lines for record in parser.records(line)) == 2
+
+
+def test_time_since_the_start_of_an_epoch_is_not_that_of_a_step():
+    lines = [
+        f"Epoch: {epoch} | Batch: {batch}/100 | Loss: 4.6 | Time: {2.9 * batch / 10:.1f}s"
+        for epoch in range(5)
+        for batch in range(10, 110, 10)
+    ]
+    parser = LineParser()
+    assert not any("step_seconds" in parser.parse(line).values for line in lines)
+
+
+def test_a_log_of_which_only_validation_is_logged_by_epochs_has_steps():
+    parser = LineParser()
+    records = [parser.parse(f'log: {{"epoch": {idx}, "valid_xe_loss": {5 - idx}}}') for idx in range(1, 4)]
+    assert (records[-1].step, records[-1].values["valid_loss"]) == (3, 2.0)
+
+
+def test_a_bar_that_has_not_begun_says_nothing_about_the_line_behind_it():
+    line = "Validation: |          | 0/? [00:00<?, ?it/s]INFO  Epoch 499: v_loss 2.1e+00  loss 3.0e-01"
+    assert losses_of(line)[0][1] == 0.3
+
+
+def test_the_summary_of_a_model_has_no_losses():
+    row = "4 | latent_loss_fn         | SmoothL1Loss      | 0     \n"
+    assert losses_of(3 * row) == []

@@ -138,11 +138,12 @@ class Assembler:
         begins = (
             self.stepper.place(row.marks, has_loss=has_loss, is_valid="valid_loss" in values) or self._begins
         )
-        if begins:
-            self._skipped, self._begins = None, False
+        self._skipped = None if begins else self._skipped
+        self._begins = begins and not values and not row.lists
         if not values and not row.lists:
             return None
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
+        record.by_lines = self.stepper.counts_lines()
         record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
         record.is_played, record.reward = self._num_rewards >= _PLAYED, self._reward
@@ -316,7 +317,9 @@ class Assembler:
             known.append(seconds)
             if len(known) > 1 and seconds < known[-2] and len(known) < 200:
                 falls = sum(later < earlier for earlier, later in itertools.pairwise(known))
-                if falls >= 2:
+                if falls >= max(
+                    2, 0.3 * len(known)
+                ):  # the time since the start of an epoch falls more seldom
                     self._plain_is_total = False
             elif len(known) >= 200:
                 self._plain_is_total = True

@@ -47,7 +47,10 @@ _ROUND = re.compile(r"(?:\s*|[A-Z]+:[\w.]+:|.{0,100}\]\s)(?:\[\s*(?:(\d+),\s*)?(
 _ROUND_RANK = 3
 """Better than a count of batches, worse than a named step."""
 _EVALUATION = re.compile(r"(?i)\b(?:eval(?:uation)?|validation|testing) (?:begin|start)(?:s|ed|ing)?\b")
-_SETTINGS = re.compile(r"(?i)^.{0,40}\b(?:hyper-?param(?:eter)?s|namespace|arguments|settings)\s*[:(=]")
+_SETTINGS = re.compile(
+    r"(?i)^.{0,40}\b(?:hyper-?param(?:eter)?s|namespace|arguments|settings)\s*[:(=]"
+    r"|\s*\d+\s*\|\s*[\w.]+\s*\|\s*\w+\s*\|"  # a row of the summary of a model
+)
 _TESTING = re.compile(r"(?i)\b(?:eval(?:uat\w+)?|validat\w+|testing)\b")
 _STARTING = re.compile(
     r"(?i)\b(?:start|starting|begin|beginning) (?:model )?training\b(?!.*epoch)|\btraining start"
@@ -228,6 +231,8 @@ class LineParser:
     def _numbers(self, line: str) -> Record | None:
         if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
             return None
+        if "0/? [" in line:  # a bar that has not begun, with a line of another behind it
+            line = line.rpartition("it/s]")[2]
         if (bar := find_bar(line)) is not None:
             return self._bar(bar)
         texts, numbers = self._tokens.split(line)
@@ -278,7 +283,7 @@ class LineParser:
         ):
             row.marks.step, row.step_rank = float(start[2] or start[3]), _ROUND_RANK
             row.marks.epoch = float(start[1]) if start[1] else row.marks.epoch
-        if self._is_announced and row.values:
+        if self._is_announced and any(name.role == "loss" for name, _ in row.values):
             self._is_announced = False
             row.is_eval = row.is_eval or self.stepper.repeats_epoch(row.marks)
         in_block = False

@@ -71,6 +71,10 @@ class Stepper:
         """Whether a counter of training was read."""
         return self.inner is not None
 
+    def counts_lines(self) -> bool:
+        """Whether the log has no counter, so that its lines are counted."""
+        return self._counting and self.inner is None
+
     def announce(self) -> None:
         """The program says that a training starts: the next counter that falls back to the start is another run."""
         self._is_announced = self._num_losses > 0
@@ -102,6 +106,8 @@ class Stepper:
             self._is_same_epoch = False
         elif has_loss and self.inner is None:
             self._count_line()
+        elif is_valid and self.inner is None and self.epoch is not None and self._epoch_of_loss is None:
+            self.step, self.by_epoch = int(self.epoch), True
         self._num_losses += has_loss or is_valid
         self._is_announced = self._is_announced and not has_loss
         return begins

@@ -66,7 +66,7 @@ class Throughput(Detector):
         return not 0.8 < (record.step - before[0]) * seconds / max(record.time - before[1], 1e-9) < 1.25
 
     def _from_time(self, record: Record) -> tuple[str, float] | None:
-        if record.step is None or record.time is None or "loss" not in record.values:
+        if record.step is None or record.time is None or "loss" not in record.values or record.by_lines:
             return None
         before, self.before = self.before, (record.step, record.time)
         if before is None or record.step <= before[0] or record.time <= before[1]:
