@@ -60,7 +60,7 @@ class RunSource:
 def find_runs(paths: list[str]) -> list[RunSource]:
     """The runs that the paths mean, in order; a path that does not exist yet is waited for if its parent is there."""
     if not paths:
-        raise UserError("nothing to watch: give a run folder, a log, a folder of rank logs, or a pattern")
+        raise UserError("nothing to watch: give a log, a folder of logs, a run folder or a pattern")
     runs: list[RunSource] = []
     for path in paths:
         matches = [Path(name) for name in sorted(glob.glob(path))] if glob.has_magic(path) else [Path(path)]
@@ -87,9 +87,9 @@ def _runs_of(path: Path) -> list[RunSource]:
     if path.is_dir():
         return _runs_of_folder(path)
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is no regular file; give a log file or a folder")
+        raise UserError(f"{path}: is not a regular file; give a log file or a folder")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path}: may not be read; check its rights")
+        raise UserError(f"{path}: cannot be read; check its permissions")
     return [RunSource(_name(path), path, [LogFile(path)])]
 
 
@@ -113,9 +113,7 @@ def _runs_of_folder(path: Path) -> list[RunSource]:
         return [RunSource(path.absolute().name, path, logs)]
     runs = _plain_logs(path)
     if not runs:
-        raise UserError(
-            f"{path}: holds no training_log.jsonl, no logs and no rank logs; give a run folder or a log"
-        )
+        raise UserError(f"{path}: contains no logs; give a log or another folder")
     return runs
 
 

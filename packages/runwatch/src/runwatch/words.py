@@ -118,7 +118,7 @@ def unread_lines(run: dict[str, Any]) -> list[str]:
     if run.get("is_empty"):
         return ["  the file is empty"]
     if not unread["lines"]:
-        return ["  no loss was read, and no line looks like numbers with names"]
+        return ["  no loss was read, and no line has a number with a name"]
     lines = ["  no loss was read; these lines look like numbers:"]
     lines += [f"    {line[:110]}" for line in unread["lines"][:3]]
     names = ", ".join(unread["names"][:8])
