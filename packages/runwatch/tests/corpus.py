@@ -243,11 +243,11 @@ def markdown(verdicts: list[Verdict], numbers: dict[str, Any]) -> str:
     lines = [
         "# The labelled logs",
         "",
-        "Losses, gradients and validations come from real trainings of a small network; faults are injected into its",
-        "batches, gradients, rate or clock (the clock is simulated, so that the logs are the same everywhere), and the",
-        "same training is told in seven trainers' formats. Lines of NCCL, of a full GPU or disk, of a killed process",
-        "are put in as those programs print them. The formats of many more trainers are in [accuracy](accuracy.md).",
-        "*May also* lists what is true besides, such as a spike when a divergence begins.",
+        "Losses, gradients and validations come from real trainings of a small network. Faults are injected into its",
+        "batches, gradients, rate or clock. The clock is simulated, so that the logs are the same on every machine.",
+        "Each training is written in the formats of seven trainers. Lines of NCCL, of a full GPU or disk, and of a",
+        "killed process are inserted as those programs print them. More formats are in [accuracy](accuracy.md).",
+        "*May also* lists what is also true, such as a spike when a divergence begins.",
         "",
         f"{numbers['logs']} logs, {numbers['healthy']} of them healthy: {numbers['found']} faults found in time, "
         f"{numbers['missed']} missed, {numbers['false']} false alarms. Precision {numbers['precision']:.3f}, "

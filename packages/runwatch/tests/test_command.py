@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from runwatch.cli import main
 from runwatch.errors import UserError
 from runwatch.sinks import describe, webhook_sink
 
@@ -58,6 +59,7 @@ MISTAKES = [
     (["--set", "history_lines=8.5", "x.log"], "a whole number"),
     (["--settings", "missing.yaml", "x.log"], "--settings missing.yaml"),
     (["--explain", "M999"], "--explain M999"),
+    (["--command", "no_such_program now", "x.log"], "there is no program no_such_program"),
     (["--report", __file__, "x.log"], "is a file; give a folder"),
 ]
 
@@ -68,6 +70,17 @@ def test_mistakes_are_told_in_one_line(call, words, told):
     assert isinstance(done.exception, UserError)
     assert told in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+@pytest.mark.parametrize("words", [["--bogus", "x.log"], ["--interval", "soon", "x.log"], ["--once"]])
+def test_every_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["runwatch", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("runwatch: error: ")
+    assert told.count("\n") == 1
 
 
 def test_the_old_entry_point_reads_the_old_format(tmp_path):
@@ -131,3 +144,16 @@ def test_a_wrong_webhook_is_told_without_its_secret(address):
     assert "--webhook" in str(caught.value)
     assert "SEC" not in str(caught.value)
     assert describe(http.client.InvalidURL("/SECRET")) == "InvalidURL"
+
+
+def test_files_of_a_folder_that_are_no_logs_are_named_in_one_line(call, tmp_path):
+    (tmp_path / "train.log").write_text("".join(f"step {step} loss 2.5\n" for step in range(1, 9)))
+    (tmp_path / "config.yaml").write_text("lr: 0.1\n")
+    (tmp_path / "package.json").write_text('{"a": 1}\n')
+    (tmp_path / "empty.log").touch()
+    done = call("--once", tmp_path)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("train: fine")
+    last = "no loss in 2 other files of this folder: empty.log, package.json"
+    assert done.stdout.splitlines()[-1] == last
+    assert call("--once", tmp_path / "empty.log").stdout.splitlines()[-1].strip() == "the file is empty"

@@ -270,6 +270,17 @@ def test_times_of_single_steps_say_nothing_about_the_steps_between(spacing, has_
     assert ("M302" in codes(panel)) == expected
 
 
+def test_the_ends_of_epochs_say_nothing_about_how_steady_the_steps_between_are():
+    panel = Panel()
+    for step in range(
+        20_000
+    ):  # every tenth step, and the last of each epoch: then the first of the next is slow
+        if step % 102 % 10 == 0 or step % 102 == 101:
+            seconds = 4.0 if step % 102 == 0 else 0.5
+            panel.observe(Record(step=step, values={"loss": 2.0, "step_seconds": seconds}))
+    assert "M302" not in codes(panel)
+
+
 @pytest.mark.parametrize("has_loss", [True, False])
 def test_bars_of_a_program_that_never_told_a_loss_are_not_slow(has_loss):
     panel = Panel()
@@ -361,3 +372,21 @@ def test_ends_as_schedulers_and_ray_report_them_are_crashes(lines):
         for record in parser.records(line):
             panel.observe(record)
     assert codes(panel) == {"M502"}
+
+
+@pytest.mark.parametrize(("end", "level"), [(1.0, "warn"), (8.0, "error")])
+def test_a_loss_that_comes_back_down_is_worth_a_warning(end, level):
+    panel = Panel()
+    for step in range(600):
+        loss = 1.0 if step < 300 else 8.0 if step < 400 else end
+        panel.observe(Record(step=step, values={"loss": loss * (1 + 0.02 * math.sin(step))}))
+    assert [alert.level for alert in panel.book.alerts.values() if alert.code == "M103"] == [level]
+
+
+@pytest.mark.parametrize(("by_lines", "expected"), [(False, True), (True, False)])
+def test_lines_of_a_log_without_a_counter_have_no_speed(by_lines, expected):
+    panel, now = Panel(), 1000.0
+    for step in range(1, 300):
+        now += (1.0, 9.0)[step % 2]
+        panel.observe(Record(step=step, time=now, values={"loss": 2.0}, by_lines=by_lines))
+    assert ("M302" in codes(panel)) == expected

@@ -1,5 +1,6 @@
 """Logs as they really are: everybody's formats, rubbish, files that grow, shrink, move and are not there yet."""
 
+import json
 import math
 import os
 import random
@@ -341,3 +342,181 @@ def test_paths_that_mean_nothing_are_told(tmp_path, path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=path.split("/")[0].replace("*", r"\*")):
         find_runs([str(tmp_path / path)])
+
+
+def losses_of(text):
+    """(step, loss) of every line that has a loss of training."""
+    parser = LineParser()
+    records = [record for line in text.splitlines() for record in parser.records(line)]
+    return [(record.step, record.values["loss"]) for record in records if "loss" in record.values]
+
+
+def test_a_count_of_batches_beside_the_counter_of_a_run_does_not_move_it():
+    line = "INFO:tensorflow:[{:6}] | gnorm  0.27 | loss  {}\nINFO:tensorflow:Train batches[  100] | loss 9.0"
+    text = "\n".join(line.format(step, 5.0) for step in (5000, 10000, 15000))
+    assert [step for step, _ in losses_of(text)] == [5000, 5000, 10000, 10000, 15000, 15000]
+
+
+def test_a_table_of_an_error_without_the_word_loss_is_read():
+    assert losses_of("iter\tRMSE\n0\t0.28\n1\t0.27") == [(0, 0.28), (1, 0.27)]
+
+
+def test_the_result_of_an_announced_evaluation_is_no_loss_of_training():
+    text = "".join(
+        f"epoch: {idx}, loss is: {5 - idx}\ntesting in eval mode\nepoch: {idx}, loss is: 9\n"
+        for idx in range(4)
+    )
+    assert losses_of(text) == [(0, 5.0), (1, 4.0), (2, 3.0), (3, 2.0)]
+
+
+def test_parts_that_are_printed_for_every_batch_do_not_replace_the_loss():
+    epochs = "".join(f"Epoch: {idx} | Train: loss = {6 - idx} | f1 = 0.5\n" for idx in range(5))
+    parts = "cut_loss: 5.7 | rerank_loss: 0.4\n" * 100
+    assert losses_of(epochs + parts)[-1] == (4, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "last"),
+    [
+        ("epoch: {epoch}, {done}/100 8.8%, 6.49s per iter, lr: 0.0003, tr: 1.00", "  recon loss: 5.7", 190),
+        ("{done}/100 (batches) completed!", "mean loss: 5.7", 190),
+    ],
+)
+def test_a_counter_above_a_block_is_that_of_the_block(head, line, last):
+    places = [(epoch, done) for epoch in (1, 2) for done in range(10, 100, 10)]
+    text = "\n".join(f"{head.format(epoch=epoch, done=done)}\n{line}" for epoch, done in places)
+    assert losses_of(text)[-1][0] == last
+
+
+def test_adversaries_may_have_several_losses_each():
+    text = "(epoch: 1, iters: 100, time: 0.3) D: 0.111, 0.105 | G: 0.146, 0.150 | Cyc: 0.092, 0.037 | "
+    assert losses_of(text) == [(100, 0.146)]
+
+
+def test_a_count_with_its_share_of_the_whole_is_a_step():
+    assert losses_of("train--->0m 27s (5000 50%) training loss = 3.5225") == [(5000, 3.5225)]
+
+
+@pytest.mark.parametrize(
+    "line", ["Five pens cost $3, so one pen costs $0.60.", "  name = crf_loss/kernel:0, shape = (768, 10)"]
+)
+def test_money_and_tensors_are_no_losses(line):
+    assert losses_of(f"{line}\n{line}\n{line}") == []
+
+
+def test_runs_of_which_only_validation_is_logged_are_told_apart():
+    parser = LineParser()
+    lines = [f"step:{step}/500 val_loss:{9 - step / 100}" for _ in range(3) for step in range(0, 501, 125)]
+    assert sum(parser.parse(line).new_run for line in lines) == 2
+
+
+def test_a_document_whose_training_was_resumed_is_one_run():
+    rows = [{"epoch": 0.01 * (step % 1000), "step": step, "loss": 2.0} for step in range(100, 3000, 100)]
+    parser = LineParser()
+    text = json.dumps({"log_history": rows, "global_step": 2900}, indent=1)
+    records = [record for line in text.splitlines() for record in parser.records(line)]
+    assert len(records) == len(rows)
+    assert not any(record.new_run for record in records)
+
+
+@pytest.mark.parametrize(("first", "level"), [("Exception in thread Thread-1:", "warn"), ("", "error")])
+def test_the_end_of_a_thread_is_not_the_end_of_the_program(tmp_path, first, level):
+    lines = [f"step {step}/100 loss {5 - step / 50}" for step in range(1, 101)]
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "queue.py", line 1, in run',
+        "OSError: handle is closed",
+    ]
+    (tmp_path / "train.log").write_text("\n".join([*lines, first, *trace]))
+    session = Session(find_runs([str(tmp_path / "train.log")]), MonitorSettings())
+    session.look(live=False)
+    assert [(alert.code, alert.level) for alert in session.runs[0].panel.book.alerts.values()] == [
+        ("M502", level)
+    ]
+    assert session.runs[0].state() == ("finished" if first else "crashed")
+
+
+@pytest.mark.parametrize(
+    ("marked", "summary"),
+    [
+        ("Epoch: [{}/9] Iter:[5/10], Loss: 2.5", "Loss: 9.0, MeanIU: 0.7"),
+        ("solver.cpp:228] Iteration {}, loss = 2.5", "    Train net output #3: loss = 9.0 (* 1 = 9.0 loss)"),
+    ],
+)
+def test_a_loss_without_the_step_that_others_have_sums_up(marked, summary):
+    text = "\n".join(f"{marked.format(step)}\n{summary}" for step in range(9))
+    assert [loss for _, loss in losses_of(text)][5:] == [2.5] * (len(losses_of(text)) - 5)
+
+
+def test_the_errors_of_a_fit_without_steps_are_no_curve():
+    assert losses_of("Analysis of the fit\n    MAE =   0.0031\n    RMSE =   0.0041\n    MAE =   0.0029") == []
+
+
+def test_the_score_at_an_iteration_is_the_loss():
+    assert losses_of("[main] INFO Listener - Score at iteration 78700 is 0.985") == [(78700, 0.985)]
+
+
+def test_the_columns_of_a_detector_are_losses_and_its_settings_are_none():
+    lines = [
+        "hyperparameters: lr0=0.01, warmup_epochs=3.0, cls=0.5, loss_ota=1",
+        "train: Scanning 'labels' images and labels...: 100%|####| 595/595 [00:00<00:00, 1758.01it/s]",
+        "  Epoch  gpu_mem      box     obj   cls   total  labels  img_size",
+        "  0/299     2.1G  0.07599  0.0377     0  0.1137     168       640:  50%|## | 1/2 [00:03<00:02, 3.9s/it]",
+    ]
+    assert losses_of("\n".join(lines)) == [(1, 0.1137)]
+
+
+@pytest.mark.parametrize(("start", "num_runs"), [("Starting training from iteration 0", 3), ("", 2)])
+def test_a_run_that_is_announced_may_be_short(start, num_runs):
+    parser = LineParser()
+    lines = [
+        line for _ in range(3) for line in (start, "iter: 19  total_loss: 5.4", "iter: 39  total_loss: 4.8")
+    ]
+    assert 1 + sum(record.new_run for line in lines for record in parser.records(line)) == num_runs
+
+
+@pytest.mark.parametrize(("epoch", "num_runs", "step"), [(0, 2, 30), (2, 1, 230)])
+def test_a_counter_that_falls_back_in_its_epoch_is_another_run_or_a_rollback(epoch, num_runs, step):
+    parser = LineParser()
+    places = [(idx, done) for idx in range(epoch + 1) for done in range(0, 100, 10)][:-3]
+    places += [(epoch, done) for done in (0, 10, 20, 30)]
+    records = [parser.parse(f"Epoch: [{idx}][{done}/100] Loss 2.5 (2.6)") for idx, done in places]
+    assert (1 + sum(record.new_run for record in records), records[-1].step) == (num_runs, step)
+
+
+def test_runs_are_told_apart_by_epochs_above_bars_that_show_no_loss():
+    parser = LineParser()
+    epoch = [
+        "  0%|   | 0/6 [00:00<?, ?it/s]",
+        "100%|###| 6/6 [00:04<00:00,  4.4s/it]",
+        "Loss:  157.1",
+        "Evaluating...",
+    ]
+    lines = [line for _ in range(3) for idx in range(4) for line in (f"Epoch {idx}", *epoch)]
+    assert sum(record.new_run for line in lines for record in parser.records(line)) == 2
+
+
+def test_time_since_the_start_of_an_epoch_is_not_that_of_a_step():
+    lines = [
+        f"Epoch: {epoch} | Batch: {batch}/100 | Loss: 4.6 | Time: {2.9 * batch / 10:.1f}s"
+        for epoch in range(5)
+        for batch in range(10, 110, 10)
+    ]
+    parser = LineParser()
+    assert not any("step_seconds" in parser.parse(line).values for line in lines)
+
+
+def test_a_log_of_which_only_validation_is_logged_by_epochs_has_steps():
+    parser = LineParser()
+    records = [parser.parse(f'log: {{"epoch": {idx}, "valid_xe_loss": {5 - idx}}}') for idx in range(1, 4)]
+    assert (records[-1].step, records[-1].values["valid_loss"]) == (3, 2.0)
+
+
+def test_a_bar_that_has_not_begun_says_nothing_about_the_line_behind_it():
+    line = "Validation: |          | 0/? [00:00<?, ?it/s]INFO  Epoch 499: v_loss 2.1e+00  loss 3.0e-01"
+    assert losses_of(line)[0][1] == 0.3
+
+
+def test_the_summary_of_a_model_has_no_losses():
+    row = "4 | latent_loss_fn         | SmoothL1Loss      | 0     \n"
+    assert losses_of(3 * row) == []

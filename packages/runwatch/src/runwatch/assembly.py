@@ -54,6 +54,11 @@ class MainLoss:
         self._rank = 99
         self._counts: Counter[str] = Counter()
 
+    @property
+    def is_error(self) -> bool:
+        """Whether it is only an error such as RMSE: without a step or an epoch that is the result of a fit."""
+        return self._rank >= 12 + _UNMARKED
+
     def choose(
         self, candidates: list[tuple[Name, float]], *, is_marked: bool = True
     ) -> tuple[Name, float] | None:
@@ -69,6 +74,10 @@ class MainLoss:
             counts[name.key] += 1
         if main is None or (rank < self._rank and counts[best[0].key] >= counts[self.key]):
             better = rank < self._rank and counts[self.key] <= 3
+            if rank >= self._rank + 10 and counts[self.key] > 3:
+                return (
+                    main  # parts that are printed all the time do not replace a loss that was printed often
+                )
             margin = 2 if rank <= self._rank + 2 else 4  # a name that comes far more often wins in the end
             if not self.key or better or counts[best[0].key] > margin * counts[self.key] + 3:
                 self.key, self._rank = best[0].key, rank
@@ -118,7 +127,10 @@ class Assembler:
             return None
         has_loss = "loss" in values and not self._is_closing(values, row)
         falls_back = row.marks.step is not None and row.marks.step < (self.stepper.inner or 0)
-        is_aside = row.is_eval or (not has_loss and (falls_back or self._is_other_counter(row, values)))
+        is_beside = falls_back or self._is_other_counter(row, values)
+        is_aside = row.is_eval or (not has_loss and bool(self.main.key) and is_beside)
+        if falls_back and self._step_rank is not None and row.step_rank > self._step_rank:
+            is_aside = True  # `[5000] loss 2.5`, then `Batches[100] loss 2.6`: counted within something else
         if is_aside and self.stepper.is_counting():  # its counter may be that of the evaluation
             row.marks = Marks(epoch=row.marks.epoch, epoch_total=row.marks.epoch_total)
         if has_loss and row.marks.step is not None:
@@ -126,11 +138,12 @@ class Assembler:
         begins = (
             self.stepper.place(row.marks, has_loss=has_loss, is_valid="valid_loss" in values) or self._begins
         )
-        if begins:
-            self._skipped, self._begins = None, False
+        self._skipped = None if begins else self._skipped
+        self._begins = begins and not values and not row.lists
         if not values and not row.lists:
             return None
         record = Record(self.stepper.step, row.time, values, row.lists, row.rank)
+        record.by_lines = self.stepper.counts_lines()
         record.new_run, record.by_epoch, record.total = begins, self.stepper.by_epoch, self.stepper.total
         record.series = self.main.key if has_loss else ""
         record.is_played, record.reward = self._num_rewards >= _PLAYED, self._reward
@@ -157,7 +170,10 @@ class Assembler:
             record.without_loss = keys >= self._shape
 
     def _is_lone(self, row: Row, values: dict[str, float]) -> bool:
-        """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve."""
+        """A single loss without a step, an epoch or anything beside it may be a setting; twice it is a curve.
+
+        An error such as RMSE without them never is.
+        """
         if (
             len(values) != 1
             or row.marks.any()
@@ -168,7 +184,7 @@ class Assembler:
         if not all(math.isfinite(value) for value in values.values()):
             return False
         self._num_lone += 1
-        return self._num_lone == 1
+        return self._num_lone == 1 or self.main.is_error
 
     def _is_closing(self, values: dict[str, float], row: Row) -> bool:
         """A loss without a step where every loss has one is a summary of the run, no point of its curve."""
@@ -176,8 +192,8 @@ class Assembler:
         if is_marked or not math.isfinite(values["loss"]):
             self._num_marked += is_marked
             return False
-        self._num_unmarked += self._num_marked < 3
-        if self._num_marked < 3 or self._num_unmarked:
+        self._num_unmarked += 1
+        if self._num_marked < max(3, self._num_unmarked):
             return False
         del values["loss"]
         return True
@@ -301,7 +317,9 @@ class Assembler:
             known.append(seconds)
             if len(known) > 1 and seconds < known[-2] and len(known) < 200:
                 falls = sum(later < earlier for earlier, later in itertools.pairwise(known))
-                if falls >= 2:
+                if falls >= max(
+                    2, 0.3 * len(known)
+                ):  # the time since the start of an epoch falls more seldom
                     self._plain_is_total = False
             elif len(known) >= 200:
                 self._plain_is_total = True

@@ -17,10 +17,14 @@ _OPEN = re.compile(
     r"(?P<done>\d+)(?:it|batch|step)s? \[[\d:]+,\s*(?P<rate>[\d.]+)?\s*(?P<unit>\w+/s|s/\w+)?(?P<rest>.*)"
 )
 _OTHER = re.compile(
-    r"\b(?:valid\w*|val|eval\w*|test\w*|sanity|load\w*|download\w*|map|tokeniz\w*|generat\w*|sampl\w*|predict\w*|shards?"
-    r"|fetch\w*|preprocess\w*|encod\w*|extract\w*|cach\w*|scan\w*|filter\w*|reading|packing|inference|computing|class)\b",
+    r"\b(?:valid\w*|val|eval\w*|test\w*|sanity|map|generat\w*|sampl\w*|predict\w*|shards?"
+    r"|encod\w*|extract\w*|filter\w*|packing|inference|computing|class)\b",
     re.I,
 )
+_READING = re.compile(
+    r"\b(?:load(?:ing)?|download\w*|tokeniz\w*|fetch\w*|preprocess\w*|cach(?:ing|ed)|scan\w*|reading)\b", re.I
+)
+"""Of the data, also of those for training."""
 _EPOCHS = re.compile(r"epochs?\D{0,3}$|^\s*epochs?\b\D*$", re.I)
 _LAST_NUMBER = re.compile(r"[A-Za-z]\D{0,8}(?<![\d.])(\d{1,5})\s*:?\s*$")
 _DIGITS = re.compile(r"[\d.]+")
@@ -56,7 +60,8 @@ class Bar:
     def is_other(self) -> bool:
         """Whether it counts something else than steps of training, such as batches of validation."""
         label = self.label.lower()
-        return _OTHER.search(label) is not None and "train" not in label and "oss" not in label
+        is_other = _READING.search(label) or ("train" not in label and _OTHER.search(label))
+        return bool(is_other) and "oss" not in label
 
     @property
     def counts_epochs(self) -> bool:

@@ -34,66 +34,70 @@ def monitor(
         list[str] | None,
         typer.Argument(
             metavar="PATH",
-            help="Run folders, training_log.jsonl files, text logs, folders of torchrun's rank logs, or patterns.",
+            help="Logs, folders of logs or of torchrun's rank logs, run folders of MM-LDLM, or patterns.",
         ),
     ] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 10.0,
-    once: Annotated[bool, typer.Option("--once", help="Read what is there, report, leave.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two reads of the log.")] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="Read the logs once, report and exit.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a look on stdout instead of a screen.")
+        bool, typer.Option("--json", help="Print one JSON object per read instead of a screen.")
     ] = False,
     fail_on: Annotated[
         str,
-        typer.Option(help="Exit with 1 if anything of this level or worse was found: info, warn or error."),
+        typer.Option(help="Exit with 1 if anything at this level or above was found: info, warn or error."),
     ] = "error",
     serve: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:PORT]", help="Show a live page; at 127.0.0.1:8377 unless told otherwise."
-        ),
+        typer.Option(metavar="[HOST:PORT]", help="Serve a live page. The default address is 127.0.0.1:8377."),
     ] = None,
     alerts: Annotated[
-        Path | None, typer.Option(help="Append alerts to this file, a JSON object a line.")
+        Path | None, typer.Option(help="Append alerts to this file, one JSON object per line.")
     ] = None,
     command: Annotated[
-        str | None, typer.Option(help="Run this for each alert; the alert is JSON on its stdin.")
+        str | None, typer.Option(help="Run this command for each alert. It gets the alert as JSON on stdin.")
     ] = None,
     webhook: Annotated[
         str | None,
-        typer.Option(help=f"Post alerts to this address; better in the variable {WEBHOOK_VARIABLE}."),
+        typer.Option(help=f"Post alerts to this address. It is safer to set it in {WEBHOOK_VARIABLE}."),
     ] = None,
-    webhook_format: Annotated[str, typer.Option(help="auto, json, slack or discord.")] = "auto",
+    webhook_format: Annotated[
+        str, typer.Option(help="Format of the posts: auto, json, slack or discord.")
+    ] = "auto",
     report: Annotated[
         Path | None,
-        typer.Option(help="Folder for report.html, report.md and report.json, written at the end."),
+        typer.Option(help="Write report.html, report.md and report.json to this folder at the end."),
     ] = None,
-    notify: Annotated[str, typer.Option(help="Least level that is sent on: info, warn or error.")] = "warn",
+    notify: Annotated[
+        str, typer.Option(help="Lowest level of alerts that are sent: info, warn or error.")
+    ] = "warn",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a threshold; may be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a threshold. May be repeated."),
     ] = None,
-    settings: Annotated[Path | None, typer.Option(help="YAML file of thresholds.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="YAML file with thresholds.")] = None,
     map_: Annotated[
         list[str] | None,
         typer.Option(
             "--map",
             metavar="ROLE=NAME",
-            help="Name a number of the log, such as loss=step_loss; may be repeated.",
+            help="Name a number of the log, such as loss=step_loss. May be repeated.",
         ),
     ] = None,
     color: Annotated[
         bool | None,
-        typer.Option("--color/--no-color", help="Colours; only in a terminal unless told otherwise."),
+        typer.Option(
+            "--color/--no-color", help="Use colours. The default is to use them only in a terminal."
+        ),
     ] = None,
     explain: Annotated[
         str | None,
-        typer.Option(metavar="CODE", help="Print what a code means (or all, or settings) and leave."),
+        typer.Option(metavar="CODE", help="Explain a code (or all, or settings) and exit."),
     ] = None,
 ) -> None:
-    """Watch training runs, anybody's, live or afterwards: what is wrong, since when, what to do.
+    """Watch training runs, live or afterwards, and report what is wrong, since when and what to do.
 
-    Exit codes: 0 nothing of the level --fail-on or worse was found, 1 something was, 2 wrong usage, 3 a log cannot be
-    judged because no loss was read from it.
+    Exit codes: 0 nothing at the level of --fail-on or above was found, 1 something was found, 2 wrong usage, 3 a log
+    cannot be judged because no loss was read.
     """
     from runwatch.catalogue import LEVELS
     from runwatch.names import parse_mapping
@@ -111,14 +115,14 @@ def monitor(
         raise UserError(f"--interval {interval:g}: allowed are 0.1 to 86400 seconds")
     if report is not None and report.exists() and not report.is_dir():
         raise UserError(
-            f"--report {report}: is a file; give a folder, report.html and others are written into it"
+            f"--report {report}: is a file; give a folder for report.html, report.md and report.json"
         )
     chosen, mapped = load_settings(set_ or (), settings), parse_mapping(map_ or [])
     sources = find_runs(paths or [])
     for source in sources if once else ():
         if not source.path.exists():
             raise UserError(
-                f"{source.path}: does not exist; --once needs something to read, leave it out to wait"
+                f"{source.path}: does not exist; --once needs a file to read. Omit --once to wait for the file"
             )
     sinks = _sinks(alerts, command, webhook or os.environ.get(WEBHOOK_VARIABLE), webhook_format)
     session = Session(
@@ -147,9 +151,17 @@ def main() -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name="runwatch", cls=MonitorCommand)(monitor)
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False) or 0)
     except UserError as error:
         print(f"runwatch: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except Exception as error:  # of click, which typer brings along under a name of its own
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message().rstrip(".")
+        print(f"runwatch: error: {message}; 'runwatch --help' lists the options", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:
         _silence_stdout()
@@ -177,6 +189,7 @@ def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: str) -> list[Sink]:
     import shlex
+    import shutil
 
     from runwatch.sinks import FORMATS, AlertFile, command_sink, webhook_sink
 
@@ -184,9 +197,12 @@ def _sinks(alerts: Path | None, command: str | None, webhook: str | None, kind: 
     sinks: list[Sink] = [AlertFile(alerts)] if alerts is not None else []
     if command is not None:
         try:
-            sinks.append(command_sink(shlex.split(command)))
+            words = shlex.split(command)
         except ValueError as error:
             raise UserError(f"--command {command}: {error}; check the quotes") from error
+        if words and shutil.which(words[0]) is None:
+            raise UserError(f"--command {command}: there is no program {words[0]}")
+        sinks.append(command_sink(words))
     if webhook:
         sinks.append(webhook_sink(webhook, kind))
     return sinks

@@ -66,7 +66,7 @@ _HINTS = (
     "oss is", "oss was", "became", "oss has", "oss turned", "oss went", "turned nan", "nite loss", "oss nan", "oss NaN",
      "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
     "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause", "exit code",
-    "return code",
+    "return code", "Exception in thread", "Exception ignored",
 )  # fmt: skip
 """Every pattern needs one of these; looking for them first is many times faster than the patterns."""
 OWN_ALERT = re.compile(r" mmldlm\.\S+: step \d+: (?:opened|worse|still|resolved) M\d{3} ")
@@ -107,6 +107,8 @@ class MessageReader:
     """Finds messages in the lines of one file; tracebacks and torchrun's report span several lines."""
 
     _in_traceback: bool = False
+    _is_in_thread: bool = False
+    """The traceback is that of a thread, whose end does not end the program."""
     _root_cause: dict[str, str] | None = None
     _root_lines: int = 0
 
@@ -125,6 +127,9 @@ class MessageReader:
             return None
         if "Traceback (most recent" in line:
             self._in_traceback = True
+            return None
+        if line.startswith(("Exception in thread", "Exception ignored in")):
+            self._is_in_thread = True
             return None
         if "Root Cause (first observed failure)" in line:
             self._root_cause = {}
@@ -148,7 +153,9 @@ class MessageReader:
             return None
         if "KeyboardInterrupt" in match[1] or text.rstrip().endswith("got signal: 2"):
             return _message("interrupted", text)
-        return Record(event="crash", text=text[:300], facts={"cause": cause_of(text), "traceback": True})
+        facts = {"cause": cause_of(text), "traceback": True, "in_thread": self._is_in_thread}
+        self._is_in_thread = False
+        return Record(event="crash", text=text[:300], facts=facts)
 
     def _read_root_cause(self, line: str) -> Record | None:
         facts = self._root_cause

@@ -202,7 +202,7 @@ def parse_mapping(words: list[str]) -> dict[str, str]:
                 f"--map {word}: write ROLE=NAME with the name as the log has it, such as loss=step_loss"
             )
         if role not in ROLES:
-            raise UserError(f"--map {word}: {role} is no role; allowed are {', '.join(ROLES)}")
+            raise UserError(f"--map {word}: {role} is not a role; allowed are {', '.join(ROLES)}")
         mapped[role] = key
     return mapped
 

@@ -28,9 +28,7 @@ def page(kind: Kind) -> str:
     lines += [f"*When:* {kind.rule}.", ""]
     if kind.settings:
         lines += [f"*Settings:* {', '.join(f'`{name}`' for name in kind.settings)}.", ""]
-    ends = (
-        "when it has not come again for `resolve_lines` lines" if kind.passing else "when its cause is gone"
-    )
+    ends = "when it has not occurred for `resolve_lines` lines" if kind.passing else "when its cause is gone"
     return "\n".join([*lines, f"*Over:* {ends}.", "", f"*What to do:* {kind.advice}", "", *_own(kind)])
 
 

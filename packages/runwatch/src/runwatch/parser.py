@@ -21,7 +21,18 @@ from runwatch.plans import Plan, make_plan, whole_marks
 from runwatch.records import Record
 from runwatch.source_code import CodeGuard
 from runwatch.steps import Marks, Stepper
-from runwatch.structured import Box, Document, JsonRows, Table, find_header, is_border, number, put, rows_of
+from runwatch.structured import (
+    HEADER_OF_LOSSES,
+    Box,
+    Document,
+    JsonRows,
+    Table,
+    find_header,
+    is_border,
+    number,
+    put,
+    rows_of,
+)
 from runwatch.tokens import STAMP, Tokenizer, clean
 from runwatch.unread import Unread
 
@@ -32,8 +43,18 @@ _MOST_PLANS = 5000
 _SURVIVED_LINES = 40
 """So many lines after a traceback, and the error was handled."""
 _RANK = re.compile(r"^\[?(?:rank|default|Rank )(\d+)\]?:?")
-_ROUND = re.compile(r"(?:\s*|.{0,100}\]\s)(?:\[(?:(\d+),\s*)?(\d+)\]|(?<!\S)(\d+):)\s")
+_ROUND = re.compile(r"(?:\s*|[A-Z]+:[\w.]+:|.{0,100}\]\s)(?:\[\s*(?:(\d+),\s*)?(\d+)\]|(?<!\S)(\d+):)\s")
+_ROUND_RANK = 3
+"""Better than a count of batches, worse than a named step."""
 _EVALUATION = re.compile(r"(?i)\b(?:eval(?:uation)?|validation|testing) (?:begin|start)(?:s|ed|ing)?\b")
+_SETTINGS = re.compile(
+    r"(?i)^.{0,40}\b(?:hyper-?param(?:eter)?s|namespace|arguments|settings)\s*[:(=]"
+    r"|\s*\d+\s*\|\s*[\w.]+\s*\|\s*\w+\s*\|"  # a row of the summary of a model
+)
+_TESTING = re.compile(r"(?i)\b(?:eval(?:uat\w+)?|validat\w+|testing)\b")
+_STARTING = re.compile(
+    r"(?i)\b(?:start|starting|begin|beginning) (?:model )?training\b(?!.*epoch)|\btraining start"
+)
 _BLOCK_ROLES = frozenset(
     (
         "lr",
@@ -71,6 +92,8 @@ class LineParser:
         self._is_alone = False
         self._evaluates = False
         """An evaluation was announced; its lines count up to another total than those of training."""
+        self._is_announced = False
+        """A line of words spoke of an evaluation; what comes next for the same epoch is its result."""
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._postfix = ""
         self._bar_label = ""
@@ -118,9 +141,9 @@ class LineParser:
             return [record for text in kept for record in self._line_records(text)]
         if self._document is not None or (first and _opens_document(line)):
             self._document = self._document or Document()
-            return [
-                record for row in self._document.add(line) if (record := self._from_json(row)) is not None
-            ]
+            rows = self._document.add(line)
+            self.stepper.splits = self.stepper.splits and not rows  # one document is one run, resumed or not
+            return [record for row in rows if (record := self._from_json(row)) is not None]
         return self._line_records(line)
 
     def _line_records(self, line: str) -> list[Record]:
@@ -208,29 +231,34 @@ class LineParser:
     def _numbers(self, line: str) -> Record | None:
         if not self.messages.is_idle or len(line) > _LONGEST_TEXT:
             return None
+        if "0/? [" in line:  # a bar that has not begun, with a line of another behind it
+            line = line.rpartition("it/s]")[2]
         if (bar := find_bar(line)) is not None:
             return self._bar(bar)
         texts, numbers = self._tokens.split(line)
         plan = self._plans.get(texts)
         if plan is not None and plan.is_known:
             return self._sentence(line, plan, numbers)
+        if "raining" in line and _STARTING.search(line):
+            self.stepper.announce()
         if (self._box.is_open() or line.lstrip()[:1] in ("|", "│", "┃")) and self._box.add(line):
             return None
         if is_border(line):
             row = self._box.row(self.names)
             return self._assembler.record(row) if row is not None else None
-        if self._code.is_code(line):
+        if self._code.is_code(line) or _SETTINGS.match(line):
             return None
         may_be_header = not numbers or (self._num_lines <= 3 and line.count(",") > 1)
         if (may_be_header and self._header(line)) or not numbers:
             self._evaluates = self._evaluates or _EVALUATION.search(line) is not None
+            self._is_announced = self._is_announced or _TESTING.search(line) is not None
             return None
         if self._table is not None and (row := self._table.row(line)) is not None:
             return self._assembler.record(row)
         return self._sentence(line, self._plan(texts), numbers)
 
     def _header(self, line: str) -> bool:
-        may_hold_loss = "oss" in line.lower() or self.names.is_mapped
+        may_hold_loss = self.names.is_mapped or HEADER_OF_LOSSES.search(line)
         table = find_header(line, self.names) if may_hold_loss else None
         if table is None and self._num_lines == 1 and len(names := re.split(r"[,;\t]", line.strip())) > 1:
             self.unread.add(line, [name.strip(" \"'") for name in names])
@@ -253,15 +281,18 @@ class LineParser:
             and row.values
             and (start := _ROUND.match(line))
         ):
-            row.marks.step = float(start[2] or start[3])
+            row.marks.step, row.step_rank = float(start[2] or start[3]), _ROUND_RANK
             row.marks.epoch = float(start[1]) if start[1] else row.marks.epoch
+        if self._is_announced and any(name.role == "loss" for name, _ in row.values):
+            self._is_announced = False
+            row.is_eval = row.is_eval or self.stepper.repeats_epoch(row.marks)
         in_block = False
         if self._pending is not None:
             self._pending = self._pending if line[0] in " \t|" or self._is_alone else None
             self._is_alone = False
             if self._pending is not None and not row.marks.any():
                 row.marks = self._pending
-            in_block = self._pending is not None and any(name.role in _BLOCK_ROLES for name, _ in row.values)
+                in_block = any(name.role in _BLOCK_ROLES for name, _ in row.values)
         record = self._assembler.record(row, needs_proof=not in_block)
         if record is None:
             self._context(plan, row, line)
@@ -290,7 +321,8 @@ class LineParser:
         epoch = whole_marks(row.marks)
         if "epoch" in whole and len(fields) <= 3 and not row.is_eval and epoch is not None:
             self._assembler.enter(epoch)
-        if "step" in whole and row.marks.step is not None and len(fields) <= 6:
+        is_counted = ("step" in whole and row.marks.step is not None) or row.marks.counter is not None
+        if is_counted and len(fields) <= 8:
             self._pending, self._is_alone = row.marks, len(fields) == 1
         self.unread.add(line, [field.key for field in fields])
 

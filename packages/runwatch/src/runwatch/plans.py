@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -79,7 +80,17 @@ def make_plan(layout: Layout, names: Names) -> Plan:
             if name.role == "plain_seconds" and item.factor == 1e-3:  # in milliseconds only steps are timed
                 name = names.of("step_time") or name
             plan.values.append((name, item.idx, item.factor * name.factor))
+    if plan.step is None and not plan.counters:
+        _step_with_share(plan)
     return plan
+
+
+def _step_with_share(plan: Plan) -> None:
+    """`1m 24s (5000 50%)`: a count in brackets with its share of the whole behind it."""
+    for count, share in itertools.pairwise(plan.layout.fields):
+        is_plain = count.name is None and share.name is None and not share.key
+        if is_plain and count.in_brackets and count.factor == 1 and share.factor == 0.01:
+            plan.step = count.idx, None
 
 
 def _unnamed(plan: Plan, item: Field, names: Names) -> None:

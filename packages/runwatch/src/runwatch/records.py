@@ -61,6 +61,8 @@ class Record:
     """How many steps there will be, where the line tells it."""
     by_epoch: bool = False
     """The step is the number of an epoch."""
+    by_lines: bool = False
+    """The step is the number of a line, because the log has no counter."""
     begins_epoch: bool = False
     """The counter of steps has started again since the line before."""
     is_played: bool = False

@@ -81,9 +81,16 @@ class Session:
         """Whether every run has come to its end."""
         return all(run.is_over() for run in self.runs)
 
+    def shown(self) -> list[RunWatch]:
+        """All runs, but files of a folder that turn out not to be logs only where nothing else is one."""
+        logs = [run for run in self.runs if not run.source.is_guess or run.says_something()]
+        return logs or self.runs
+
     def state(self, *, curves: bool = False) -> dict[str, Any]:
         """Everything, as plain data."""
-        return whole_state(self.runs, curves=curves)
+        shown = self.shown()
+        left_out = [str(run.source.path) for run in self.runs if run not in shown]
+        return whole_state(shown, curves=curves) | {"without_loss": left_out}
 
     def worst(self) -> str | None:
         """The highest level of anything that was found, resolved or not."""
@@ -93,7 +100,7 @@ class Session:
 
     def cannot_judge(self) -> bool:
         """Whether there is a run of which no loss was read."""
-        return any(not run.num_losses for watch in self.runs for run in watch.runs())
+        return any(not run.num_losses for watch in self.shown() for run in watch.runs())
 
     def close(self) -> None:
         for sink in self.sinks:

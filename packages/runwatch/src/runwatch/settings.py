@@ -20,107 +20,107 @@ class MonitorSettings:
     """Baselines are the run's own history; *lines* are lines of the log that hold the value in question."""
 
     history_lines: int = _number(64, 8, 10_000)
-    """Lines of the robust baseline (median and median deviation)."""
+    """Length of the baseline in lines. The baseline is a median and a median absolute deviation."""
     warmup_lines: int = _number(20, 4, 10_000)
-    """Lines of grace before anything is compared with a baseline."""
+    """Nothing is compared with a baseline before it has this many lines."""
     resolve_lines: int = _number(20, 1)
-    """A passing event, such as a spike, is over after so many lines without another."""
+    """An event such as a spike is over when it has not occurred for this many lines."""
     cooldown_seconds: float = _number(900, 0)
-    """An alert that goes on, or comes back, is sent again at most so often."""
+    """Least time in seconds before an alert that continues or returns is sent again."""
 
     nonfinite_streak: int = _number(3, 1)
-    """A gradient that is not finite is a warning; so many lines in a row are an error."""
+    """A gradient norm that is not finite is a warning. This many in a row are an error."""
     spike_z: float = _number(8, 1)
-    """A spike is so many robust standard deviations above the baseline ..."""
+    """Spike: the loss is this many robust standard deviations above the baseline ..."""
     spike_rise: float = _number(0.3, 0)
-    """... above it by this share ..."""
+    """... and above it by this fraction ..."""
     spike_tail: float = _number(1.5, 0)
-    """... and so many times as far above it as any line before: small batches have heavy tails."""
+    """... and this many times as far above it as any earlier line. (Losses of small batches have heavy tails.)"""
     divergence_lines: int = _number(10, 3)
-    """Divergence: the median of so many lines ..."""
+    """Divergence: the median of this many lines ..."""
     divergence_rise: float = _number(0.25, 0.01)
-    """... lies above the best median of a history window by this share, and for certain above its noise."""
+    """... is above the best median of a history window by this fraction, and above its noise ..."""
     divergence_start: float = _number(2, 1.01)
     """... or above the loss at the start by this factor."""
     zero_lines: int = _number(10, 2)
-    """A loss that is exactly 0 for so many lines, and was not small before, is gone ..."""
+    """Loss gone: the loss is exactly 0 for this many lines and was not small before ..."""
     missing_lines: int = _number(5, 2)
-    """... and so is one that so many steps in a row do not show."""
+    """... or this many steps in a row are logged without a loss."""
     plateau_lines: int = _number(300, 30)
-    """Plateau: over the last third of the run so far, at least so many lines, ..."""
+    """Plateau: over the last third of the run, which has at least this many lines, ..."""
     plateau_gain: float = _number(0.01, 0, 1)
-    """... the loss fell by less than this share, for certain, ..."""
+    """... the loss fell by less than this fraction ..."""
     plateau_lr: float = _number(0.2, 0, 1)
-    """... while the learning rate was above this share of its peak."""
+    """... while the learning rate was above this fraction of its peak."""
 
     explosion_ratio: float = _number(10, 1.5)
-    """An exploding gradient is so many times its baseline."""
+    """Exploding gradient: the norm is this many times its baseline ..."""
     explosion_lines: int = _number(3, 1)
-    """So many lines of the last ten, or one line at ten times the ratio."""
+    """... in this many of the last ten lines, or ten times that in one line."""
     vanishing_ratio: float = _number(1e-3, 0, 1)
-    """A vanishing gradient is below this share of its usual norm ..."""
+    """Vanishing gradient: the norm is below this fraction of its usual size ..."""
     vanishing_lines: int = _number(5, 1)
-    """... for so many lines in a row, while the loss is still above 5 % of what it was."""
+    """... for this many lines in a row, while the loss is above 5 % of its first value."""
     lr_jump: float = _number(5, 1.1)
-    """The learning rate may not grow by more than this factor from line to line after it had begun to fall."""
+    """Once the learning rate has begun to fall, it may not grow by more than this factor from line to line."""
     lr_zero_lines: int = _number(5, 1)
-    """So many lines with a learning rate of 0 are a mistake, unless the run is at its end."""
+    """This many lines with a learning rate of 0 are a mistake, except at the end of the run."""
     lr_early: float = _number(0.6, 0, 1)
-    """A rate that is at its floor (below 1 % of the peak) before this share of the steps ended too early."""
+    """The learning rate may not reach its floor (below 1 % of the peak) before this fraction of the steps."""
     skipped_share: float = _number(0.02, 0, 1)
-    """Skipped updates as a share of the last `skipped_window` steps; above it is a warning, below it a note."""
+    """Skipped updates as a fraction of the last `skipped_window` steps. Above it is a warning, below it a note."""
     skipped_window: int = _number(500, 10)
-    """Steps over which that share is taken."""
+    """Number of steps over which that fraction is computed."""
 
     drop_ratio: float = _number(0.6, 0, 1)
-    """Throughput (four of five lines) below this share of the baseline is a drop."""
+    """Drop: four of five lines have a throughput below this fraction of the baseline."""
     unstable_change: float = _number(0.25, 0.01)
-    """Throughput is unstable if its median change from line to line exceeds this share ..."""
+    """Unstable: the median change of the throughput from line to line exceeds this fraction ..."""
     unstable_lines: int = _number(40, 8)
-    """... over so many lines."""
+    """... over this many lines."""
     wait_share: float = _number(0.2, 0, 1)
-    """Share of the time spent waiting for data (median of ten lines)."""
+    """Fraction of the time spent waiting for data (median of ten lines)."""
     stall_factor: float = _number(10, 1.5)
-    """No new line for so many times the usual interval is a stall ..."""
+    """Stall: no new line for this many times the usual interval ..."""
     stall_seconds: float = _number(60, 0)
-    """... but never before so many seconds."""
+    """... and for at least this many seconds."""
     start_seconds: float = _number(1800, 1)
-    """A run without any step after so many seconds is stalled too."""
+    """A run without any step after this many seconds is stalled as well."""
     heartbeat_seconds: float = _number(120, 15)
-    """A run of ours whose heartbeat and log are older is gone, where its process cannot be looked at."""
+    """For runs of MM-LDLM on another machine: the run is gone if its heartbeat and its log are older than this."""
     straggler_lag: float = _number(0.2, 0)
-    """A rank straggles if it comes later than the median rank by this share of a step, or is slower by it ..."""
+    """Straggler: a rank is later than the median rank by this fraction of a step, or slower by it ..."""
     straggler_share: float = _number(0.7, 0, 1)
-    """... in this share of the last steps that all ranks logged."""
+    """... in this fraction of the last steps that all ranks logged."""
     rank_silent_steps: int = _number(20, 1)
-    """A rank that is so many logged steps behind the first one has fallen silent."""
+    """A rank that is this many logged steps behind the first one is silent."""
 
     shrink_ratio: float = _number(0.6, 0, 1)
-    """A batch (micro_tokens, else batch_size) below this share of its largest median is shrinking."""
+    """Shrinking batch: micro_tokens, else batch_size, is below this fraction of its largest median."""
     disk_hours: float = _number(6, 0)
-    """Warn when the disk will be full within so many hours at the present rate."""
+    """Warn if the disk will be full within this many hours at the current rate."""
     disk_free_share: float = _number(0.02, 0, 1)
-    """Warn when less than this share of the disk is free."""
+    """Warn if less than this fraction of the disk is free."""
     checkpoint_factor: float = _number(2.5, 1.1)
-    """A checkpoint is overdue after so many of its usual periods."""
+    """A checkpoint is overdue after this many of its usual periods."""
     drift_rise: float = _number(0.03, 0)
-    """Validation drifts if it is above its best by this share ..."""
+    """Validation drift: the validation loss is above its best value by this fraction ..."""
     drift_count: int = _number(3, 1)
-    """... at so many validations in a row, while the training loss went on falling."""
+    """... in this many validations in a row, while the training loss keeps falling."""
     collapse_ratio: float = _number(0.1, 0, 1)
-    """The latent collapses if the norm or deviation of its prediction is below this share of its usual size ..."""
+    """Latent collapse: the norm or deviation of the prediction is below this fraction of its usual size ..."""
     collapse_lines: int = _number(3, 1)
-    """... for so many lines in a row."""
+    """... for this many lines in a row."""
     ignored_gain: float = _number(0.01, 0)
-    """The latent is ignored if a shuffled one costs less than this share of the text loss ..."""
+    """Latent ignored: shuffling the latents raises the text loss by less than this fraction ..."""
     ignored_count: int = _number(3, 1)
-    """... at so many validations in a row ..."""
+    """... in this many validations in a row ..."""
     ignored_start: float = _number(0.05, 0, 1)
-    """... after this share of the steps: no model reads its latents from the first step on."""
+    """... after this fraction of the steps. (No model uses its latents from the first step.)"""
 
 
 def load_settings(words: Iterable[str] = (), file: Path | None = None) -> MonitorSettings:
-    """The defaults, changed by a YAML file and then by `key=value` words; all problems are told at once."""
+    """The defaults, changed by a YAML file and then by `key=value` words; all problems are reported together."""
     wanted = dict(_from_file(file)) if file is not None else {}
     problems: list[str] = []
     for word in words:

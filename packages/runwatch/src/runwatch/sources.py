@@ -15,7 +15,8 @@ from runwatch.tfevents import is_event_file
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_\-.]?(\d+)", re.I)
 _STREAMS = ("stdout.log", "stderr.log")
 _LOGS = (".log", ".out", ".err", ".txt", ".jsonl", ".json")
-_OWN = ("training_log.jsonl", "events.jsonl", "config.yaml", "train.log")
+_OWN = ("training_log.jsonl", "events.jsonl", "heartbeat.json", ".lock")
+"""Others have a train.log or a config.yaml too."""
 
 
 class RunFolder:
@@ -47,6 +48,8 @@ class RunSource:
     files: list[LogFile] = field(default_factory=list)
     folder: RunFolder | None = None
     """Set for a run of ours: its ledger, settings, samples and lock are read too."""
+    is_guess: bool = False
+    """It only lies in a folder that was named: it may be something else than a log."""
 
     @property
     def is_own(self) -> bool:
@@ -57,7 +60,7 @@ class RunSource:
 def find_runs(paths: list[str]) -> list[RunSource]:
     """The runs that the paths mean, in order; a path that does not exist yet is waited for if its parent is there."""
     if not paths:
-        raise UserError("nothing to watch: give a run folder, a log, a folder of rank logs, or a pattern")
+        raise UserError("nothing to watch: give a log, a folder of logs, a run folder or a pattern")
     runs: list[RunSource] = []
     for path in paths:
         matches = [Path(name) for name in sorted(glob.glob(path))] if glob.has_magic(path) else [Path(path)]
@@ -84,9 +87,9 @@ def _runs_of(path: Path) -> list[RunSource]:
     if path.is_dir():
         return _runs_of_folder(path)
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is no regular file; give a log file or a folder")
+        raise UserError(f"{path}: is not a regular file; give a log file or a folder")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path}: may not be read; check its rights")
+        raise UserError(f"{path}: cannot be read; check its permissions")
     return [RunSource(_name(path), path, [LogFile(path)])]
 
 
@@ -110,9 +113,7 @@ def _runs_of_folder(path: Path) -> list[RunSource]:
         return [RunSource(path.absolute().name, path, logs)]
     runs = _plain_logs(path)
     if not runs:
-        raise UserError(
-            f"{path}: holds no training_log.jsonl, no logs and no rank logs; give a run folder or a log"
-        )
+        raise UserError(f"{path}: contains no logs; give a log or another folder")
     return runs
 
 
@@ -142,7 +143,7 @@ def _plain_logs(folder: Path) -> list[RunSource]:
         if not path.is_file() or not (path.suffix in (*_LOGS, ".csv", ".tsv") or is_event_file(path)):
             continue
         name = path.stem if path.suffix in (".out", ".err") else path.name
-        run = runs.setdefault(name, RunSource(_name(path), path))
+        run = runs.setdefault(name, RunSource(_name(path), path, is_guess=True))
         run.files.append(LogFile(path))
     return list(runs.values())[:512]
 

@@ -69,6 +69,7 @@ def run_state(
     if state["health"] == "cannot judge":
         names, lines = watch.unread()
         state["unread"] = {"names": names, "lines": lines}
+        state["is_empty"] = not watch.has_text()
     if curves:
         state["curves"] = {
             name: _points(curve.points()) for name, curve in run.curves.items() if curve.points()[0]

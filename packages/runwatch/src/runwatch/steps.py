@@ -59,7 +59,9 @@ class Stepper:
         self._num_losses = 0
         self._epoch_of_loss: float | None = None
         self._counting = False
-        self._is_over = False
+        self._is_over = self._is_announced = False
+        self._is_same_epoch = False
+        """The line tells its epoch, and it is that of the line before: its counter did not fall for a new one."""
         self._pair: tuple[float | None, float | None] = None, None
         self._num_swaps, self._is_swapped = 0, False
         self._has_epochs = False
@@ -69,13 +71,26 @@ class Stepper:
         """Whether a counter of training was read."""
         return self.inner is not None
 
+    def counts_lines(self) -> bool:
+        """Whether the log has no counter, so that its lines are counted."""
+        return self._counting and self.inner is None
+
+    def announce(self) -> None:
+        """The program says that a training starts: the next counter that falls back to the start is another run."""
+        self._is_announced = self._num_losses > 0
+
+    def repeats_epoch(self, marks: Marks) -> bool:
+        """Whether a line counts by epochs alone and its epoch had a loss already, or no epoch had one."""
+        is_by_epoch = marks.epoch is not None and marks.step is None and marks.counter is None
+        return is_by_epoch and self._epoch_of_loss in (None, marks.epoch)
+
     def finish(self) -> None:
         """The program says that training is over; a counter that falls back afterwards is another run."""
         self._is_over = True
 
     def place(self, marks: Marks, *, has_loss: bool, is_valid: bool = False) -> bool:
         """Take a line in; whether it begins a new run."""
-        begins = False
+        begins, epoch_before = False, self.epoch
         if marks.step is not None and marks.step_total is not None:
             marks = self._unswapped(marks)
         goes_on = not has_loss and marks.step is not None and marks.step >= (self.inner or math.inf)
@@ -86,10 +101,15 @@ class Stepper:
         if marks.step is not None:
             begins = self._count(marks.step, marks.step_total, named=True) or begins
         elif marks.counter is not None and not (self._named and self.inner is not None):
+            self._is_same_epoch = marks.epoch is not None and marks.epoch == epoch_before
             begins = self._count(*marks.counter, named=False) or begins
+            self._is_same_epoch = False
         elif has_loss and self.inner is None:
             self._count_line()
+        elif is_valid and self.inner is None and self.epoch is not None and self._epoch_of_loss is None:
+            self.step, self.by_epoch = int(self.epoch), True
         self._num_losses += has_loss or is_valid
+        self._is_announced = self._is_announced and not has_loss
         return begins
 
     def _unswapped(self, marks: Marks) -> Marks:
@@ -111,7 +131,7 @@ class Stepper:
         if self.epoch is None:
             self._first_epoch = epoch
         elif epoch < self.epoch:
-            if self.splits and self._num_losses >= 3 and (epoch <= self._first_epoch or self._is_over):
+            if self.splits and self._is_long(3) and (epoch <= self._first_epoch or self._is_over):
                 begins = self._new_run()
                 self._first_epoch = epoch
         else:
@@ -152,6 +172,9 @@ class Stepper:
         if self.splits and self._is_over and self._num_losses >= 3:
             return self._new_run()
         full = bool(total) and inner >= 0.9 * (total or 0.0)
+        if self._is_same_epoch and not full:
+            is_first = self.epoch is not None and self.epoch <= self._first_epoch and value <= max(first, 1.0)
+            return self.splits and is_first and self._is_long(inner - first) and self._restart(named=named)
         if (
             not named
             or self._advanced
@@ -159,12 +182,20 @@ class Stepper:
         ):
             whole = total if total and (full or not named or self._advanced) else inner + (first == 0)
             self.offset += whole
-        elif self.splits and value <= max(first, 1.0) and self._num_losses >= 3 and inner - first >= 3:
-            epoch, epochs = self.epoch, self.epochs
-            self._new_run()
-            self.epoch, self.epochs, self._first_epoch, self._named = epoch, epochs, epoch or 0.0, named
-            return True
+        elif self.splits and value <= max(first, 1.0) and self._is_long(inner - first):
+            return self._restart(named=named)
         return False
+
+    def _restart(self, *, named: bool) -> bool:
+        """Another run, in the epoch that its line has told already."""
+        epoch, epochs = self.epoch, self.epochs
+        self._new_run()
+        self.epoch, self.epochs, self._first_epoch, self._named = epoch, epochs, epoch or 0.0, named
+        return True
+
+    def _is_long(self, num_steps: float) -> bool:
+        """Whether a run may have ended here; one that another announced start follows may be short."""
+        return self._num_losses >= (1 if self._is_announced else 3) and (num_steps >= 3 or self._is_announced)
 
     def _find_total(self, total: float | None, *, named: bool) -> None:
         if not total:

@@ -48,6 +48,10 @@ _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
 _JSONISH = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true\b|false\b|null\b|NaN\b|-?Infinity\b)')
 _LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d")
+_PARTS_OF_DETECTION = ("box", "obj", "cls", "dfl", "theta", "seg", "total")
+"""Losses of the YOLO family, whose header leaves the word out."""
+HEADER_OF_LOSSES = re.compile(r"(?i)loss|\bbox\b.*\bcls\b|error|entropy|nll|perplexity|\bm[as]p?e\b|rms")
+"""A header without such a word names no loss, so it is not taken apart."""
 _HEADER_ALIASES = {"e": "epoch", "#": "step", "it": "step", "i": "step"}
 _BORDER = re.compile(r"\s*[-=+|─━═┄│┃┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇┳┻╋]{6,}\s*")
 _BOX = re.compile(r"\s*[|│┃]\s*([^|│┃]+?)\s*[|│┃]\s*([^|│┃]*?)\s*[|│┃]\s*")
@@ -299,7 +303,9 @@ def find_header(line: str, names: Names) -> Table | None:
         cells = _header_cells(line, delimiter)
         if len(cells) < 2 or not all(map(_is_name, cells)):
             continue
-        columns = [names.of(_HEADER_ALIASES.get(cell.lower(), cell)) for cell in cells]
+        parts = _PARTS_OF_DETECTION if {"box", "cls"} <= set(cells) else ()
+        aliases = [_HEADER_ALIASES.get(cell.lower(), cell) for cell in cells]
+        columns = [names.of(f"{cell} loss" if cell in parts else cell) for cell in aliases]
         roles = [name.role for name in columns if name is not None]
         counted = "step" in roles or "epoch" in roles
         if ("loss" in roles or "valid_loss" in roles) and (

@@ -61,7 +61,8 @@ _SECTION = re.compile(
 )
 """`Train: loss = 1 | Val: loss = 2`: a word before several names."""
 _LOSS_AFTER = re.compile(
-    r"(?i)(?P<key>[\w ]*\bloss) (?:after|at|in|for) ?(?P<counter>epoch|iteration|iter|step|batch)?"
+    r"(?i)(?P<key>[\w ]*\bloss|(?:.* )?score(?= at iter)) (?:after|at|in|for) ?"
+    r"(?P<counter>epoch|iteration|iter|step|batch)?"
 )
 _COUNTED = re.compile(
     r"(?i)\s*(?P<counter>epoch|iteration|iter|step|batche?)?s?\s*(?:[:=]|\bis\b|\bwas\b)\s*"
@@ -151,6 +152,8 @@ class Tokenizer:
                 fields[-1].total_idx = idx
             else:
                 name, factor = piece.name or after.trailing, after.factor
+                if text.startswith(", shape"):
+                    name = None  # `crf_loss/kernel:0, shape = (768, 10)` is a tensor
                 if after.suffix and (name is None or not name.role.startswith("gpu_memory")):
                     factor = _DECIMAL[after.suffix]
                 elif name is not None and name.role in ("step", "epoch", "loss", "valid_loss", "lr"):
@@ -178,13 +181,16 @@ class Tokenizer:
                 word = "batch" if word.lower() == "batche" else word
                 counter.name, value.name, value.key = (
                     self.names.of(word),
-                    self.names.of(ends["key"]),
+                    self.names.of(ends["key"]) or Name("loss", "score", 4),
                     ends["key"],
                 )
 
     def _name_adversaries(self, fields: list[Field]) -> None:
-        """`d: 0.1; gen: 0.2`: single letters are losses where both adversaries stand side by side."""
-        for one, other in itertools.pairwise(fields):
+        """`d: 0.1; gen: 0.2`: single letters are losses where both adversaries stand side by side.
+
+        Each may have several numbers: `D: 0.1, 0.2 | G: 0.3, 0.4`.
+        """
+        for one, other in itertools.pairwise([field for field in fields if field.key]):
             sides = [
                 next((n for n, side in enumerate(_ADVERSARIES) if f.key.lower() in side), None)
                 for f in (one, other)
@@ -220,7 +226,8 @@ class Tokenizer:
         bare = _END.sub("", rest)
         piece.has_colon = any(mark in rest[len(bare) :] for mark in ":=|")
         piece.key = _SPLIT_KEY.split(_BLOCKS.sub("  ", bare))[-1].strip(" .\"'*`#\\/")
-        piece.name = self._name(piece.key, piece.has_colon)
+        is_money = rest.endswith(("$", "€", "£"))
+        piece.name = self._name(piece.key, piece.has_colon) if not is_money else None
         if piece.name is None and piece.key.endswith(")"):
             name = self._name(piece.key.partition("(")[0].strip(), piece.has_colon)
             piece.name = name if name is None or name.role not in ("step", "epoch") else None

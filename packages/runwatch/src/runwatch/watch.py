@@ -227,9 +227,10 @@ class RunWatch:
 
     def is_waiting(self) -> bool:
         """Whether the log has not begun yet; one that was read once holds what it holds."""
-        return not self.current.num_lines and not self.earlier and self._is_live and not self._has_text()
+        return not self.current.num_lines and not self.earlier and self._is_live and not self.has_text()
 
-    def _has_text(self) -> bool:
+    def has_text(self) -> bool:
+        """Whether anything was written to its files yet."""
         return any(file.follower.position for file in self.files)
 
     def is_over(self) -> bool:
@@ -246,6 +247,10 @@ class RunWatch:
     def _changed_at(self) -> float:
         changed = [file.follower.changed_at for file in self.files if file.follower.changed_at is not None]
         return max(changed, default=self.clock())
+
+    def says_something(self) -> bool:
+        """Whether a loss was read, or something is wrong."""
+        return any(run.num_losses or run.panel.book.worst() for run in self.runs())
 
     def unread(self) -> tuple[list[str], list[str]]:
         """Names and lines of numbers that were read but not used, for a log that cannot be judged."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import textwrap
 from typing import Any
 
@@ -77,14 +79,24 @@ def since(alert: dict[str, Any]) -> str:
 
 def plain_text(state: dict[str, Any]) -> str:
     """The whole state without colour or boxes, for pipes and files."""
-    return "\n".join(_plain_run(run) for run in state["runs"])
+    lines = [_plain_run(run) for run in state["runs"]]
+    if left_out := state.get("without_loss"):
+        names = ", ".join(os.path.basename(path) for path in left_out[:8])
+        rest = f" and {len(left_out) - 8} more" if len(left_out) > 8 else ""
+        lines.append(f"no loss in {len(left_out)} other files of this folder: {names}{rest}")
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    """Of the text: that of the terminal, at most 118 columns, also where there is none."""
+    return min(118, max(40, shutil.get_terminal_size((120, 24)).columns - 2))
 
 
 def _plain_run(run: dict[str, Any]) -> str:
     lines = [f"{run['name']}: {run['health']}, {run['state']}, {progress(run)}"]
     values = run["values"]
     shown = [f"{LABELS[key]} {value_with_age(run, key)}" for key in LABELS if key in values]
-    lines += textwrap.wrap(" | ".join(shown), 118, initial_indent="  ", subsequent_indent="  ")
+    lines += textwrap.wrap(" | ".join(shown), _width(), initial_indent="  ", subsequent_indent="  ")
     for alert in ordered(run["alerts"]):
         lines += _plain_alert(alert)
     if run["health"] == "cannot judge":
@@ -103,8 +115,10 @@ def value_with_age(run: dict[str, Any], key: str) -> str:
 def unread_lines(run: dict[str, Any]) -> list[str]:
     """Why a log cannot be judged, and how to name its numbers."""
     unread = run.get("unread") or {"names": [], "lines": []}
+    if run.get("is_empty"):
+        return ["  the file is empty"]
     if not unread["lines"]:
-        return ["  no loss was read, and no line looks like numbers with names"]
+        return ["  no loss was read, and no line has a number with a name"]
     lines = ["  no loss was read; these lines look like numbers:"]
     lines += [f"    {line[:110]}" for line in unread["lines"][:3]]
     names = ", ".join(unread["names"][:8])
@@ -119,7 +133,9 @@ def ordered(alerts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _plain_alert(alert: dict[str, Any]) -> list[str]:
     is_open = alert["status"] == "open"
     name = f"{alert['level'].upper()} {alert['code']} {alert['name']}{'' if is_open else ' (resolved)'}"
-    advice = textwrap.wrap(alert["advice"], 112, initial_indent="     -> ", subsequent_indent="        ")
+    advice = textwrap.wrap(
+        alert["advice"], min(112, _width()), initial_indent="     -> ", subsequent_indent="        "
+    )
     return [f"  {name}: {alert['evidence']} [{since(alert)}]", *(advice if is_open else [])]
 
 

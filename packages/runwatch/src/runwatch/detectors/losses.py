@@ -309,9 +309,15 @@ class Divergence(Detector):
             evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"
             self.book.fire("M103", evidence, sure=sureness((now - best) / max(limit, 1e-12)))
         elif now - best < 0.5 * limit:
-            self.book.clear("M103")
+            self._came_back()
             if self.history.median() - best < 0.5 * limit:  # whatever it has come back from was noise
                 self.best_deviation = max(self.best_deviation, self.history.deviation())
+
+    def _came_back(self) -> None:
+        """What did not stay up was no divergence, but worth a warning."""
+        if self.book.is_open("M103"):
+            self.book.alerts["M103", ""].level = "warn"
+            self.book.clear("M103")
 
 
 class Plateau(Detector):

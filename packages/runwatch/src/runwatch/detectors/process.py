@@ -82,7 +82,9 @@ class Crash(Detector):
             self.ranks.add(record.rank)
 
     def event(self, record: Record) -> None:
-        if record.event in ("crash", "killed"):
+        if record.facts.get("in_thread"):
+            self._failed_in_thread(record)
+        elif record.event in ("crash", "killed"):
             self._failed(record)
         elif record.event == "stopped":
             self._stopped(record)
@@ -113,6 +115,14 @@ class Crash(Detector):
             where = f"rank {root.rank}: " if root.rank is not None else ""
             sure = 0.95 if root.facts.get("traceback") else 0.9
             self._tell(f"{where}{root.text}{self._silent_ranks(root)}", sure, root.step)
+
+    def _failed_in_thread(self, record: Record) -> None:
+        """Python ends the thread and goes on: a warning that is over, unless the program has crashed already."""
+        if not self.failures:
+            ended = self.facts.ended
+            self._failed(record)
+            self._survived()
+            self.facts.ended = ended
 
     def _silent_ranks(self, root: Record) -> str:
         """If all that failed only waited for others, the ones that say nothing are the cause."""

@@ -23,6 +23,8 @@ class Throughput(Detector):
         self.before: tuple[int, float] | None = None
         self.last_rate = math.nan
         self.last_place: tuple[int, float | None] | None = None
+        self.num_apart = 0
+        """Lines that follow a gap of several steps, less those that follow the step before."""
         self.has_loss = False
         """Whether a loss was read: what only counts may be an evaluation or the reading of data."""
 
@@ -53,14 +55,18 @@ class Throughput(Detector):
         if seconds is None or record.step is None or any(name in record.values for name in RATES):
             return False
         before, self.last_place = self.last_place, (record.step, record.time)
-        if before is None or record.step - before[0] <= 1:
+        if before is None:
             return False
-        if record.time is None or before[1] is None or not record.has_own_time:
-            return True
+        is_apart = record.step - before[0] > 1
+        self.num_apart += 1 if is_apart else -1
+        if not is_apart or record.time is None or before[1] is None or not record.has_own_time:
+            return (
+                self.num_apart > 0
+            )  # the last line of an epoch and the first of the next stand close together
         return not 0.8 < (record.step - before[0]) * seconds / max(record.time - before[1], 1e-9) < 1.25
 
     def _from_time(self, record: Record) -> tuple[str, float] | None:
-        if record.step is None or record.time is None or "loss" not in record.values:
+        if record.step is None or record.time is None or "loss" not in record.values or record.by_lines:
             return None
         before, self.before = self.before, (record.step, record.time)
         if before is None or record.step <= before[0] or record.time <= before[1]:
