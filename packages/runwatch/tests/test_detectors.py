@@ -236,6 +236,17 @@ def test_a_rank_without_a_sign_of_life_is_reported_until_the_next_step():
     assert alert.status != "open"
 
 
+def test_a_finished_run_that_is_started_again_is_no_restart_loop():
+    panel = Panel()
+    for _ in range(4):
+        panel.observe(Record(event="resumed", step=400, time=1000.0))
+        panel.observe(Record(event="finished", step=400, time=1001.0))
+    assert not panel.book.is_open("M503")
+    for _ in range(3):
+        panel.observe(Record(event="resumed", step=80, time=2000.0))
+    assert panel.book.is_open("M503")
+
+
 def test_the_level_of_a_policy_loss_wanders_within_its_noise():
     """A signed loss has no size: that it lies above its best level means nothing until it leaves its noise."""
 

@@ -260,7 +260,7 @@ KINDS = (
         "The run is restarted again and again without getting further.",
         "The cause is at the step it never passes: read the crash before it, then change settings instead of "
         "restarting.",
-        "the run started three times at the same step",
+        "the run started three times at the same step without reaching its end",
     ),
     Kind(
         "M504", "rolled-back", "info",

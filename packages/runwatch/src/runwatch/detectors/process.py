@@ -192,6 +192,9 @@ class Restarts(Detector):
                 self.book.fire(
                     "M503", evidence, sure=sureness(self.starts[record.step] / 2), step=record.step
                 )
+        elif record.event == "finished":  # started again afterwards, it has nothing left to do
+            self.starts.clear()
+            self.book.clear("M503")
 
     def line(self, record: Record) -> None:
         if self.book.is_open("M503") and record.step is not None:
