@@ -28,7 +28,7 @@ from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.compare import compare_results
-from mmldlm.evaluation.report import load_evaluated
+from mmldlm.evaluation.report import load_evaluated, write_report
 from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables
@@ -201,6 +201,18 @@ def test_generated_pairs_are_measured_beside_real_ones(
     assert on_train.memorised.whole.real.value == 1.0  # here the real ones are the training data
     small = replace(small, num_generated=0)
     assert evaluate_model(model, store, "validation", small, TOOLS).generation is None
+
+
+def test_one_decoded_document_and_one_generated_pair_have_nothing_to_be_compared_with(
+    model: LoadedModel, store: PairStore, tmp_path: Path
+) -> None:
+    one = replace(SMALL, num_documents=4, num_decoded=1, num_draws=1, step_counts=[1], num_generated=1)
+    result = evaluate_model(model, store, "validation", one, TOOLS)
+    assert result.inversion.num_documents == result.generation.num_documents == 1
+    assert result.inversion.cosine_reference is None
+    assert result.inversion.best.reencoded_cosine is not None
+    assert result.generation.diversity.self_bleu is None
+    assert write_report(tmp_path, result).is_file()
 
 
 def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
@@ -384,8 +396,6 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
 def test_a_hostile_text_cannot_break_the_page(
     run: Path, model: LoadedModel, store: PairStore, tmp_path: Path
 ) -> None:
-    from mmldlm.evaluation.report import write_report
-
     result = evaluate_model(
         model,
         store,

@@ -226,7 +226,7 @@ def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
         return _beside(context, f"repeated_{order}", title, *counted)
 
     likeness = None
-    if generated.texts is not None and real.texts is not None:
+    if generated.texts is not None and real.texts is not None and size > 1:
         both = (self_bleu(generated.texts[:size]), None), (self_bleu(real.texts[:size]), None)
         likeness = _beside(context, "self_bleu", "self-BLEU of generated texts", *both)
     return Diversity(
