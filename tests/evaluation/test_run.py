@@ -260,6 +260,12 @@ def test_documents_longer_than_the_model_are_left_out_and_counted(
     assert result.data.num_too_long == left_out > 0
     assert result.data.num_documents == 20 - left_out
     assert any(str(left_out) in note for note in result.notes)
+    shortest = int(store.split("validation").lengths.min())
+    short.denoiser = load_model_again(model, shortest - 1)
+    reason = f"20 have more than {shortest - 1} tokens, the longest text of its training"
+    with pytest.raises(UserError, match=reason) as caught:
+        evaluate_model(short, store, "validation", SMALL, Tools())
+    assert "\n" not in str(caught.value)
 
 
 def load_model_again(model: LoadedModel, max_length: int) -> Denoiser:
