@@ -96,16 +96,19 @@ def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents"
     """float32 (n, S, C) on the host, or a `UserError` that names the argument."""
     array = _array(values, name)
     if array.dtype.kind not in "fiu" and array.size:
-        raise UserError(f"{name}: values of type {array.dtype}; numbers are needed")
+        remedy = "; model.encode(texts) makes latents of texts" if array.dtype.kind == "U" else ""
+        raise UserError(f"{name}: values of type {array.dtype}; numbers are needed{remedy}")
     if array.ndim == 2 and shape[0] == 1:
         array = array[:, None, :]
     if array.size == 0 and len(array) == 0:
         return np.empty((0, *shape), np.float32)
     if array.ndim != 3 or array.shape[1:] != shape:
         flat = f" or (n, {shape[1]})" if shape[0] == 1 else ""
+        is_one = array.shape == shape or (shape[0] == 1 and array.shape == shape[1:])
+        remedy = f"this is one latent: pass [{name}]" if is_one else "use the encoder it was trained with"
         raise UserError(
             f"{name} of shape {np.shape(values)}: this model needs (n, {shape[0]}, {shape[1]}){flat}, which is "
-            f"{shape[0]} slot(s) of {shape[1]} channels; use the encoder it was trained with"
+            f"{shape[0]} {'slot' if shape[0] == 1 else 'slots'} of {shape[1]} channels; {remedy}"
         )
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite and are rejected as such
         array = np.ascontiguousarray(array, dtype=np.float32)
