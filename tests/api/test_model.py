@@ -197,6 +197,16 @@ WRONG = {
     "half a step": (lambda m: m.decode(np.zeros((1, 4)), steps=1.5), "^steps=1.5: a whole number"),
     "hot": (lambda m: m.decode(np.zeros((1, 4)), temperature="hot"), "temperature='hot': a number"),
     "too large": (lambda m: m.decode(np.full((1, 4), 1e300)), "latents: 1 of 1 contain NaN or infinity"),
+    "another size": (
+        lambda m: m.decode(np.array([[1.0] * 4, [1e30] * 4])),
+        r"latents: 1 of 2 are \de\+\d\d standard deviations away .* at index 1",
+    ),
+    "scored, another size": (lambda m: m.score(["w1"], np.full((1, 4), 1e9)), "latents: 1 of 1 are"),
+    "against, another size": (
+        lambda m: m.decode(np.zeros((1, 4)), guidance=2, against=np.full((1, 4), 1e9)),
+        "against: 1 of 1 are",
+    ),
+    "score's seed": (lambda m: m.score(["w1"], seed=-1), "seed=-1: a whole number of at least 0"),
     "ids": (lambda m: m.decode(np.zeros((2, 4)), ids=np.arange(3)), r"ids: .*2 whole numbers"),
     "ragged lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[[1], [2, 3]]), "lengths: not an array"),
     "ragged end": (lambda m: m.interpolate([[1], [2, 3]], "w1"), "a: not an array"),

@@ -55,7 +55,10 @@ class Scoring:
         """
         listed = text_list(texts)
         require_at_least("draws", draws, 1)
+        require_at_least("seed", seed, 0)
         array = None if latents is None else one_each(latents, listed, self.codec.latent_shape)
+        if array is not None:
+            self.codec.normalized(array)  # of another size than in training they are rejected
         tokens, model = self.codec.tokenize(listed), self.loaded
         if not model.trained.text:
             raise UserError("this model was not trained to produce text, so it cannot score one")

@@ -34,6 +34,8 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FEW_TEXTS = 64
 """For fewer, looking up new words in the table of words takes longer than it saves."""
+FARTHEST = 1e6
+"""Standard deviations of training that a latent may be away from the mean; the network overflows beyond."""
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
@@ -370,6 +372,19 @@ class Codec:
             return self.embed(text_list(values, name))  # type: ignore[arg-type]
         return latents_array(values, self.latent_shape, name)  # type: ignore[arg-type]
 
+    def normalized(self, latents: np.ndarray, name: str = "latents") -> np.ndarray:
+        """Latents (n, S, C) of the encoder as the network sees them; those of another size are rejected."""
+        with np.errstate(over="ignore"):
+            normalized = self.loaded.normalizer.normalize(latents)
+            sizes = np.sqrt((normalized.astype(np.float64) ** 2).mean((1, 2)))
+        far = np.flatnonzero(sizes > FARTHEST)
+        if len(far):
+            raise UserError(
+                f"{name}: {len(far)} of {len(latents)} are {sizes[far[0]]:.0e} standard deviations away from the "
+                f"latents of training, the first at index {far[0]}; pass latents of the size that the encoder makes"
+            )
+        return normalized
+
     def against(self, against: Texts | Latents | None, guidance: float, count: int) -> np.ndarray | None:
         """(n, S, C) normalised latents that guidance leads away from."""
         if against is None:
@@ -379,4 +394,4 @@ class Codec:
         array = self.latents_of(against, "against")
         if len(array) not in (1, count):
             raise UserError(f"against: {len(array)} latents; 1 or {count} are needed")
-        return np.broadcast_to(self.loaded.normalizer.normalize(array), (count, *self.latent_shape))
+        return np.broadcast_to(self.normalized(array, "against"), (count, *self.latent_shape))
