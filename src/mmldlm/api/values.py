@@ -229,6 +229,16 @@ def local_folder(source: Any) -> Path:
         ) from error
 
 
+def store_folder(store: Any, name: str) -> Path:
+    """The folder of a pair store that an argument names."""
+    if not isinstance(store, str | os.PathLike):
+        raise UserError(
+            f"{name}: is a {type(store).__name__}; give the folder of a pair store, or a PairStore (mmldlm.prepare "
+            "makes one of texts)"
+        )
+    return Path(store)
+
+
 def _packaged(package: str, name: str) -> Path:
     """The folder of an installed package that carries a model."""
     try:
