@@ -79,9 +79,7 @@ def train(
     """
     config = make_config(recipe, overrides)
     if store is not None:
-        config.data.store = str(
-            store.path if isinstance(store, PairStore) else store_folder(store, "store")
-        )
+        config.data.store = str(store.path if isinstance(store, PairStore) else store_folder(store, "store"))
     if init is not None:
         config.train.init = os.fspath(init)
     path = RUNS / config.name if run is None else Path(run)
