@@ -107,6 +107,7 @@ def test_nothing_in_nothing_out(model: Model) -> None:
     assert model.embed([]).shape == model.encode([]).shape == model.generate(0).latents.shape == none.shape
     assert model.decode(none) == model.decode([]) == model.infill([]) == model.paraphrase([]) == []
     assert model.score([]).shape == (0,)
+    assert [part.shape for part in model.score([], errors=True)] == [(0,), (0,)]
     assert model.neighbours([], among=TEXTS) == []
 
 
