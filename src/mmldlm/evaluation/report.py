@@ -194,7 +194,8 @@ def cards(result: Evaluation) -> list[Card]:
         if agreement.encoder is not None and agreement.encoder_strangers is not None:
             value, unrelated, by = agreement.encoder, agreement.encoder_strangers, "the encoder"
         what = f"cosine of generated latents and their texts, by {by}"
-        shown.append(Card(f"{value.value:.3f}", what, f"unrelated ones {unrelated:.3f}"))
+        beside = "" if unrelated != unrelated else f"unrelated ones {unrelated:.3f}"
+        shown.append(Card(f"{value.value:.3f}", what, beside))
     return shown
 
 
