@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmldlm.evaluation.retrieval import ranks
-from mmldlm.latents import Moments, Normalizer, cosine, directions, fit_normalizer, nearest
+from mmldlm.latents import Moments, Normalizer, between, cosine, directions, fit_normalizer, nearest
 from tests.stores import write_store
 
 RNG = np.random.default_rng(0)
@@ -43,6 +43,9 @@ def test_a_slot_of_zeros_has_no_direction():
     zeros, ones = np.zeros((1, 2, 3), np.float32), np.ones((1, 2, 3), np.float32)
     assert cosine(zeros, ones) == pytest.approx([0.0])
     assert cosine(torch.zeros(1, 2, 3), torch.ones(1, 2, 3)).tolist() == [0.0]
+    for first, second in ((zeros[0], ones[0]), (ones[0], zeros[0]), (zeros[0], zeros[0])):
+        line = [first, 0.5 * (first + second), second]
+        assert np.array_equal(between(first, second, 3), line)
 
 
 def test_normalizer_works_on_numpy_and_torch_alike():

@@ -70,13 +70,14 @@ def nearest(queries: np.ndarray, parts: Iterable[np.ndarray], count: int) -> tup
 def between(first: np.ndarray, second: np.ndarray, num_points: int) -> np.ndarray:
     """(num_points, S, C) latents from one (S, C) to the other, both included, on the arc between their directions.
 
-    The length goes evenly from the one to the other. Opposite directions have no arc of their own: then it is a line.
+    The length goes evenly from the one to the other. Opposite directions have no arc of their own, and a latent of
+    zeros has no direction: then it is a line.
     """
     share = np.linspace(0.0, 1.0, num_points)[:, None]
     a, b = first.reshape(-1).astype(np.float64), second.reshape(-1).astype(np.float64)
     size_a, size_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
     angle = np.arccos(np.clip(a @ b / max(size_a * size_b, _SMALLEST), -1.0, 1.0))
-    if np.sin(angle) < 1e-6:
+    if np.sin(angle) < 1e-6 or size_a * size_b < _SMALLEST:
         points = (1 - share) * a + share * b
     else:
         arc = (np.sin((1 - share) * angle) * a / size_a + np.sin(share * angle) * b / size_b) / np.sin(angle)

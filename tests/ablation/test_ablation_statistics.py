@@ -108,15 +108,17 @@ def test_no_arm_wins_figures_of_generated_pairs_by_less_diverse_texts(
     assert rows[1].cells[name].verdict == expected
 
 
-@pytest.mark.parametrize(("figure", "base", "arm", "collapsed", "expected"), [
-    ("repeated_1", 0.3, 0.1, None, BETTER),
-    ("repeated_1", 0.3, 0.1, "only 3 % of its pairs of tokens differ", "none: arm has collapsed"),
-    ("repeated_1", 0.1, 0.05, None, "none: base repeats no more than held-out texts"),
-    ("memorised_whole", 0.3, 0.1, None, "none: random words are in no training text either"),
+@pytest.mark.parametrize(("name", "base", "arm", "collapsed", "expected"), [
+    ("generated/repeated_1", 0.3, 0.1, None, BETTER),
+    ("generated/repeated_1", 0.3, 0.1, "only 3 % of its pairs of tokens differ", "none: arm has collapsed"),
+    ("generated/repeated_1", 0.1, 0.05, None, "none: base repeats no more than held-out texts"),
+    ("generated/memorised_whole", 0.3, 0.1, None, "none: random words are in no training text either"),
+    ("text_bound/right", 0.3, 0.1, "collapsed as a generator", BETTER),
+    ("text_bound/shuffled", 0.3, 0.1, None, "none: won by ignoring the condition"),
+    ("latent_bound/shuffled", 0.1, 0.3, None, "none: won by ignoring the condition"),
+    ("text_bound/shuffled", 0.3, 0.3, None, SAME),
 ])  # fmt: skip
-def test_random_words_and_collapsed_texts_win_no_figure_of_diversity(figure, base, arm, collapsed, expected):
-    name = f"generated/{figure}"
-
+def test_random_words_collapsed_texts_and_blind_models_win_nothing(name, base, arm, collapsed, expected):
     def record(which, seed):
         value = Value(name, LESS, (base, arm)[which] + 0.01 * seed * (1 + 0.1 * which))
         return Record(

@@ -14,6 +14,7 @@ import pytest
 import mmldlm
 from mmldlm import reports
 from mmldlm.api.evaluate import add_side_by_side, is_installed, packaged_figures
+from mmldlm.api.runs import export_run
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
 from tests.browser import SIZES, Browser
@@ -79,6 +80,11 @@ def test_the_package_is_whole_and_loads_by_its_name(folder: Path, monkeypatch: p
     latents = run.encode(["a river near a lake"])
     assert len(packed.decode(latents, lengths=5)[0].tokens) == 5
     assert packed.step == run.step == 2
+    with pytest.raises(UserError, match=r"out: builtin:wordnet is not a run of yours.*; name a folder"):
+        export_run("builtin:wordnet")
+    exported, step = export_run("builtin:wordnet", folder / "exported")
+    assert step == 2
+    assert mmldlm.load(exported).decode(latents, lengths=5) == packed.decode(latents, lengths=5)
     table = tomllib.loads((folder / "package" / "pyproject.toml").read_text())["project"]
     assert table["version"] == mmldlm.__version__
     assert all((folder / "package" / name).is_file() for name in [table["readme"], *table["license-files"]])

@@ -107,6 +107,7 @@ def test_nothing_in_nothing_out(model: Model) -> None:
     assert model.embed([]).shape == model.encode([]).shape == model.generate(0).latents.shape == none.shape
     assert model.decode(none) == model.decode([]) == model.infill([]) == model.paraphrase([]) == []
     assert model.score([]).shape == (0,)
+    assert [part.shape for part in model.score([], errors=True)] == [(0,), (0,)]
     assert model.neighbours([], among=TEXTS) == []
 
 
@@ -183,9 +184,9 @@ def test_progress_reaches_its_end(model: Model) -> None:
 
 WRONG = {
     "channels": (lambda m: m.decode(np.zeros((2, 1, 5))), r"latents of shape \(2, 1, 5\).*4 channels"),
-    "axis": (lambda m: m.decode(np.zeros(4)), r"latents of shape \(4,\)"),
+    "axis": (lambda m: m.decode(np.zeros(4)), r"latents of shape \(4,\).* one latent: pass \[latents\]"),
     "nan": (lambda m: m.decode(np.full((2, 1, 4), np.nan)), "latents: 2 of 2 contain NaN"),
-    "words": (lambda m: m.decode(["a", "b"]), "latents: values of type"),
+    "words": (lambda m: m.decode(["a", "b"]), r"values of type.*model\.encode\(texts\) makes"),
     "ragged": (lambda m: m.decode([[1.0], [1.0, 2.0]]), "latents: not an array"),
     "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 numbers for 2 documents"),
     "length": (lambda m: m.decode(np.zeros((2, 4)), lengths=0), "lengths=0"),
@@ -197,6 +198,16 @@ WRONG = {
     "half a step": (lambda m: m.decode(np.zeros((1, 4)), steps=1.5), "^steps=1.5: a whole number"),
     "hot": (lambda m: m.decode(np.zeros((1, 4)), temperature="hot"), "temperature='hot': a number"),
     "too large": (lambda m: m.decode(np.full((1, 4), 1e300)), "latents: 1 of 1 contain NaN or infinity"),
+    "another size": (
+        lambda m: m.decode(np.array([[1.0] * 4, [1e30] * 4])),
+        r"latents: 1 of 2 are \de\+\d\d standard deviations away .* at index 1",
+    ),
+    "scored, another size": (lambda m: m.score(["w1"], np.full((1, 4), 1e9)), "latents: 1 of 1 are"),
+    "against, another size": (
+        lambda m: m.decode(np.zeros((1, 4)), guidance=2, against=np.full((1, 4), 1e9)),
+        "against: 1 of 1 are",
+    ),
+    "score's seed": (lambda m: m.score(["w1"], seed=-1), "seed=-1: a whole number of at least 0"),
     "ids": (lambda m: m.decode(np.zeros((2, 4)), ids=np.arange(3)), r"ids: .*2 whole numbers"),
     "ragged lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[[1], [2, 3]]), "lengths: not an array"),
     "ragged end": (lambda m: m.interpolate([[1], [2, 3]], "w1"), "a: not an array"),

@@ -82,6 +82,20 @@ def test_a_run_that_lost_its_store_needs_another_one(folder: Path, tmp_path: Pat
     assert moved.data.store == str(tmp_path / "moved")
 
 
+def test_arguments_of_other_types_are_one_clear_line(folder: Path) -> None:
+    for arguments, expected in (
+        ({"steps": 4}, r"steps=4: a list of whole numbers is needed, such as \[1, 4, 16\]"),
+        ({"steps": "4"}, "steps='4'"),
+        ({"data": ["a text"], "out": True}, "data: is a list; give the folder of a pair store"),
+    ):
+        with pytest.raises(mmldlm.UserError, match=expected):
+            mmldlm.evaluate(folder / "one", **arguments)
+    result = mmldlm.evaluate(
+        folder / "one", steps=np.array([1, 2]), num=2, num_decoded=2, num_generated=0, encoder=False
+    )
+    assert [point.num_sampling_steps for point in result.inversion.length_given] == [1, 2]
+
+
 def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_computed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

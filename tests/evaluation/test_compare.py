@@ -17,7 +17,7 @@ from mmldlm.api.evaluate import compare
 from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
-from mmldlm.evaluation.report import load_evaluated, number_files
+from mmldlm.evaluation.report import CHANCE_NOTE, comparison_tables, load_evaluated, number_files
 from mmldlm.evaluation.results import (
     Agreement,
     Beside,
@@ -158,6 +158,7 @@ def test_the_command_compares_runs_reports_and_results(tmp_path: Path) -> None:
     out, third = tmp_path / "out", tmp_path / "b" / "reports" / "test" / "result.json"
     text = call(tmp_path / "a", third, "--out", out)
     assert "second is better" in text
+    assert CHANCE_NOTE in " ".join(text.split())
     found = json.loads((out / "comparison.json").read_text())
     assert found["pairs"][0]["num_shared"] == COUNT
     assert Comparison.from_json(found)["text_bound/right"].verdict == "second is better"
@@ -309,6 +310,37 @@ def test_one_latent_for_all_generated_texts_wins_no_agreement() -> None:
     for pair in ([good, mean], [mean, good]):
         verdict = compare_results(pair)["generated/agreement/own"].verdict
         assert verdict == "none: latents of mean do not depend on the text"
+
+
+def under_strangers(label: str, cost: float) -> Evaluated:
+    """A result with this cost under the right condition, and this times ten under another document's."""
+    rng = np.random.default_rng(0)
+    right, wrong = (Quantity("cost", "less", size + rng.normal(0, 0.01, COUNT)) for size in (cost, 10 * cost))
+    names = (
+        "text_bound/{}", "bits_per_byte/{}", "bits_per_character/{}", "latent_bound/{}",
+        "calibration/{}/equal_width", "calibration/{}/equal_mass",
+    )  # fmt: skip
+    quantities = {name.format("right"): right for name in names}
+    quantities |= {name.format("shuffled"): wrong for name in names}
+    documents = {"held_out": DocumentSet(list(range(COUNT)), quantities)}
+    return Evaluated(label, empty_evaluation(label, documents), Path(label))
+
+
+def test_a_low_cost_under_the_wrong_condition_wins_nothing() -> None:
+    comparison = compare_results([under_strangers("a", 2.0), under_strangers("b", 1.0)])
+    for row in comparison.pairs[0].rows:
+        wrong = "shuffled" in row.name
+        assert row.verdict == ("none: won by ignoring the condition" if wrong else "b is better"), row.name
+
+
+def test_the_text_bound_in_other_units_takes_no_rows_of_the_table() -> None:
+    comparison = compare_results([under_strangers("a", 2.0), under_strangers("b", 1.0)])
+    (table,) = comparison_tables(comparison)
+    assert len(comparison.pairs[0].rows) == len(table.rows) + 4
+    assert "bits per byte" in table.about
+    other = compare_results([evaluated("a", np.ones(COUNT)), evaluated("b", np.ones(COUNT), fingerprint="x")])
+    (table,) = comparison_tables(other)  # between tokenizers these are all there is
+    assert len(table.rows) == len(other.pairs[0].rows) == 1
 
 
 def test_texts_of_single_words_have_collapsed() -> None:

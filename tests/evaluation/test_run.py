@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds
 from mmldlm.evaluation.compare import compare_results
-from mmldlm.evaluation.report import load_evaluated
+from mmldlm.evaluation.report import load_evaluated, write_report
 from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
 from mmldlm.evaluation.tables import make_tables
@@ -203,6 +204,19 @@ def test_generated_pairs_are_measured_beside_real_ones(
     assert evaluate_model(model, store, "validation", small, TOOLS).generation is None
 
 
+def test_one_decoded_document_and_one_generated_pair_have_nothing_to_be_compared_with(
+    model: LoadedModel, store: PairStore, tmp_path: Path
+) -> None:
+    one = replace(SMALL, num_documents=4, num_decoded=1, num_draws=1, step_counts=[1], num_generated=1)
+    result = evaluate_model(model, store, "validation", one, TOOLS)
+    assert result.inversion.num_documents == result.generation.num_documents == 1
+    assert result.inversion.cosine_reference is None
+    assert result.inversion.best.reencoded_cosine is not None
+    assert result.generation.diversity.self_bleu is None
+    assert math.isnan(result.generation.agreement.own_strangers)
+    assert not re.search(r"unrelated\D* nan", write_report(tmp_path, result).read_text())
+
+
 def test_what_was_not_trained_is_left_out_and_said(store: PairStore, tmp_path: Path) -> None:
     encoder_only = load_model(write_run(tmp_path / "a", store, mode_weights=ModeWeights(0, 1, 0)), CPU)
     result = evaluate_model(encoder_only, store, "validation", SMALL, Tools())
@@ -248,6 +262,12 @@ def test_documents_longer_than_the_model_are_left_out_and_counted(
     assert result.data.num_too_long == left_out > 0
     assert result.data.num_documents == 20 - left_out
     assert any(str(left_out) in note for note in result.notes)
+    shortest = int(store.split("validation").lengths.min())
+    short.denoiser = load_model_again(model, shortest - 1)
+    reason = f"20 have more than {shortest - 1} tokens, the longest text of its training"
+    with pytest.raises(UserError, match=reason) as caught:
+        evaluate_model(short, store, "validation", SMALL, Tools())
+    assert "\n" not in str(caught.value)
 
 
 def load_model_again(model: LoadedModel, max_length: int) -> Denoiser:
@@ -384,8 +404,6 @@ def test_mistakes_are_one_clear_line(run: Path, tmp_path: Path) -> None:
 def test_a_hostile_text_cannot_break_the_page(
     run: Path, model: LoadedModel, store: PairStore, tmp_path: Path
 ) -> None:
-    from mmldlm.evaluation.report import write_report
-
     result = evaluate_model(
         model,
         store,

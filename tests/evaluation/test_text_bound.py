@@ -10,10 +10,20 @@ import pytest
 import torch
 
 from mmldlm.config import ObjectiveConfig
+from mmldlm.data.store import Documents
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import calibration_error, equal_mass, equal_width, reliability, time_curve
 from mmldlm.evaluation.context import pack_rows, strangers
-from mmldlm.evaluation.text_bound import Costs, perplexity, perplexity_with_end, score, text_costs, text_times
+from mmldlm.evaluation.text_bound import (
+    Costs,
+    drawn_costs,
+    perplexity,
+    perplexity_with_end,
+    score,
+    standard_errors,
+    text_costs,
+    text_times,
+)
 from mmldlm.layout import packed_layout
 from mmldlm.objective.joint import Objective
 from mmldlm.statistics import MORE, Estimate, Quantity
@@ -98,6 +108,43 @@ def test_the_bound_of_an_oracle_is_the_conditional_entropy_and_without_latent_th
     entropy = -(JOINT * np.log(given)).sum() / LENGTH
     right = bound_of(model, documents, "right")
     assert abs(per_token(right).value - entropy) < 4 * per_token(right).standard_error
+
+
+def draws_of(model, documents, num_draws: int, seed: int = 3, latent: str = "right") -> np.ndarray:
+    return drawn_costs(model, documents, latent=latent, num_draws=num_draws, batch_tokens=4096, seed=seed)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("num_draws", [1, 4, 16])
+def test_draws_of_a_single_text_have_no_bias_and_know_their_error(schedule: str, num_draws: int) -> None:
+    """One text of the toy world, 2,000 times under ids of its own: the mean is its information."""
+    kind, text, count = 1, 5, 2000
+    model, ids = oracle_model(JOINT, schedule=schedule), np.arange(count) ** 2
+    latents = np.full((count, 1, 2), 2.0 * kind - 1.0, np.float32)
+    documents = Documents(np.tile(TEXTS[text], count), np.full(count, LENGTH), latents, ids)
+    draws = draws_of(model, documents, num_draws)
+    assert draws.shape == (count, num_draws)
+    assert draws.min() > 0  # something is masked in every draw
+    means, errors = draws.mean(1), standard_errors(draws)
+    information = -np.log(JOINT[kind, text] / JOINT[kind].sum())
+    assert means.mean() == pytest.approx(information, abs=4 * means.std() / np.sqrt(count))
+    if num_draws == 1:
+        assert np.isnan(errors).all()
+    else:
+        assert np.sqrt((errors**2).mean()) == pytest.approx(means.std(), rel=0.35)
+
+
+def test_draws_of_a_single_text_vary_less_than_with_times_alone() -> None:
+    """Nor do they depend on the other texts."""
+    documents, _ = draw_documents(JOINT, 400)
+    model = oracle_model(JOINT)
+    alone, others = (
+        draws_of(model, documents, 4).mean(1),
+        bound_of(model, documents, "right", num_draws=4).nats,
+    )
+    exact = draws_of(model, documents, 400).mean(1)
+    assert (alone - exact).std() < 0.6 * (others - exact).std()
+    assert np.array_equal(draws_of(model, documents.first(7), 4), draws_of(model, documents, 4)[:7])
 
 
 def test_the_right_latent_beats_a_strangers_and_none_lies_between() -> None:

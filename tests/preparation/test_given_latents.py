@@ -214,6 +214,8 @@ def test_texts_and_files_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     for source, expected in (
         (["a.txt", "not a file"], "does not exist"),
         ([], "is empty"),
+        (None, "source=None: give texts, files"),
+        (5, "source=5: give texts, files"),
         (["b.txt"], "no such file"),
         ({"text": ["rope", "a sea"]}, "source: is a dict; give a list of texts"),
         (pandas.DataFrame({"text": ["rope", "a sea"]}), "source: is a DataFrame; give a list of texts"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 import urllib.request
 from pathlib import Path
@@ -66,7 +67,12 @@ def test_every_part_of_the_page_answers(model: Model, page: Any) -> None:
     )
     near = demo.neighbours("w4", "w3\n\nw4")
     assert all(f"<td>{word}</td>" in near for word in ("w3", "w4"))
-    assert demo.compare("w3 w1", "w4 w5").count("<tr>") == 4
+    costs = re.findall(r"<td>([\d.]+) ± ([\d.]+)</td>", demo.compare("w3 w1", "w4 w5"))
+    exact = [model.score("w3 w1", latents, draws=1000)[0] for latents in (model.encode("w3 w1"), None)]
+    for (cost, error), expected in zip(costs, exact, strict=False):
+        assert float(cost) == pytest.approx(expected, abs=4 * float(error) + 0.02)
+        assert 0 < float(error) < 0.2 * expected
+    assert len(costs) == 3
 
 
 def test_a_mistake_is_a_note_and_no_markup_gets_through(model: Model, page: Any) -> None:

@@ -79,6 +79,11 @@ def test_settings_come_as_mapping_words_config_or_nested_values(store, tmp_path,
         make_config(recipe, {"optim.lrr": 1})
 
 
+def test_texts_in_the_place_of_a_store_are_one_clear_line(recipe):
+    with pytest.raises(mmldlm.UserError, match=r"store: is a list; give the folder of a pair store"):
+        mmldlm.train(recipe, store=["a text"])
+
+
 def test_progress_is_called_and_nothing_is_printed(recipe, tmp_path, capsys):
     steps = []
     mmldlm.train(recipe, run=tmp_path / "run", overrides=QUICK, progress=lambda *done: steps.append(done))

@@ -1,6 +1,7 @@
 """The table of an ablation: means over seeds, and differences from the first arm paired by seed.
 
-As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more.
+As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more, or one under the
+condition of another document by ignoring its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mmldlm.statistics import (
 )
 
 LEVEL = 0.05
-_GENERATED, _REPEATED = "generated/", "generated/repeated_1"
+_REPEATED = "generated/repeated_1"
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,7 @@ def _row(
             continue
         difference = None if arm is plan.arms[0] else paired_difference(ours, first)
         judged = verdict(difference, column.better) if difference is not None else ""
-        if column.name.startswith(_GENERATED):
-            judged = _beside_diversity(judged, column.name, mine, base)
+        judged = _unless_withheld(judged, column.name, mine, base)
         cells[column.name] = Cell(mean_over_seeds([ours[seed] for seed in sorted(ours)]), difference, judged)
     return Row(
         arm,
@@ -141,8 +141,8 @@ def _row(
     )
 
 
-def _beside_diversity(judged: str, figure: str, ours: list[Record], base: list[Record]) -> str:
-    """The verdict on a figure of generated pairs, unless texts won that have collapsed, repeat more, or are random."""
+def _unless_withheld(judged: str, figure: str, ours: list[Record], base: list[Record]) -> str:
+    """The verdict, unless texts won that collapsed, repeat more, or are random, or a model that ignores latents."""
     if judged not in (BETTER, WORSE):
         return judged
     winner, loser = (ours, base) if judged == BETTER else (base, ours)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmldlm.api.model import Model, load
-from mmldlm.api.values import local_folder
+from mmldlm.api.values import local_folder, store_folder
 from mmldlm.checkpoint.load import find_model
 from mmldlm.config import Config
 from mmldlm.config.recipe import make_config, override_words
@@ -80,8 +80,9 @@ def evaluate(
     """
     sizes = {
         "num_documents": num, "num_decoded": num_decoded, "num_generated": num_generated,
-        "step_counts": None if steps is None else list(steps),
+        "step_counts": None if steps is None else _step_counts(steps),
     }  # fmt: skip
+    where = None if data is None or isinstance(data, PairStore) else store_folder(data, "data")
     words = override_words(overrides)
     words += [f"evaluation.{name}={value}" for name, value in sizes.items() if value is not None]
     chosen = _load(run, device, encoder)
@@ -90,7 +91,6 @@ def evaluate(
     folder = _report_folder(run, model.config, data, split) if out is True else Path(out) if out else None
     if folder is not None:
         require_writable(folder)
-    where = None if data is None or isinstance(data, PairStore) else Path(data)
     store = data if isinstance(data, PairStore) else PairStore.open_of_run(model.config.data.store, where)
     require_same_fingerprint(model, store)  # before the encoder is loaded, which takes a while
     store.split(split)
@@ -140,6 +140,13 @@ def compare(
     if folder is None:
         return comparison
     return replace(comparison, report=str(write_comparison(folder, comparison)))
+
+
+def _step_counts(steps: Any) -> list[Any]:
+    """The numbers of `steps`, which may be an array; their values are checked with the other settings."""
+    if isinstance(steps, str) or not isinstance(steps, Iterable):
+        raise UserError(f"steps={steps!r}: a list of whole numbers is needed, such as [1, 4, 16]")
+    return [step.item() if isinstance(step, np.generic) else step for step in steps]
 
 
 def _configure(config: Config, words: list[str]) -> Config:

@@ -105,7 +105,7 @@ class Model(Sharing, Scoring):
         self.max_length = shape.max_length
         self.device, self.step = loaded.device, loaded.step
         self.codec = Codec(loaded, encoder)
-        self._shape, self._normalised = self.codec.latent_shape, loaded.normalizer.normalize
+        self._shape, self._normalised = self.codec.latent_shape, self.codec.normalized
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], device: str | torch.device = "auto") -> Model:

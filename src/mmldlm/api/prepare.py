@@ -126,6 +126,7 @@ def _read_source(
         if isinstance(source, dict):
             raise UserError(f"{argument}: is a dictionary of splits; choose one, such as dataset['train']")
         return ("dataset",), source, latents
+    _require_several(source, argument)
     if isinstance(source, Mapping) or hasattr(source, "columns"):  # whose columns would be taken for texts
         raise UserError(
             f"{argument}: is a {type(source).__name__}; give a list of texts, or of rows such as {{'text': ...}} "
@@ -145,10 +146,17 @@ def _read_source(
     return ("texts",), rows, latents
 
 
+def _require_several(source: Any, argument: str) -> None:
+    """Reject what is neither a name nor a collection."""
+    if not isinstance(source, Iterable) or isinstance(source, bytes):
+        raise UserError(f"{argument}={source!r}: give texts, files, a dataset or builtin:sotu")
+
+
 def _names(source: Source, argument: str) -> tuple[str, ...]:
     """The names of files and datasets that are held out as a whole."""
     if isinstance(source, str | Path):
         return (str(source),)
+    _require_several(source, argument)
     names = tuple(source)
     if not all(isinstance(name, str | Path) for name in names):
         raise UserError(f"{argument}: only files and names of datasets are allowed here")

@@ -111,13 +111,20 @@ def export_run(
 ) -> tuple[Path, int | None]:
     """Write the weights of a run's newest valid checkpoint for use; returns the folder and the step.
 
+    `run` may also be an export, `builtin:NAME` or a name on the Hugging Face Hub; the last two need `out`.
     `precision` of the stored weights: fp32, fp16, or int8 with a scale for each row of a matrix.
     """
     from mmldlm import durable
+    from mmldlm.api.values import local_folder
     from mmldlm.checkpoint.export import write_export
     from mmldlm.checkpoint.load import find_model, read_weights
 
-    folder = find_model(run)
+    path = local_folder(run)
+    if out is None and path != Path(run).expanduser():
+        raise UserError(
+            f"out: {run} is not a run of yours, whose folder could hold its export; name a folder"
+        )
+    folder = find_model(path)
     target = RunFolder(folder).export if out is None else Path(out)
     durable.require_writable(target)
     export = read_weights(folder, averaged=averaged)

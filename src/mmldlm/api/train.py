@@ -21,7 +21,7 @@ from runwatch.detectors import Panel
 from runwatch.detectors.base import RunFacts
 
 from mmldlm.api.runs import Run, read_run
-from mmldlm.api.values import local_folder
+from mmldlm.api.values import local_folder, store_folder
 from mmldlm.checkpoint.export import make_export, write_description, write_export
 from mmldlm.checkpoint.files import candidates
 from mmldlm.checkpoint.load import RUNS, LoadedModel
@@ -79,7 +79,7 @@ def train(
     """
     config = make_config(recipe, overrides)
     if store is not None:
-        config.data.store = str(store.path if isinstance(store, PairStore) else store)
+        config.data.store = str(store.path if isinstance(store, PairStore) else store_folder(store, "store"))
     if init is not None:
         config.train.init = os.fspath(init)
     path = RUNS / config.name if run is None else Path(run)

@@ -34,6 +34,8 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FEW_TEXTS = 64
 """For fewer, looking up new words in the table of words takes longer than it saves."""
+FARTHEST = 1e6
+"""Standard deviations of training that a latent may be away from the mean; the network overflows beyond."""
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
@@ -96,16 +98,19 @@ def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents"
     """float32 (n, S, C) on the host, or a `UserError` that names the argument."""
     array = _array(values, name)
     if array.dtype.kind not in "fiu" and array.size:
-        raise UserError(f"{name}: values of type {array.dtype}; numbers are needed")
+        remedy = "; model.encode(texts) makes latents of texts" if array.dtype.kind == "U" else ""
+        raise UserError(f"{name}: values of type {array.dtype}; numbers are needed{remedy}")
     if array.ndim == 2 and shape[0] == 1:
         array = array[:, None, :]
     if array.size == 0 and len(array) == 0:
         return np.empty((0, *shape), np.float32)
     if array.ndim != 3 or array.shape[1:] != shape:
         flat = f" or (n, {shape[1]})" if shape[0] == 1 else ""
+        is_one = array.shape == shape or (shape[0] == 1 and array.shape == shape[1:])
+        remedy = f"this is one latent: pass [{name}]" if is_one else "use the encoder it was trained with"
         raise UserError(
             f"{name} of shape {np.shape(values)}: this model needs (n, {shape[0]}, {shape[1]}){flat}, which is "
-            f"{shape[0]} slot(s) of {shape[1]} channels; use the encoder it was trained with"
+            f"{shape[0]} {'slot' if shape[0] == 1 else 'slots'} of {shape[1]} channels; {remedy}"
         )
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite and are rejected as such
         array = np.ascontiguousarray(array, dtype=np.float32)
@@ -222,6 +227,16 @@ def local_folder(source: Any) -> Path:
             f"{source}: there is no such folder here, and the Hugging Face Hub does not provide it "
             f"({first_line(error)})"
         ) from error
+
+
+def store_folder(store: Any, name: str) -> Path:
+    """The folder of a pair store that an argument names."""
+    if not isinstance(store, str | os.PathLike):
+        raise UserError(
+            f"{name}: is a {type(store).__name__}; give the folder of a pair store, or a PairStore (mmldlm.prepare "
+            "makes one of texts)"
+        )
+    return Path(store)
 
 
 def _packaged(package: str, name: str) -> Path:
@@ -367,6 +382,19 @@ class Codec:
             return self.embed(text_list(values, name))  # type: ignore[arg-type]
         return latents_array(values, self.latent_shape, name)  # type: ignore[arg-type]
 
+    def normalized(self, latents: np.ndarray, name: str = "latents") -> np.ndarray:
+        """Latents (n, S, C) of the encoder as the network sees them; those of another size are rejected."""
+        with np.errstate(over="ignore"):
+            normalized = self.loaded.normalizer.normalize(latents)
+            sizes = np.sqrt((normalized.astype(np.float64) ** 2).mean((1, 2)))
+        far = np.flatnonzero(sizes > FARTHEST)
+        if len(far):
+            raise UserError(
+                f"{name}: {len(far)} of {len(latents)} are {sizes[far[0]]:.0e} standard deviations away from the "
+                f"latents of training, the first at index {far[0]}; pass latents of the size that the encoder makes"
+            )
+        return normalized
+
     def against(self, against: Texts | Latents | None, guidance: float, count: int) -> np.ndarray | None:
         """(n, S, C) normalised latents that guidance leads away from."""
         if against is None:
@@ -376,4 +404,4 @@ class Codec:
         array = self.latents_of(against, "against")
         if len(array) not in (1, count):
             raise UserError(f"against: {len(array)} latents; 1 or {count} are needed")
-        return np.broadcast_to(self.loaded.normalizer.normalize(array), (count, *self.latent_shape))
+        return np.broadcast_to(self.normalized(array, "against"), (count, *self.latent_shape))

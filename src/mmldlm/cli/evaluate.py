@@ -95,10 +95,10 @@ def compare(words: Any) -> None:
     if words.as_json:
         print_json(comparison.to_json())
         return
-    from mmldlm.evaluation.report import comparison_tables, title_of
+    from mmldlm.evaluation.report import CHANCE_NOTE, comparison_tables, title_of
     from mmldlm.reports import show_tables
 
-    notes = [f"note: {note}" for note in comparison.notes]
+    notes = [f"note: {note}" for note in [CHANCE_NOTE, *comparison.notes]]
     show_tables(
         comparison_tables(comparison), [title_of(comparison)], [*notes, f"report: {comparison.report}"]
     )

@@ -11,13 +11,14 @@ from typing import Any
 import typer
 
 from mmldlm.cli.options import argument, option, takes
+from mmldlm.cli.records import RUN_HELP
 
 RUNS = {
     "folder": argument(Path, Path("saved"), "Folder that holds runs."),
     "as_json": option(bool, False, "Machine-readable.", "--json"),
 }
 EXPORT = {
-    "run": argument(Path, ..., "Folder of the run, or its name below saved."),
+    "run": argument(str, ..., f"{RUN_HELP} The last two need --out.", metavar="RUN"),
     "out": option(Path | None, None, "Target folder; default: export in the run's folder."),
     "ema": option(bool, True, "Averaged weights, or those of the last step.", "--ema/--no-ema"),
     "precision": option(str, "fp32", "Of the stored weights: fp32, fp16, or int8 (a scale for each row)."),

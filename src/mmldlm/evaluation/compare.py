@@ -5,12 +5,13 @@ resamples of documents in which both results keep the same documents, so what is
 
 Figures of generated pairs count only beside their diversity: a model that has collapsed is not better at anything, and
 one whose texts repeat more gets no verdict on the rest. Nor does one whose latents are the same for all texts win by
-their mean cosine.
+their mean cosine, or one that ignores its condition by what a wrong condition costs it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -49,7 +50,10 @@ _MUST_AGREE = (
     ("generated/reference_nats", "the reference model is left out", "generation.reference_lm.name"),
 )
 """Quantities by the beginning of their names, and what both results must have in common for them."""
+UNDER_ANOTHERS = re.compile(r"(text_bound|bits_per_\w+|latent_bound|calibration)/shuffled(/.*)?")
+"""Costs and calibration under the latent, or the text, of another document."""
 DIVERSITY = ("generated/repeated_", "generated/self_bleu")
+FIGURES_OF_GENERATED = f"{GENERATED}/"
 MEMORISED = "generated/memorised_"
 """Figures of generated pairs that texts of random words would win."""
 _OWN_COSINES = ("t2l/cosine", "round_trip/latent/own")
@@ -227,10 +231,10 @@ def _beside_diversity(
 
     def verdict(row: ComparedQuantity) -> str:
         winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
+        if winner is None:
+            return row.verdict
         if (winner, row.name) in blind:
             return f"none: latents of {winner} do not depend on the text"
-        if row.about != GENERATED or winner is None:
-            return row.verdict
         loser = other if winner == first.label else first
         natural = not _repeats_more_than_real(loser, row.name)
         withheld = reason_to_withhold(
@@ -244,11 +248,15 @@ def _beside_diversity(
 def reason_to_withhold(
     figure: str, winner: str, loser: str, *, collapsed: bool, natural: bool, dull: bool
 ) -> str | None:
-    """Why a better figure of generated pairs is no win; None where it is one.
+    """Why a better figure is no win; None where it is one. The rest is about figures of generated pairs alone.
 
     `collapsed`: the winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones.
     `dull`: the winner's texts repeat more than the loser's and held-out ones.
     """
+    if UNDER_ANOTHERS.fullmatch(figure):
+        return "none: won by ignoring the condition"
+    if not figure.startswith(FIGURES_OF_GENERATED):
+        return None
     if collapsed:
         return f"none: {winner} has collapsed"
     if figure.startswith(MEMORISED):

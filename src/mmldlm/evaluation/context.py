@@ -66,13 +66,17 @@ def select_documents(model: LoadedModel, store: PairStore, split: str, count: in
     require_same_fingerprint(model, store)
     held_out = store.split(split)
     fitting = np.flatnonzero(held_out.lengths <= model.denoiser.shape.max_length)
+    num_too_long = len(held_out) - len(fitting)
     if len(fitting) < 2:
+        longest = f"more than {model.denoiser.shape.max_length} tokens, the longest text of its training"
+        too_long = f" ({num_too_long} have {longest})" if num_too_long else ""
+        remedy = "prepare shorter or more texts" if num_too_long else "prepare more text"
         raise UserError(
-            f"{store.path}: split {split!r} has {len(fitting)} documents that this model can take; an evaluation "
-            "needs at least 2; prepare more text, or choose another split"
+            f"{store.path}: split {split!r} has {len(fitting)} documents that this model can take{too_long}; an "
+            f"evaluation needs at least 2; {remedy}, or choose another split"
         )
     positions = fitting[choose(max(count, 2) if count else 0, len(fitting), seed)]
-    return Selection(held_out, positions, held_out.read(positions), len(held_out) - len(fitting))
+    return Selection(held_out, positions, held_out.read(positions), num_too_long)
 
 
 def require_same_fingerprint(model: LoadedModel, store: PairStore) -> None:

@@ -6,6 +6,7 @@ Shapes: n and m documents, S latent slots, C latent channels, d = S * C.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -226,7 +227,7 @@ def _diversity(context: Context, generated: Pairs, real: Pairs) -> Diversity:
         return _beside(context, f"repeated_{order}", title, *counted)
 
     likeness = None
-    if generated.texts is not None and real.texts is not None:
+    if generated.texts is not None and real.texts is not None and size > 1:
         both = (self_bleu(generated.texts[:size]), None), (self_bleu(real.texts[:size]), None)
         likeness = _beside(context, "self_bleu", "self-BLEU of generated texts", *both)
     return Diversity(
@@ -263,13 +264,13 @@ def _perplexity(nats: Estimate) -> Estimate:
 def measure_agreement(context: Context, generated: Pairs) -> Agreement:
     """Cosine between a generated latent and the latent of the text that was generated with it."""
     latents = generated.latents
-    other = latents[strangers(len(latents), context.seed)] if len(latents) > 1 else latents
+    other = latents[strangers(len(latents), context.seed)] if len(latents) > 1 else None
 
     def agreement(who: str, by: str, of_text: np.ndarray) -> tuple[Estimate, float]:
         title = f"generated latent and its text by {by}, cosine"
         quantity = Quantity(title, MORE, cosine(of_text, latents))
         estimate = context.record(f"generated/agreement/{who}", quantity, GENERATED)
-        return estimate, float(cosine(of_text, other).mean())
+        return estimate, math.nan if other is None else float(cosine(of_text, other).mean())
 
     watch = context.watch("generated texts to latents")
     own = context.own_latents(generated.tokens, generated.ids, watch)

@@ -244,7 +244,7 @@ def _length_group(context: Context, decoded: AllDecoded, low: int, high: int) ->
 
 
 def _cosine_reference(context: Context, truth: Pairs) -> CosineReference | None:
-    if context.encode is None or truth.texts is None:
+    if context.encode is None or truth.texts is None or len(truth.latents) < 2:
         return None
     best = cosine(context.encode(truth.texts), truth.latents)
     other = truth.latents[strangers(len(truth.latents), context.seed)]

@@ -194,7 +194,8 @@ def cards(result: Evaluation) -> list[Card]:
         if agreement.encoder is not None and agreement.encoder_strangers is not None:
             value, unrelated, by = agreement.encoder, agreement.encoder_strangers, "the encoder"
         what = f"cosine of generated latents and their texts, by {by}"
-        shown.append(Card(f"{value.value:.3f}", what, f"unrelated ones {unrelated:.3f}"))
+        beside = "" if unrelated != unrelated else f"unrelated ones {unrelated:.3f}"
+        shown.append(Card(f"{value.value:.3f}", what, beside))
     return shown
 
 
@@ -272,17 +273,29 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     tables = []
     for pair in comparison.pairs:
         for about, title in _SETS.items():
-            rows = [row for row in pair.rows if row.about == about]
+            rows = [row for row in _once(pair) if row.about == about]
             if not rows:
                 continue
             few, many = (pick(row.num_documents for row in rows) for pick in (min, max))
             counts = f"{few:,} to {many:,}" if few < many else f"{many:,}"
             text = f"Difference: {pair.other} minus {pair.first}; on {counts} shared documents, paired."
+            if about == HELD_OUT and len(_once(pair)) < len(pair.rows):
+                text += " In bits per byte and per character the text bounds differ in the same way."
             head = ["", "verdict", pair.first, pair.other, "difference", INTERVAL, "p"]
             tables.append(
                 Table(f"{title}: {pair.other} against {pair.first}", text, head, [*map(_cells, rows)])
             )
     return tables
+
+
+def _once(pair: ComparedPair) -> list[ComparedQuantity]:
+    """The rows without the text bound in other units, where it is there in nats: those have the same p and verdict."""
+    names = {row.name for row in pair.rows}
+    return [
+        row
+        for row in pair.rows
+        if not (row.name.startswith("bits_per_") and f"text_bound/{row.name.partition('/')[2]}" in names)
+    ]
 
 
 def _cells(row: ComparedQuantity) -> list[str]:
@@ -300,11 +313,17 @@ def _cells(row: ComparedQuantity) -> list[str]:
     ]
 
 
+CHANCE_NOTE = (
+    f"'{SAME}': the 95 % interval of the difference contains 0. Rows are not corrected for their number: of twenty "
+    "without any difference about one shows one by chance. Other training seeds are not covered."
+)
+"""What a verdict covers and what it does not."""
+
+
 def _intro(comparison: Comparison) -> str:
     return (
         f"Each result against the first, by {comparison.num_resamples:,} paired bootstrap resamples of shared "
-        f"documents. '{SAME}': the 95 % interval of the difference contains 0. Of twenty quantities without any "
-        "difference about one shows one by chance. Other training seeds are not covered."
+        f"documents. {CHANCE_NOTE}"
     )
 
 
@@ -346,7 +365,7 @@ def _comparison_page(comparison: Comparison, pictures: list[Picture]) -> bytes:
 def _picture(number: int, pair: ComparedPair) -> Picture | None:
     """Differences in standard errors, better to the right, so that quantities of any unit share one picture."""
     shown = {*MAIN, *_most_steps(pair)}
-    rows = [row for row in pair.rows if row.name in shown and row.difference.standard_error > 0]
+    rows = [row for row in _once(pair) if row.name in shown and row.difference.standard_error > 0]
     if not rows:
         return None
 

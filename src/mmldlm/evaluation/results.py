@@ -274,6 +274,7 @@ class Agreement:
 
     own: Estimate
     own_strangers: float
+    """nan where there is one pair."""
     encoder: Estimate | None = None
     encoder_strangers: float | None = None
 

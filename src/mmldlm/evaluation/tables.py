@@ -300,7 +300,12 @@ def _agreement_rows(agreement: Agreement) -> list[list[str]]:
         ("the encoder", agreement.encoder, agreement.encoder_strangers),
     )
     return [
-        [f"cosine of latent and text by {who}", *_cells(cosine), f"unrelated {chance:.3f}", ""]
+        [
+            f"cosine of latent and text by {who}",
+            *_cells(cosine),
+            "" if chance != chance else f"unrelated {chance:.3f}",
+            "",
+        ]
         for who, cosine, chance in sides
         if cosine is not None
     ]

@@ -5,6 +5,13 @@
 This is the continuous-time bound of masked diffusion (MDLM); p(t) is the share of masked tokens. The text is
 scored given its length; the cost of the length is reported separately. Masking and weights are those of training.
 
+For a single text the same integral is written as a sum over the number m of masked tokens, where p has the
+distribution Beta(m, L - m + 1):
+
+    bound = sum over m of 1/m * E [ sum over m masked tokens, chosen at random, of -log P(token | noisy text, latent) ]
+
+So no draw is spent on a text without a mask, and no weight exceeds the length L.
+
 Shapes: n documents, K draws per document, N documents of a pack, R scored rows, D width, V vocabulary.
 """
 
@@ -16,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import betaincinv
 
 from mmldlm import randomness
 from mmldlm.checkpoint.load import LoadedModel
@@ -208,18 +216,14 @@ def text_costs(
     num_draws: int,
     batch_tokens: int,
     seed: int,
-    positions: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> Costs:
-    """With the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise).
-
-    `positions` (n,) spread the times of the documents; None: their order, which gives the mean the least noise.
-    """
+    """With the `right` latent, a `shuffled` one (a stranger's) or `none` (pure noise)."""
     count = len(documents.lengths)
     sums, length_sums = np.zeros(count), np.zeros(count)
     answers: list[Answers] = []
     corruption = replace(model.corruption, row_multiple=1)
-    plan = _TextDraws(model, documents, latent, num_draws, seed, positions)
+    plan = _TextDraws(model, documents, latent, num_draws, seed)
     for done, rows in plan.packs(batch_tokens):
         noisy = corruption.corrupt_at(plan.batch(rows), plan.times(rows))
         with model.autocast():
@@ -233,6 +237,40 @@ def text_costs(
             progress(f"text bound, {latent} latent", done, len(plan.owner))
     lengths = length_sums / num_draws if model.trained.length else None
     return Costs(latent, sums / num_draws, documents.lengths, lengths, Answers.join(answers))
+
+
+def drawn_costs(
+    model: LoadedModel,
+    documents: Documents,
+    *,
+    latent: str,
+    num_draws: int,
+    batch_tokens: int,
+    seed: int,
+) -> np.ndarray:
+    """(n, K) unbiased estimates, in nats, of the bound of each text, which do not depend on the other texts.
+
+    The draws of a text are in order of the number of its masked tokens, which is evenly spread.
+    """
+    corruption = replace(model.corruption, row_multiple=1)
+    plan = _CountedDraws(model, documents, latent, num_draws, seed)
+    nats = np.empty(len(plan.owner))
+    for _, rows in plan.packs(batch_tokens):
+        noisy = plan.mask(rows, corruption.corrupt_at(plan.batch(rows), plan.times(rows)))
+        with model.autocast():
+            scores = score(model.denoiser, to_device(noisy, model.device), corruption.text.schedule)
+        scores = replace(scores, weight=plan.weight[rows][scores.document])
+        nats[rows] = scores.document_nats(len(rows))
+    return nats.reshape(-1, num_draws)
+
+
+def standard_errors(draws: np.ndarray) -> np.ndarray:
+    """(n,) standard errors of the means of (n, K) ordered draws, from differences of neighbours; nan for one draw."""
+    count = draws.shape[1]
+    if count < 2:
+        return np.full(len(draws), np.nan)
+    errors: np.ndarray = np.sqrt((np.diff(draws) ** 2).sum(1) / (2 * count * (count - 1)))
+    return errors
 
 
 def perplexity(nats_per_token: float) -> float:
@@ -285,7 +323,6 @@ class _TextDraws(Draws):
         latent: str,
         num_draws: int,
         seed: int,
-        positions: np.ndarray | None,
     ) -> None:
         count, longest = len(documents.lengths), model.denoiser.shape.max_length
         if latent not in LATENT_NAMES:
@@ -303,12 +340,47 @@ class _TextDraws(Draws):
             keys=randomness.make_key(seed, BOUND, documents.ids[:, None], np.arange(num_draws)),
         )
         self.latent_time = np.float32(1.0 if latent == "none" else 0.0)
-        positions = np.arange(count) if positions is None else positions
-        self.text_time = text_times(positions, num_draws, seed).reshape(-1)
+        self.text_time = text_times(np.arange(count), num_draws, seed).reshape(-1)
 
     def times(self, rows: np.ndarray) -> Times:
         yes = np.ones(len(rows), dtype=bool)
         return Times(self.text_time[rows], np.full(len(rows), self.latent_time), yes, ~yes)
+
+
+class _CountedDraws(_TextDraws):
+    """Draws with a given number of masked tokens; the numbers and times of a document depend on its id alone."""
+
+    def __init__(
+        self, model: LoadedModel, documents: Documents, latent: str, num_draws: int, seed: int
+    ) -> None:
+        super().__init__(model, documents, latent, num_draws, seed)
+        lengths = self.lengths[self.owner]
+        shift = randomness.low_discrepancy(documents.ids, _TEXT_AXIS, seed).astype(np.float64)
+        place = ((np.arange(num_draws) + shift[:, None]) / num_draws).reshape(-1) * lengths
+        self.num_masked = np.minimum(place.astype(np.int64) + 1, lengths)
+        probability = betaincinv(
+            self.num_masked, lengths - self.num_masked + 1, place - (self.num_masked - 1)
+        )
+        schedule = model.corruption.text.schedule
+        self.text_time = schedule.time_of(torch.from_numpy(probability)).float().numpy()
+        self.weight = lengths / self.num_masked
+        """(n * K,) 1 / m over the probability 1 / L of each number m."""
+        self.mask_id = model.corruption.text.mask_id
+
+    def mask(self, rows: np.ndarray, noisy: NoisyBatch) -> NoisyBatch:
+        """The pack of these draws, with as many tokens of each masked as drawn."""
+        document, position = noisy.layout.document.numpy(), noisy.layout.position.numpy()
+        chance = randomness.uniform(self.keys[rows][document], randomness.TEXT_MASK, position)
+        order = np.lexsort((chance, document))  # documents stay where they are, their tokens are shuffled
+        masked = np.empty(len(order), dtype=bool)
+        masked[order] = position < self.num_masked[rows][document]
+        where = torch.from_numpy(masked)
+        return replace(
+            noisy,
+            noisy_tokens=noisy.tokens.masked_fill(where, self.mask_id),
+            scored=torch.nonzero(where).squeeze(1),
+            scored_real=torch.ones(int(masked.sum()), dtype=torch.bool),
+        )
 
 
 def text_times(positions: np.ndarray, num_draws: int, seed: int) -> np.ndarray:

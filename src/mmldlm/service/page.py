@@ -24,6 +24,8 @@ to move through water with the arms and legs
 a loan of money that must be paid back
 a dark cloud that brings rain"""
 POINTS = 9
+DRAWS = 64
+"""Of each cost that is shown: enough for an error well below a short sentence's cost, at a few seconds on a CPU."""
 SECONDS_BETWEEN_STEPS = 0.12
 CSS = """
 .steps, .latent {padding: 0.6rem 0.2rem; font-size: 1.15rem; line-height: 1.9; overflow-wrap: anywhere}
@@ -167,11 +169,14 @@ class Demonstration:
         model, both = self.model, self.latents([text, other])
         length = len(model.tokenize([text])[0])
         right, wrong = model.decode(both, lengths=length)
-        costs = [model.score([text], latents)[0] for latents in (both[:1], None, both[1:])]
+        scores = [
+            model.score([text], latents, draws=DRAWS, errors=True) for latents in (both[:1], None, both[1:])
+        ]
         texts = [right, model.infill(f"{BLANK}{{{length}}}"), wrong]
         names = ["the right one", "none", "somebody else's"]
-        rows = [[name, str(t), f"{cost:.1f}"] for name, t, cost in zip(names, texts, costs, strict=True)]
-        return draw_table(["latent", "decoded, same length and seed", "nats the sentence costs"], rows)
+        costs = [f"{cost:.2f} ± {error:.2f}" for (cost,), (error,) in scores]
+        rows = [[name, str(t), cost] for name, t, cost in zip(names, texts, costs, strict=True)]
+        return draw_table(["latent", "decoded, same length and seed", "nats the sentence costs, about"], rows)
 
 
 def draw_steps(states: list[str]) -> str:
