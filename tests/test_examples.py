@@ -26,9 +26,13 @@ def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = load_example("own_loop", monkeypatch).main(num_steps=60)
+def test_own_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses, model = load_example("own_loop", monkeypatch).main(tmp_path, num_steps=60)
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    assert model.step == 60
+    assert capsys.readouterr().out.count("->") == 13  # one line for each text that was held out
 
 
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,15 @@ from mmldlm.api.values import (
     source_ids,
     text_list,
 )
-from mmldlm.checkpoint.load import LoadedModel, load_model
+from mmldlm.checkpoint.export import export_of_parts
+from mmldlm.checkpoint.load import LoadedModel, build_model, load_model
 from mmldlm.config import chosen_modes
+from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run
+from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import between
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.runtime import choose_device
 from mmldlm.sampling.decode import (
@@ -92,7 +96,7 @@ def load(
 
 
 class Model(Sharing, Scoring):
-    """A trained model. `mmldlm.load` makes one.
+    """A trained model. `mmldlm.load` makes one of a run or an export, `Model.of` of weights at hand.
 
     `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
     training step of the weights, `device` where the network is.
@@ -111,6 +115,27 @@ class Model(Sharing, Scoring):
     def from_pretrained(cls, source: str | os.PathLike[str], device: str | torch.device = "auto") -> Model:
         """The same as `mmldlm.load`."""
         return load(source, device)
+
+    @classmethod
+    def of(
+        cls, denoiser: Denoiser, store: PairStore, corruption: Corruption, *, step: int = 0,
+        encoder: AnyEncoder | None = None,
+    ) -> Model:  # fmt: skip
+        """A model of weights from a training loop of one's own; it can do all that one from `mmldlm.load` can.
+
+        The weights are copied. `store` and `corruption` are those of the training; where an export names other settings
+        of the training, they are the defaults. `encoder`: as for `load`.
+
+        >>> from mmldlm.config import ModelConfig
+        >>> store = model.open_store()
+        >>> denoiser = Denoiser(ModelConfig(preset="tiny", depth=1), store.shape)
+        >>> own = Model.of(denoiser, store, Corruption(vocab_size=store.shape.vocab_size), step=100)
+        >>> own.step, len(own.decode(store.splits["validation"].latents))
+        (100, 6)
+        """
+        export = export_of_parts(denoiser, store, corruption, step)
+        device = denoiser.slot_embed.device
+        return cls(build_model(export, device, source="denoiser"), "own loop", encoder)
 
     @property
     def encoder(self) -> Any:
