@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +63,14 @@ def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "without the encoder" in shown  # this model's encoder exists nowhere
     assert shown.count("best of 4") == 2
     assert shown.count("on the way") == 3
+
+
+def test_decode_of_no_model_is_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "decode.py"), str(tmp_path / "nothing")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nothing: there is no such run or export" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
