@@ -82,6 +82,22 @@ def test_the_same_texts_whatever_the_batch(model: Model) -> None:
     assert model.generate(4, **QUICK).texts[:2] == model.generate(2, **QUICK).texts
 
 
+def test_ids_draw_several_samples_of_one_document(model: Model) -> None:
+    """Without them, the same document gives the same sample."""
+    latents = np.repeat(model.embed(TEXTS[:1]), 4, axis=0)
+    calls = {
+        "decode": lambda **ids: model.decode(latents, lengths=6, **QUICK, **ids),
+        "infill": lambda **ids: model.infill(["w3 ____{6}"] * 4, **QUICK, **ids),
+        "paraphrase": lambda **ids: model.paraphrase(["w3 w1 w7 w2 w9"] * 4, **QUICK, **ids),
+    }
+    for name, call in calls.items():
+        assert len(set(call())) == 1, name
+        assert len(set(call(ids=range(4)))) > 1, name
+        assert call(ids=range(4)) == call(ids=np.arange(4)), name
+    with pytest.raises(UserError, match=r"ids: .* 2 whole numbers are needed"):
+        model.paraphrase(["w3", "w1"], ids=range(3))
+
+
 def test_numpy_torch_and_lists_are_taken_alike(model: Model) -> None:
     latents = model.embed(TEXTS)
     expected = model.decode(latents, **QUICK)

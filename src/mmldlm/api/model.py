@@ -26,6 +26,7 @@ from mmldlm.api.scoring import Scoring
 from mmldlm.api.values import (
     Check,
     Codec,
+    Ids,
     Latents,
     Lengths,
     Pairs,
@@ -177,7 +178,7 @@ class Model(Sharing, Scoring):
 
     def encode(
         self, texts: Texts, *, steps: int | None = None, guidance: float | None = None,
-        solver: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        solver: str | None = None, ids: Ids | None = None, seed: int = 0,
         progress: Progress | None = None,
     ) -> np.ndarray:  # fmt: skip
         """(n, S, C) latents of texts by the model itself (t2l), without the encoder.
@@ -200,7 +201,7 @@ class Model(Sharing, Scoring):
         self, latents: Latents, *, steps: int | None = None, lengths: Lengths | None = None,
         candidates: int | None = None, refine: int = 0, check: str = "model", temperature: float | None = None,
         top_p: float | None = None, guidance: float | None = None, against: str | Latents | None = None,
-        order: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        order: str | None = None, ids: Ids | None = None, seed: int = 0,
         progress: Progress | None = None,
     ) -> list[SampledText]:  # fmt: skip
         """A text for each latent (l2t). Arguments that are None have the values of the run's settings.
@@ -212,7 +213,8 @@ class Model(Sharing, Scoring):
         whose own latent, read back by the model (`check="encoder"`: by the encoder), is nearest; `refine`: rounds that
         then replace tokens to bring it nearer. `guidance` above 1 follows the latent more strongly; with `against`, a
         text or latents, it leads away from those. `ids`: numbers that make the randomness of each document its own; by
-        default a hash of its latent.
+        default a hash of its latent, so equal latents give equal texts. `ids=range(n)` draws n samples of a latent that
+        is given n times.
 
         >>> texts = model.decode(model.encode(["w3 w1"]), lengths=2, temperature=0)
         >>> len(texts), len(texts[0].split()), len(texts[0].tokens)
@@ -274,7 +276,7 @@ class Model(Sharing, Scoring):
     def infill(
         self, texts: Texts, latents: Latents | None = None, *, steps: int | None = None,
         temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
-        against: str | Latents | None = None, order: str | None = None, ids: np.ndarray | None = None,
+        against: str | Latents | None = None, order: str | None = None, ids: Ids | None = None,
         seed: int = 0, progress: Progress | None = None,
     ) -> Any:  # fmt: skip
         """Texts whose blanks are filled in, a `SampledText` for a str and a list of them for a list.
@@ -332,13 +334,14 @@ class Model(Sharing, Scoring):
         self, texts: Texts, *, strength: float = 0.5, vary: str = "both", latents: Latents | None = None,
         steps: int | None = None, latent_steps: int | None = None, lengths: Lengths | None = None,
         temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
-        order: str | None = None, solver: str | None = None, seed: int = 0, progress: Progress | None = None,
+        order: str | None = None, solver: str | None = None, ids: Ids | None = None, seed: int = 0,
+        progress: Progress | None = None,
     ) -> Any:  # fmt: skip
         """Texts near the given ones, a `SampledText` for a str and a list of them for a list.
 
         The latent is noised to time `strength`, or that share of the tokens is masked, or both, as `vary` says: both,
         latent or text. `latents` are those of the texts; None: the encoder makes them. `lengths` has an
-        effect with `vary="latent"` only, where no token stays.
+        effect with `vary="latent"` only, where no token stays. `ids`: as in `decode`.
 
         >>> len(model.paraphrase("w3 w1 w7", strength=0.4).split())
         3
@@ -361,7 +364,7 @@ class Model(Sharing, Scoring):
             return []
         tokens = paraphrase_tokens(
             self.loaded, self.tokenize(listed), self._normalised(array), options, strength=float(strength),
-            what=vary, lengths=counts, keys=document_keys(seed, content_ids(listed)), progress=progress,
+            what=vary, lengths=counts, keys=_keys(seed, listed, ids), progress=progress,
         )  # fmt: skip
         sampled = self._sampled(tokens)
         return sampled[0] if isinstance(texts, str) else sampled
@@ -387,6 +390,6 @@ class Model(Sharing, Scoring):
         return [SampledText(*row) for row in rows]
 
 
-def _keys(seed: int, contents: Sequence[str] | np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+def _keys(seed: int, contents: Sequence[str] | np.ndarray, ids: Ids | None) -> np.ndarray:
     """Each document's own source of randomness: by its id, or by what it holds."""
     return document_keys(seed, content_ids(contents) if ids is None else source_ids(ids, len(contents)))

@@ -29,6 +29,7 @@ Texts = str | Sequence[str]
 Latents = np.ndarray | Tensor | Sequence[Any]
 """(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
 Lengths = int | Sequence[int] | np.ndarray
+Ids = Sequence[int] | np.ndarray | Tensor
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
