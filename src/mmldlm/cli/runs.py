@@ -18,7 +18,7 @@ RUNS = {
 }
 EXPORT = {
     "run": argument(Path, ..., "Folder of the run, or its name below saved."),
-    "out": option(Path | None, None, "Target folder; default: export in the run's folder."),
+    "out": option(Path | None, None, "Target folder; default: export in the run's folder.", metavar="FOLDER"),
     "ema": option(bool, True, "Averaged weights, or those of the last step.", "--ema/--no-ema"),
     "precision": option(str, "fp32", "Of the stored weights: fp32, fp16, or int8 (a scale for each row)."),
 }
