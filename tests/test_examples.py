@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from traindoctor.engine import audit
+from traindoctor.options import load_options
 
 from tests.tiny_models import make_run, make_store
 
@@ -71,6 +73,11 @@ def test_decode_of_no_model_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nothing: there is no such run or export" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_doctor_finds_nothing_in_the_examples() -> None:
+    options = load_options(EXAMPLES, external=False)
+    assert [(finding.path, finding.code) for finding in audit([EXAMPLES], options).findings] == []
 
 
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

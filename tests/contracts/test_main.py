@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import typer
+from traindoctor.pages import rule_page
+from traindoctor.registry import get_rule
 from typer.testing import CliRunner
 
 from mmldlm.cli import data, main
@@ -146,3 +148,19 @@ def test_help_of_prepare_is_in_groups():
     shown = CliRunner().invoke(main.app, ["prepare", "--help"]).output
     heads = [line for line in shown.splitlines() if re.fullmatch(r"[A-Z][A-Za-z -]*:", line)]
     assert heads == ["Arguments:", "Options:", "Text:", "Latents:", "Held-out text:", "How it runs:"]
+
+
+def test_the_doctor_names_our_commands():
+    shown = CliRunner().invoke(main.app, ["doctor", "rule", "DAT001"]).output
+    assert "made with `mmldlm doctor fix --apply --unsafe`" in shown
+    failed = CliRunner().invoke(main.app, ["doctor", "rule", "XYZ9"])
+    assert "'mmldlm doctor rule' without a code lists all" in str(failed.exception)
+    assert "made with `traindoctor fix" in rule_page(get_rule("DAT001"))  # elsewhere in the same process
+
+
+def test_the_monitor_of_a_folder_of_runs_says_how_to_name_them(tmp_path):
+    run = tmp_path / "saved" / "one"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").touch()
+    failed = CliRunner().invoke(main.app, ["monitor", str(tmp_path / "saved"), "--once"])
+    assert str(failed.exception).endswith(f"holds runs; name them: mmldlm monitor '{tmp_path / 'saved'}/*'")

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 from traindoctor import cli as traindoctor
-from typer.core import TyperCommand
+from traindoctor.program import called
 
 from mmldlm.cli.options import argument, option, takes
 from mmldlm.cli.terminal import Command, PlainHelp
@@ -64,9 +64,19 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+class DoctorCommand(PlainHelp):
+    """A command of traindoctor, whose messages name ours."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with called("mmldlm doctor"):
+            return super().invoke(ctx)
+
+
 for info in traindoctor.app.registered_commands:
     app.registered_commands.append(copy.copy(info))
-    app.registered_commands[-1].cls = type("DoctorCommand", (PlainHelp, info.cls or TyperCommand), {})
+    app.registered_commands[-1].cls = DoctorCommand
 
 
 @app.command(cls=Command, short_help="Examine a recipe or an old YAML of settings.")
