@@ -138,7 +138,7 @@ def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Dec
     latents, tokens, lengths = on_device(store, "train", model.end, device)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2] if settings.muon else []
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-    both: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, betas=(0.9, 0.95))]
+    both: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, betas=(0.9, 0.95), fused=True)]
     both += [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")] if matrices else []
     for block in model.blocks if settings.compile else []:
         block.compile(dynamic=True)

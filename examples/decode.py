@@ -1,6 +1,7 @@
-"""Use a trained model: `python examples/decode.py saved/demo "We shall act with courage."`
+"""Use a trained model: `python examples/decode.py builtin:wordnet "a coil of rope" "the open sea"`
 
-Works with any run or export. The texts are encoded by the model itself where its encoder is not at hand.
+Works with any run or export, such as saved/demo. The texts are encoded by the model itself where its encoder is not
+at hand.
 """
 
 from __future__ import annotations
@@ -32,4 +33,7 @@ def main(source: str, texts: list[str], steps: int = 16) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "saved/demo", sys.argv[2:] or ["We shall act with courage."])
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "builtin:wordnet", sys.argv[2:] or ["a coil of rope"])
+    except mmldlm.UserError as error:
+        sys.exit(str(error))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from traindoctor.engine import audit
+from traindoctor.options import load_options
 
 from tests.tiny_models import make_run, make_store
 
@@ -26,9 +29,13 @@ def load_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = load_example("own_loop", monkeypatch).main(num_steps=60)
+def test_own_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses, model = load_example("own_loop", monkeypatch).main(tmp_path, num_steps=60)
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    assert model.step == 60
+    assert capsys.readouterr().out.count("->") == 13  # one line for each text that was held out
 
 
 def test_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +65,19 @@ def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "without the encoder" in shown  # this model's encoder exists nowhere
     assert shown.count("best of 4") == 2
     assert shown.count("on the way") == 3
+
+
+def test_decode_of_no_model_is_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "decode.py"), str(tmp_path / "nothing")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nothing: there is no such run or export" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_doctor_finds_nothing_in_the_examples() -> None:
+    options = load_options(EXAMPLES, external=False)
+    assert [(finding.path, finding.code) for finding in audit([EXAMPLES], options).findings] == []
 
 
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ _PUBLIC = {
     "PackedBatch": "mmldlm.types",
     "PairStore": "mmldlm.data.store",
     "Run": "mmldlm.api.runs",
+    "Split": "mmldlm.data.store",
     "UserError": "mmldlm.errors",
     "compare": "mmldlm.api.evaluate",
     "evaluate": "mmldlm.api.evaluate",

@@ -21,6 +21,16 @@ from mmldlm.layout import Layout, packed_layout
 Moved = TypeVar("Moved")
 
 
+@dataclass(frozen=True)
+class DataShape:
+    """Sizes of the network's inputs and outputs, which the data determines."""
+
+    vocab_size: int
+    num_slots: int
+    num_channels: int
+    max_length: int
+
+
 class When(NamedTuple):
     """How far a run is: what may change from step to step is a function of this."""
 

@@ -16,15 +16,17 @@ from mmldlm.api.files import Inputs
 from mmldlm.api.model import Model
 from mmldlm.api.values import latents_array, one_latent
 from mmldlm.cli.records import latents_of
-from mmldlm.config import ModeWeights
+from mmldlm.config import ModelConfig, ModeWeights
+from mmldlm.corruption.joint import Corruption
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import cosine
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.runtime import sampling_precision
 from mmldlm.sampling.predictor import ModelPredictor
 from tests.runs import write_recipe
 from tests.stores import write_store
-from tests.tiny_models import NUM_CHANNELS, FakeEncoder, make_run, make_store
+from tests.tiny_models import NUM_CHANNELS, VOCAB_SIZE, FakeEncoder, make_run, make_store
 
 TEXTS = ["w3 w1 w7", "w4 w4", "w9 w2 w5 w6", "w8", "w11 w12"]
 QUICK = {"steps": 3, "temperature": 1.0}
@@ -78,6 +80,22 @@ def test_the_same_texts_whatever_the_batch(model: Model) -> None:
     encoded = model.encode(TEXTS, steps=4)
     assert np.allclose(np.concatenate([model.encode([text], steps=4) for text in TEXTS]), encoded, atol=1e-5)
     assert model.generate(4, **QUICK).texts[:2] == model.generate(2, **QUICK).texts
+
+
+def test_ids_draw_several_samples_of_one_document(model: Model) -> None:
+    """Without them, the same document gives the same sample."""
+    latents = np.repeat(model.embed(TEXTS[:1]), 4, axis=0)
+    calls = {
+        "decode": lambda **ids: model.decode(latents, lengths=6, **QUICK, **ids),
+        "infill": lambda **ids: model.infill(["w3 ____{6}"] * 4, **QUICK, **ids),
+        "paraphrase": lambda **ids: model.paraphrase(["w3 w1 w7 w2 w9"] * 4, **QUICK, **ids),
+    }
+    for name, call in calls.items():
+        assert len(set(call())) == 1, name
+        assert len(set(call(ids=range(4)))) > 1, name
+        assert call(ids=range(4)) == call(ids=np.arange(4)), name
+    with pytest.raises(UserError, match=r"ids: .* 2 whole numbers are needed"):
+        model.paraphrase(["w3", "w1"], ids=range(3))
 
 
 def test_numpy_torch_and_lists_are_taken_alike(model: Model) -> None:
@@ -412,3 +430,50 @@ def test_lengths_are_chosen_unless_one_candidate_is_requested(model: Model) -> N
     assert best[0].check is None
     assert three[0].check is not None
     assert all(map(np.array_equal, [text.tokens for text in best], [text.tokens for text in three]))
+
+
+def test_weights_of_an_own_loop_are_a_model_like_any_other(model: Model, tmp_path: Path) -> None:
+    store, loaded = model.open_store(), model.loaded
+    own = Model.of(loaded.denoiser, store, loaded.corruption, step=7, encoder=FakeEncoder())
+    latents = model.embed(TEXTS)
+    assert own.modes == model.modes
+    assert [list(text.tokens) for text in own.decode(latents, **QUICK)] == [
+        list(text.tokens) for text in model.decode(latents, **QUICK)
+    ]
+    own.save_pretrained(tmp_path / "published")
+    again = mmldlm.load(tmp_path / "published")
+    assert again.decode(latents, **QUICK) == own.decode(latents, **QUICK)
+    assert (again.step, again.loaded.fingerprint) == (7, store.fingerprint)
+    result = mmldlm.evaluate(own, num=4, num_decoded=2, num_generated=2, steps=[1])
+    assert result.inversion.tokens_right.value >= 0
+
+
+def test_a_model_of_an_own_loop_has_weights_of_its_own(model: Model) -> None:
+    store = model.open_store()
+    denoiser = Denoiser(ModelConfig(preset="tiny", depth=1), store.shape)
+    own = Model.of(denoiser, store, Corruption(vocab_size=VOCAB_SIZE))
+    assert denoiser.training
+    assert all(parameter.requires_grad for parameter in denoiser.parameters())
+    before = own.loaded.denoiser.slot_embed.clone()
+    with torch.no_grad():
+        denoiser.slot_embed.add_(1.0)
+    assert torch.equal(own.loaded.denoiser.slot_embed, before)
+
+
+def test_a_model_of_other_data_is_one_clear_line(model: Model, tmp_path: Path) -> None:
+    store, corruption = model.open_store(), model.loaded.corruption
+    denoiser, other = model.loaded.denoiser, make_store(tmp_path / "other", num_slots=2)
+    for arguments, message in (
+        (
+            (denoiser, other, corruption),
+            "denoiser: built with num_slots=1, and .*/other has 2; pass the pair store",
+        ),
+        (
+            (denoiser, store, Corruption(vocab_size=5)),
+            "corruption: made with vocab_size=5, and .* has 20; give",
+        ),
+        ((torch.nn.Linear(1, 1), store, corruption), "denoiser: is a Linear; a Denoiser is needed"),
+        ((denoiser, str(store.path), corruption), "store: is a str; a PairStore is needed"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Model.of(*arguments)

@@ -3,11 +3,18 @@
 import errno
 import os
 import py_compile
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from traindoctor.pages import rule_page
+from traindoctor.registry import get_rule
+from typer.testing import CliRunner
 
 from mmldlm.cli import data, main
 from tests.stores import write_store
@@ -107,3 +114,53 @@ def test_compiled_modules_are_kept_where_nobody_else_does(tmp_path, kept, may_wr
     file = Path(done.stdout.strip())
     assert file.is_file()
     assert file.is_relative_to(tmp_path / "mmldlm" / "python") == (not kept and not may_write)
+
+
+def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield from every_command(child, (*path, name))
+    if not hasattr(command, "commands") and not command.hidden:
+        yield " ".join(path), command
+
+
+COMMANDS = dict(every_command(typer.main.get_command(main.app)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_a_value_is_without_types_of_python(name):
+    """One word for one thing in all commands: RUN, STORE, FILE, N."""
+    shown = CliRunner().invoke(main.app, [*name.split(), "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"<(str|int|float|path|list\W)", shown, re.IGNORECASE), shown
+    assert max(map(len, shown.splitlines())) <= 80
+    for param in COMMANDS[name].params:
+        expected = {
+            "run": "RUN",
+            "settings": "SETTING",
+            "store": "STORE",
+            "recipe": "RECIPE",
+            "split": "SPLIT",
+        }
+        if param.name in expected and not name.startswith(("monitor", "doctor")):
+            assert param.metavar == expected[param.name], param.name
+
+
+def test_help_of_prepare_is_in_groups():
+    shown = CliRunner().invoke(main.app, ["prepare", "--help"]).output
+    heads = [line for line in shown.splitlines() if re.fullmatch(r"[A-Z][A-Za-z -]*:", line)]
+    assert heads == ["Arguments:", "Options:", "Text:", "Latents:", "Held-out text:", "How it runs:"]
+
+
+def test_the_doctor_names_our_commands():
+    shown = CliRunner().invoke(main.app, ["doctor", "rule", "DAT001"]).output
+    assert "made with `mmldlm doctor fix --apply --unsafe`" in shown
+    failed = CliRunner().invoke(main.app, ["doctor", "rule", "XYZ9"])
+    assert "'mmldlm doctor rule' without a code lists all" in str(failed.exception)
+    assert "made with `traindoctor fix" in rule_page(get_rule("DAT001"))  # elsewhere in the same process
+
+
+def test_the_monitor_of_a_folder_of_runs_says_how_to_name_them(tmp_path):
+    run = tmp_path / "saved" / "one"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").touch()
+    failed = CliRunner().invoke(main.app, ["monitor", str(tmp_path / "saved"), "--once"])
+    assert str(failed.exception).endswith(f"holds runs; name them: mmldlm monitor '{tmp_path / 'saved'}/*'")

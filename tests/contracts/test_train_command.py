@@ -59,7 +59,6 @@ def test_dry_run_prints_settings_sizes_and_memory_and_draws_the_course_and_write
     assert code == 0, err
     for part in (
         "tokens_per_step: 256",
-        "parameters in latent_head",
         "memory estimate",
         "steps per epoch",
         "documents per step",
@@ -67,6 +66,10 @@ def test_dry_run_prints_settings_sizes_and_memory_and_draws_the_course_and_write
     ):
         assert part in out
     assert re.search(r"micro batches per step\W+3\b", out)
+    settings, facts = out.split("this run")  # what one wants to see is at the end
+    assert "optim:" in settings
+    assert facts.count("\n") <= 30
+    assert re.search(r"parameters\W+[\d,]+: text [\d,]+, latent", facts)
     assert (place / "course.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert set(place.iterdir()) - before == {place / "course.png"}
 
@@ -163,6 +166,9 @@ def test_a_whole_run_leaves_what_the_docs_say(place, monkeypatch):
     words = ["train", "--recipe", "small.yaml", "--run", "whole", "train.valid_samples=0"]
     again = CliRunner().invoke(app, words)  # the same command finds it finished
     assert again.exit_code == 0, again.output
+    log = (folder / "train.log").read_text()
+    assert "nothing to do: all 12 steps are done; a larger train.steps continues the run" in log
+    assert "resuming from" not in log
     assert [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()] == lines
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmldlm import randomness
 from mmldlm.data.format import Manifest
+from mmldlm.data.loader import make_batch
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError
@@ -50,6 +52,21 @@ def _write(
         writer.add("train", *(documents[key][rows] for key in ("tokens", "latents", "texts", "ids")))
         start += size
     return writer.finish()
+
+
+def test_a_batch_is_what_the_loader_makes(tmp_path: Path, documents: dict[str, Any]) -> None:
+    store = _write(tmp_path / "s", documents)
+    split, indices = store.split("train"), np.array([56, 3, 20])
+    batch, read = split.batch([56, 3, 20], seed=5, first=7), split.read(indices)
+    latents = store.normalizer.normalize(read.latents)
+    made = make_batch(read, latents, np.arange(7, 10), randomness.make_key(5, np.arange(7, 10)))
+    assert abs(latents - read.latents).max() > 0.01  # it is not the identity
+    for name in ("tokens", "latents", "positions", "keys"):
+        assert np.array_equal(getattr(batch, name), getattr(made, name)), name
+    assert batch.layout.lengths.tolist() == made.layout.lengths.tolist() == read.lengths.tolist()
+    assert batch.derived is None
+    with pytest.raises(IndexError, match="has 57 documents, asked for"):
+        split.batch([57])
 
 
 def test_read_gives_back_what_was_written(tmp_path: Path, documents: dict[str, Any]) -> None:

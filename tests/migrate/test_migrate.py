@@ -115,6 +115,25 @@ def test_whole_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory
     assert {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file()} == before
 
 
+def test_a_file_without_the_section_training_is_found_in_a_folder_too(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "train.yaml"
+    path.write_text("optimizer: {lr: 1e-4}\nmodel: {type: multimodal_mmdit}\ndata: {num_workers: 2}\n")
+    (translation,) = examine_repository(tmp_path).translations
+    assert translation.recipe["optim"] == examine_repository(path).translations[0].recipe["optim"]
+
+
+def test_a_mode_at_the_top_level_gets_its_place() -> None:
+    old = yaml.safe_load(OLD) | {"loss_type": "mixed"}
+    old["training"].pop("loss_type")
+    old["loss"].pop("loss_type")
+    result = translate(old, "old.yaml")
+    assert "loss_type=mixed; did you mean loss.loss_type?" in result.unknown
+    assert any(
+        "loss_type=mixed has no effect at the top level; move it to loss" in note for note in result.notes
+    )
+
+
 def test_wrong_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no settings of the MM-LDLM research code"):
         examine_repository(tmp_path)

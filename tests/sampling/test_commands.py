@@ -53,6 +53,7 @@ def test_texts_are_decoded_beside_the_original(run: Path, encoder: None) -> None
 
 def test_a_text_is_decoded_the_same_alone_and_among_others(run: Path, encoder: None) -> None:
     alone = samples("decode", run, "--text", "w1 w2")
+    assert samples("decode", run, "w1 w2") == alone
     among = samples("decode", run, "--text", "w5", "--text", "w3 w4 w5", "--text", "w1 w2")
     other = samples("decode", run, "--text", "w1 w2", "--seed", 1, "--length", 9)
     assert alone[0] == among[2]
@@ -246,8 +247,8 @@ def test_control_sequences_do_not_reach_the_terminal(run: Path, encoder: None) -
 
 
 WRONG = [
-    ("decode RUN", "one of --text, --latents, --from-split, --in is needed"),
-    ("decode RUN --text a --from-split train", "only one of --text"),
+    ("decode RUN", "one of TEXT, --latents, --from-split, --in is needed"),
+    ("decode RUN --text a --from-split train", "only one of TEXT"),
     ("decode RUN --text w1 -n 3", "-n: has an effect only with --from-split"),
     ("decode RUN --text w1 --data x", "--data: has an effect only with --from-split or --neighbours"),
     ("decode RUN --text w1 --check encoder", "--check: has an effect only with --candidates or --refine"),

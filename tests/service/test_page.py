@@ -67,6 +67,7 @@ def test_every_part_of_the_page_answers(model: Model, page: Any) -> None:
     )
     near = demo.neighbours("w4", "w3\n\nw4")
     assert all(f"<td>{word}</td>" in near for word in ("w3", "w4"))
+    assert demo.neighbours("w4", "\n".join(f"w{number}" for number in range(8))).count("<td>w") == 8
     costs = re.findall(r"<td>([\d.]+) ± ([\d.]+)</td>", demo.compare("w3 w1", "w4 w5"))
     exact = [model.score("w3 w1", latents, draws=1000)[0] for latents in (model.encode("w3 w1"), None)]
     for (cost, error), expected in zip(costs, exact, strict=False):
@@ -77,12 +78,17 @@ def test_every_part_of_the_page_answers(model: Model, page: Any) -> None:
 
 def test_a_mistake_is_a_note_and_no_markup_gets_through(model: Model, page: Any) -> None:
     demo = page.Demonstration(model)
-    with pytest.raises(page.gr.Error, match="blank"):
-        page._clear(demo.fill)("no blank", "")
-    with pytest.raises(page.gr.Error, match="empty"):
-        list(page._clear(demo.there_and_back, several=True)(" ", 2.0, 0.0))
-    with pytest.raises(page.gr.Error, match="no line"):
-        page._clear(demo.neighbours)("w4", " \n")
+    assert "'no blank': holds no blank; write ____" in page._clear(demo.fill, str)("no blank", "")
+    empty = list(page._clear_stream(demo.there_and_back)(" ", 2.0, 0.0))
+    assert empty == [("", '<div class="steps">“Sentence” is empty; write a sentence there.</div>')]
+    for call, values, field in (
+        (demo.neighbours, ("w4", " \n"), "Nearest among these lines"),
+        (demo.between, ("w4", "", 0.0), "To"),
+        (demo.compare, ("", "w4"), "What the latent changes"),
+        (demo.paraphrase, (" ", 0.5), "Sentence"),
+    ):
+        assert page._clear(call, str)(*values) == f"“{field}” is empty; write a sentence there."
+    assert page.sentence(mmldlm.UserError("texts[0]='…': holds no token")) == "The text holds no token."
     assert "<script>" not in page.draw_table(["<script>"], [["<script>"]])
 
 

@@ -21,6 +21,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 import uvicorn
+from tokenizers import Tokenizer
 
 import mmldlm
 from mmldlm.api.model import Model
@@ -118,26 +119,31 @@ LATENT = [0.0] * NUM_CHANNELS
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/decode", {"latents": [[1.0, 2.0]]}, 422, "latents"),
-        ("/decode", b'{"latents": [[NaN, 0, 0, 0]]}', 422, "finite"),
-        ("/decode", b'{"latents": [[1e999, 0, 0, 0]]}', 422, "finite"),
+        ("/decode", {"latents": [[1.0, 2.0]]}, 422, "latents of shape (1, 2): this model needs (n, 1, 4) or (n, 4)"),
+        ("/decode", b'{"latents": [[NaN, 0, 0, 0]]}', 422, "latents: 1 of 1 contain NaN or infinity"),
+        ("/decode", b'{"latents": [[1e999, 0, 0, 0]]}', 422, "latents: 1 of 1 contain NaN or infinity"),
+        ("/decode", {"latents": [[1e9, 0, 0, 0]]}, 422, "latents[0][0]=1000000000.0: at most 10000 is allowed"),
         ("/decode", {}, 422, "exactly one"),
         ("/decode", {"latents": [LATENT], "texts": ["w1"]}, 422, "exactly one"),
-        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths"),
-        ("/decode", {"latents": [LATENT] * 9}, 422, "at most 8"),
-        ("/decode", {"latents": [LATENT], "steps": 10**9}, 422, "128"),
-        ("/decode", {"latents": [LATENT], "stepz": 1}, 422, "stepz"),
-        ("/encode", {"texts": [""]}, 422, "texts.0"),
-        ("/encode", {"texts": ["x" * 3000]}, 422, "2000"),
-        ("/encode", b'{"texts": ["\\ud800"]}', 422, "texts.0"),
-        ("/encode", b'{"texts": [', 400, "JSON"),
+        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths: 2 numbers for 1 documents"),
+        ("/decode", {"latents": [LATENT], "lengths": [0]}, 422, "lengths[0]=0: at least 1 is needed"),
+        ("/decode", {"latents": [LATENT] * 9}, 422, "latents: at most 8 are allowed in a request, here are 9"),
+        ("/decode", {"latents": [LATENT], "steps": 10**9}, 422, "steps=1000000000: at most 128 is allowed"),
+        ("/decode", {"latents": [LATENT], "stepz": 1}, 422, "stepz=1: no such field"),
+        ("/decode", {"latents": [LATENT], "order": "x"}, 422, "order='x': allowed are 'confidence', "),
+        ("/encode", {"texts": [""]}, 422, "texts[0]: is empty; it holds no token"),
+        ("/encode", {}, 422, "texts: is missing"),
+        ("/encode", [1], 422, "body: a JSON object is needed"),
+        ("/encode", {"texts": ["x" * 3000]}, 422, "texts[0]: is longer than 2000 characters"),
+        ("/encode", b'{"texts": ["\\ud800"]}', 422, "texts[0]: holds half of a surrogate pair"),
+        ("/encode", b'{"texts": [', 400, "body: is not JSON"),
         ("/encode", b"\xff\xfe\x00", 400, ""),
         ("/encode", b"[" * 15_000, 400, ""),
         ("/encode", b'{"texts": ["' + b"x" * 30_000 + b'"]}', 413, "20,000 bytes"),
-        ("/generate", {"n": 0}, 422, "greater than or equal to 1"),
-        ("/infill", {"texts": ["no blank here"]}, 422, "____"),
+        ("/generate", {"n": 0}, 422, "n=0: at least 1 is needed"),
+        ("/infill", {"texts": ["no blank here"]}, 422, "texts[0]='no blank here': holds no blank; write ____"),
         ("/infill", {"texts": ["____{9999}"]}, 422, "blank of more than"),
-        ("/encode", {"texts": ["w1"], "steps": "3"}, 422, "steps"),
+        ("/encode", {"texts": ["w1"], "steps": "3"}, 422, "steps='3': a whole number is needed"),
         ("/nothing", {}, 404, "Not Found"),
     ],
 )  # fmt: skip
@@ -213,7 +219,38 @@ def test_slow_and_half_requests_end_and_disturb_nobody(port: int, monkeypatch: p
 
 
 def test_a_page_elsewhere_cannot_use_a_browser_to_reach_a_local_service(port: int) -> None:
-    assert ask(port, "/health", None, host="evil.example")[0] == 400
+    status, answer = ask(port, "/health", None, host="evil.example")
+    assert status == 400
+    assert answer == {
+        "error": "host='evil.example': requests to 127.0.0.1 and localhost are answered, no others"
+    }
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_declared_as_json_names_the_header(port: int, kind: str) -> None:
+    status, answer = ask(port, "/encode", {"texts": ["w1"]}, **{"content-type": kind})
+    assert (status, answer["error"]) == (
+        415, f"content-type='{kind}': send the header content-type: application/json",
+    )  # fmt: skip
+    assert (
+        ask(port, "/encode", {"texts": ["w1"]}, **{"content-type": "application/json; charset=utf-8"})[0]
+        == 200
+    )
+
+
+def test_the_mask_word_of_the_tokenizer_is_a_blank(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", make_store(tmp_path / "store"))
+    path = run / "export" / "tokenizer" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["[MASK]"] = content["model"]["vocab"].pop("w19")
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(path))
+    (run / "export" / "manifest.json").unlink()  # it has the checksum of the other tokenizer
+    for port in serving(create_app(mmldlm.load(run), LIMITS)):
+        status, answer = ask(port, "/infill", {"texts": ["w3 [MASK] w1", "w3 ____ w1"]})
+        assert status == 200
+        assert [text.split()[::2] for text in answer["texts"]] == [["w3", "w1"]] * 2
 
 
 def test_a_token_is_needed_where_one_is_set(model: Model) -> None:
@@ -261,4 +298,6 @@ def test_others_reach_it_only_with_a_token(token: str) -> None:
     process = command("nowhere", "--host", "0.0.0.0", MMLDLM_TOKEN=token)
     assert process.wait(200) == 2
     assert process.stderr is not None
-    assert "MMLDLM_TOKEN" in process.stderr.read()
+    message = process.stderr.read()
+    assert "MMLDLM_TOKEN" in message
+    assert ("; it has 5, or listen" in message) == bool(token)

@@ -26,6 +26,7 @@ from mmldlm.api.scoring import Scoring
 from mmldlm.api.values import (
     Check,
     Codec,
+    Ids,
     Latents,
     Lengths,
     Pairs,
@@ -44,11 +45,15 @@ from mmldlm.api.values import (
     source_ids,
     text_list,
 )
-from mmldlm.checkpoint.load import LoadedModel, load_model
+from mmldlm.checkpoint.export import export_of_parts
+from mmldlm.checkpoint.load import LoadedModel, build_model, load_model
 from mmldlm.config import chosen_modes
+from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import modes_of_run
+from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.latents import between
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.preparation.encoders import AnyEncoder
 from mmldlm.runtime import choose_device
 from mmldlm.sampling.decode import (
@@ -92,7 +97,7 @@ def load(
 
 
 class Model(Sharing, Scoring):
-    """A trained model. `mmldlm.load` makes one.
+    """A trained model. `mmldlm.load` makes one of a run or an export, `Model.of` of weights at hand.
 
     `num_slots` and `num_channels` describe its latents, `max_length` is the longest text of training, `step` the
     training step of the weights, `device` where the network is.
@@ -111,6 +116,27 @@ class Model(Sharing, Scoring):
     def from_pretrained(cls, source: str | os.PathLike[str], device: str | torch.device = "auto") -> Model:
         """The same as `mmldlm.load`."""
         return load(source, device)
+
+    @classmethod
+    def of(
+        cls, denoiser: Denoiser, store: PairStore, corruption: Corruption, *, step: int = 0,
+        encoder: AnyEncoder | None = None,
+    ) -> Model:  # fmt: skip
+        """A model of weights from a training loop of one's own; it can do all that one from `mmldlm.load` can.
+
+        The weights are copied. `store` and `corruption` are those of the training; where an export names other settings
+        of the training, they are the defaults. `encoder`: as for `load`.
+
+        >>> from mmldlm.config import ModelConfig
+        >>> store = model.open_store()
+        >>> denoiser = Denoiser(ModelConfig(preset="tiny", depth=1), store.shape)
+        >>> own = Model.of(denoiser, store, Corruption(vocab_size=store.shape.vocab_size), step=100)
+        >>> own.step, len(own.decode(store.splits["validation"].latents))
+        (100, 6)
+        """
+        export = export_of_parts(denoiser, store, corruption, step)
+        device = denoiser.slot_embed.device
+        return cls(build_model(export, device, source="denoiser"), "own loop", encoder)
 
     @property
     def encoder(self) -> Any:
@@ -152,7 +178,7 @@ class Model(Sharing, Scoring):
 
     def encode(
         self, texts: Texts, *, steps: int | None = None, guidance: float | None = None,
-        solver: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        solver: str | None = None, ids: Ids | None = None, seed: int = 0,
         progress: Progress | None = None,
     ) -> np.ndarray:  # fmt: skip
         """(n, S, C) latents of texts by the model itself (t2l), without the encoder.
@@ -175,7 +201,7 @@ class Model(Sharing, Scoring):
         self, latents: Latents, *, steps: int | None = None, lengths: Lengths | None = None,
         candidates: int | None = None, refine: int = 0, check: str = "model", temperature: float | None = None,
         top_p: float | None = None, guidance: float | None = None, against: str | Latents | None = None,
-        order: str | None = None, ids: np.ndarray | None = None, seed: int = 0,
+        order: str | None = None, ids: Ids | None = None, seed: int = 0,
         progress: Progress | None = None,
     ) -> list[SampledText]:  # fmt: skip
         """A text for each latent (l2t). Arguments that are None have the values of the run's settings.
@@ -187,7 +213,8 @@ class Model(Sharing, Scoring):
         whose own latent, read back by the model (`check="encoder"`: by the encoder), is nearest; `refine`: rounds that
         then replace tokens to bring it nearer. `guidance` above 1 follows the latent more strongly; with `against`, a
         text or latents, it leads away from those. `ids`: numbers that make the randomness of each document its own; by
-        default a hash of its latent.
+        default a hash of its latent, so equal latents give equal texts. `ids=range(n)` draws n samples of a latent that
+        is given n times.
 
         >>> texts = model.decode(model.encode(["w3 w1"]), lengths=2, temperature=0)
         >>> len(texts), len(texts[0].split()), len(texts[0].tokens)
@@ -249,7 +276,7 @@ class Model(Sharing, Scoring):
     def infill(
         self, texts: Texts, latents: Latents | None = None, *, steps: int | None = None,
         temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
-        against: str | Latents | None = None, order: str | None = None, ids: np.ndarray | None = None,
+        against: str | Latents | None = None, order: str | None = None, ids: Ids | None = None,
         seed: int = 0, progress: Progress | None = None,
     ) -> Any:  # fmt: skip
         """Texts whose blanks are filled in, a `SampledText` for a str and a list of them for a list.
@@ -307,13 +334,14 @@ class Model(Sharing, Scoring):
         self, texts: Texts, *, strength: float = 0.5, vary: str = "both", latents: Latents | None = None,
         steps: int | None = None, latent_steps: int | None = None, lengths: Lengths | None = None,
         temperature: float | None = None, top_p: float | None = None, guidance: float | None = None,
-        order: str | None = None, solver: str | None = None, seed: int = 0, progress: Progress | None = None,
+        order: str | None = None, solver: str | None = None, ids: Ids | None = None, seed: int = 0,
+        progress: Progress | None = None,
     ) -> Any:  # fmt: skip
         """Texts near the given ones, a `SampledText` for a str and a list of them for a list.
 
         The latent is noised to time `strength`, or that share of the tokens is masked, or both, as `vary` says: both,
         latent or text. `latents` are those of the texts; None: the encoder makes them. `lengths` has an
-        effect with `vary="latent"` only, where no token stays.
+        effect with `vary="latent"` only, where no token stays. `ids`: as in `decode`.
 
         >>> len(model.paraphrase("w3 w1 w7", strength=0.4).split())
         3
@@ -336,7 +364,7 @@ class Model(Sharing, Scoring):
             return []
         tokens = paraphrase_tokens(
             self.loaded, self.tokenize(listed), self._normalised(array), options, strength=float(strength),
-            what=vary, lengths=counts, keys=document_keys(seed, content_ids(listed)), progress=progress,
+            what=vary, lengths=counts, keys=_keys(seed, listed, ids), progress=progress,
         )  # fmt: skip
         sampled = self._sampled(tokens)
         return sampled[0] if isinstance(texts, str) else sampled
@@ -362,6 +390,6 @@ class Model(Sharing, Scoring):
         return [SampledText(*row) for row in rows]
 
 
-def _keys(seed: int, contents: Sequence[str] | np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+def _keys(seed: int, contents: Sequence[str] | np.ndarray, ids: Ids | None) -> np.ndarray:
     """Each document's own source of randomness: by its id, or by what it holds."""
     return document_keys(seed, content_ids(contents) if ids is None else source_ids(ids, len(contents)))

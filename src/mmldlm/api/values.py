@@ -29,8 +29,12 @@ Texts = str | Sequence[str]
 Latents = np.ndarray | Tensor | Sequence[Any]
 """(n, S, C), or (n, C) for a model with one slot; in the encoder's own space."""
 Lengths = int | Sequence[int] | np.ndarray
+Ids = Sequence[int] | np.ndarray | Tensor
 _BUILTIN = re.compile(r"builtin:([a-z0-9_]+)")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+EMPTY = "is empty; it holds no token"
+HALF_CHARACTER = "holds half of a surrogate pair, which is no character; decode it again"
+NO_BLANK = "holds no blank; write ____ for a token, ____{3} for three"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FEW_TEXTS = 64
 """For fewer, looking up new words in the table of words takes longer than it saves."""
@@ -164,11 +168,9 @@ def text_list(texts: Texts, name: str = "texts") -> list[str]:
         if not isinstance(text, str):
             raise UserError(f"{name}[{index}]: is a {type(text).__name__}; a str is needed")
         if not text.strip():
-            raise UserError(f"{name}[{index}]: is empty; it holds no token")
+            raise UserError(f"{name}[{index}]: {EMPTY}")
         if not text.isascii() and _HALF_CHARACTER.search(text):
-            raise UserError(
-                f"{name}[{index}]: holds half of a surrogate pair, which is no character; decode it again"
-            )
+            raise UserError(f"{name}[{index}]: {HALF_CHARACTER}")
     return listed
 
 
@@ -292,15 +294,19 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
         tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
         end = blank.end()
     if end == 0:
-        raise UserError(f"{text!r}: holds no blank; write ____ for a token, ____{{3}} for three")
+        raise UserError(f"{text!r}: {NO_BLANK}")
     return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
 
 
-def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+def blank_marks(tokenizer: Tokenizer) -> str:
+    """What stands for a blank, as a regular expression: underscores, or the tokenizer's own mask word."""
     added = tokenizer.backend.get_added_tokens_decoder().values()
     words = [re.escape(token.content) for token in added if token.special and "mask" in token.content.lower()]
-    marks = "|".join(["_{4,}", *words])
-    return re.compile(rf"(?:{marks})(?:\{{(?P<count>\d+)\}})?")
+    return "|".join(["_{4,}", *words])
+
+
+def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    return re.compile(rf"(?:{blank_marks(tokenizer)})(?:\{{(?P<count>\d+)\}})?")
 
 
 def _ids(tokenizer: Tokenizer, piece: str) -> list[int]:

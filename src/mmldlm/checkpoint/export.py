@@ -41,15 +41,17 @@ from mmldlm.checkpoint.files import (
     stream,
     write_manifest,
 )
-from mmldlm.config import Config, DistributedConfig
+from mmldlm.config import Config, DataConfig, DistributedConfig, ModelConfig
 from mmldlm.config.recipe import config_to_dict
+from mmldlm.corruption.joint import Corruption
 from mmldlm.data.format import too_large, unfit_normalizer
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.json_lines import dump_exact, load_exact
-from mmldlm.model.denoiser import DataShape
+from mmldlm.model.denoiser import Denoiser
 from mmldlm.run_folder import RunFolder
 from mmldlm.runtime import versions
+from mmldlm.types import DataShape
 from mmldlm.untrusted import misfit
 
 WEIGHTS = "model.safetensors"
@@ -211,20 +213,13 @@ def exported_step(folder: Path) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def data_shape_of(store: PairStore) -> DataShape:
-    """What the data says about the ends of the network."""
-    manifest = store.manifest
-    longest = max(split["max_length"] for split in manifest.splits.values())
-    return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)
-
-
 def describe_data(store: PairStore) -> dict[str, Any]:
     """What made the data, as exports and run folders carry it."""
     manifest = store.manifest
     return {
         "fingerprint": store.fingerprint,
         "content": store.content,
-        **asdict(data_shape_of(store)),
+        **asdict(store.shape),
         "normalizer": manifest.normalizer,
         "tokenizer": manifest.tokenizer,
         "encoder": manifest.encoder,
@@ -239,6 +234,39 @@ def make_export(weights: Mapping[str, Tensor], config: Config, store: PairStore,
         data=describe_data(store) | {"step": step},
         tokenizer_path=store.tokenizer_path(),
     )
+
+
+def export_of_parts(denoiser: Denoiser, store: PairStore, corruption: Corruption, step: int) -> Export:
+    """The same for a network that no run has trained; settings of training that nobody knows are the defaults."""
+    _require_same_data(denoiser, store, corruption)
+    config = Config(
+        name="own-loop", data=DataConfig(store=str(store.path.absolute())), corruption=corruption.config,
+        model=ModelConfig(**asdict(denoiser.config)),
+    )  # fmt: skip
+    export = make_export(denoiser.state_dict(), config, store, step)
+    export.data["max_length"] = denoiser.shape.max_length
+    return export
+
+
+def _require_same_data(denoiser: Denoiser, store: PairStore, corruption: Corruption) -> None:
+    """Reject a network and a forward process that were made for other data."""
+    for name, value, kind in (
+        ("denoiser", denoiser, Denoiser), ("store", store, PairStore), ("corruption", corruption, Corruption),
+    ):  # fmt: skip
+        if not isinstance(value, kind):
+            raise UserError(f"{name}: is a {type(value).__name__}; a {kind.__name__} is needed")
+    known = store.shape
+    for name in ("vocab_size", "num_slots", "num_channels"):
+        if (built := getattr(denoiser.shape, name)) != getattr(known, name):
+            raise UserError(
+                f"denoiser: built with {name}={built}, and {store.path} has {getattr(known, name)}; pass the pair "
+                "store of the training, or build the network with store.shape"
+            )
+    if corruption.vocab_size != known.vocab_size:
+        raise UserError(
+            f"corruption: made with vocab_size={corruption.vocab_size}, and {store.path} has {known.vocab_size}; "
+            "give it store.shape.vocab_size"
+        )
 
 
 def write_description(run: RunFolder, store: PairStore) -> None:

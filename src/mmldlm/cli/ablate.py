@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 ABLATE = {
     "plan": argument(str, ..., "Name of a plan that comes with the package, or a YAML file."),
     "settings": argument(Texts, None, "section.key=value for every arm, after the plan's base."),
-    "out": option(Path | None, None, "Folder of runs and results; by default ablations/<plan>."),
+    "out": option(
+        Path | None, None, "Folder of runs and results; by default ablations/PLAN.", metavar="FOLDER"
+    ),
     "seeds": option(int, 3, "Trainings of each arm.", min=1),
     "jobs": option(int, 1, "Runs at the same time; they share the device.", min=1),
     "device": option(str, "auto", "auto, cpu, cuda, mps, xpu or cuda:1."),

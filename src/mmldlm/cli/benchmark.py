@@ -54,7 +54,7 @@ TABLE = {
     "scaling": option(
         bool, False, "Predict the speed of many GPUs; under launch, measure it beside.", "--scaling", panel=_SEARCH
     ),
-    "out": option(Path | None, None, "Folder of the report; benchmarks/<date-time>."),
+    "out": option(Path | None, None, "Folder of the report; benchmarks/<date-time>.", metavar="FOLDER"),
 }  # fmt: skip
 
 
@@ -156,7 +156,9 @@ VALIDATE = {
         int | None, None, "Steps of each path; 1,000 by default, at least 10.", show_default=False
     ),
     "long": option(bool, False, "10,000 steps.", "--long"),
-    "out": option(Path | None, None, "New folder for runs and result; validations/<date-time>."),
+    "out": option(
+        Path | None, None, "New folder for runs and result; validations/<date-time>.", metavar="FOLDER"
+    ),
 }
 
 

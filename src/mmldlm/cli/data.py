@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from mmldlm.cli.options import argument, chosen, option, takes
+from mmldlm.cli.terminal import Command
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -22,7 +23,7 @@ INSPECT = {
 }
 IMPORT = {
     "old": argument(Path, ..., "Folder with tokens/<split>/*.npz and latents/<split>/*.npy."),
-    "out": option(Path, ..., "Folder of the new pair store.", "--out", "-o"),
+    "out": option(Path, ..., "Folder of the new pair store.", "--out", "-o", metavar="STORE"),
     "tokenizer": option(str, ..., "The tokenizer that made the tokens: name, folder or builtin:minilm."),
     "encoder": option(str | None, None, "The encoder that made the latents, for the record."),
     "prompt": option(str, "", "The prompt that the encoder was given."),
@@ -35,7 +36,7 @@ IMPORT = {
 }
 
 
-@app.command(short_help="Show what a store holds.")
+@app.command(cls=Command, short_help="Show what a store holds.")
 @takes(INSPECT)
 def inspect(words: Any) -> None:
     """Show what a store holds: splits, lengths, encoder, counts, examples."""
@@ -48,7 +49,7 @@ def inspect(words: Any) -> None:
         _show(summary)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes({"store": STORE})
 def verify(words: Any) -> None:
     """Compare every file with its checksum; exit code 2 if any differs."""
@@ -70,7 +71,7 @@ def verify(words: Any) -> None:
     typer.echo(f"{words.store}: {shards} shards and {len(files)} other files, all as they were written")
 
 
-@app.command("import", short_help="Make a store of the research code's layout.")
+@app.command("import", cls=Command, short_help="Make a store of the research code's layout.")
 @takes(IMPORT)
 def import_(words: Any) -> None:
     """Make a pair store of the layout that the MM-LDLM research code used."""

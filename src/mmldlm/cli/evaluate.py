@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 _JSON = option(bool, False, "Print the result as one JSON object, the last line of stdout.", "--json")
 EVAL = {
-    "run": argument(str, ..., RUN_HELP, metavar="RUN"),
+    "run": argument(str, ..., RUN_HELP),
     "settings": argument(Texts, None, "section.key=value of the sections evaluation and sampling."),
     "data": option(Path | None, None, "Pair store; by default the one the run was trained on."),
     "split": option(str | None, None, "Split to evaluate on; by default the run's validation split."),
     "num": option(int | None, None, "Held-out documents; 0: all.", "-n", "--num", min=0),
     "num_decoded": option(int | None, None, "How many of them are decoded into text; 0: all.", min=0),
     "num_generated": option(int | None, None, "Pairs generated from nothing; 0: none.", min=0),
-    "steps": option(str | None, None, "Numbers of sampling steps to decode with, as 1,2,4,8,16."),
+    "steps": option(
+        str | None, None, "Numbers of sampling steps to decode with, as 1,2,4,8,16.", metavar="N,N,..."
+    ),
     "sts": option(Path | None, None, "Pairs of texts with scores (.tsv, .csv, .jsonl) to correlate with."),
     "reference_lm": option(
         str | None, None, "Causal language model that scores generated texts: folder or Hub name."
     ),
     "encoder": option(bool, True, "Encode decoded texts again with the encoder.", "--encoder/--no-encoder"),
     "seed": option(int, 0, "Chooses the documents and their noise.", min=0),
-    "out": option(Path | None, None, "Folder of the report; by default RUN/reports/SPLIT."),
+    "out": option(Path | None, None, "Folder of the report; by default RUN/reports/SPLIT.", metavar="FOLDER"),
     "device": option(str, "auto", "auto, cpu, cuda, mps, xpu or cuda:1."),
     "as_json": _JSON,
 }
@@ -38,7 +40,9 @@ COMPARE = {
     "others": argument(list[Path], ..., "Others, each compared with the first.", metavar="OTHER"),
     "split": option(str | None, None, "Which report, where a run has several: that on this split."),
     "seed": option(int, 0, "Of the bootstrap.", min=0),
-    "out": option(Path | None, None, "Folder of the report; by default beside that of the first result."),
+    "out": option(
+        Path | None, None, "Folder of the report; by default beside that of the first.", metavar="FOLDER"
+    ),
     "as_json": option(
         bool, False, "Print the comparison as one JSON object, the last line of stdout.", "--json"
     ),

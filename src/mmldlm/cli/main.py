@@ -11,9 +11,11 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from mmldlm import __version__
@@ -39,12 +41,27 @@ try:
         serve,
         train,
     )
-    from mmldlm.cli.terminal import Command, SectionedCommand, SectionedGroup
+    from mmldlm.cli.terminal import Command, PlainHelp, SectionedGroup
     from mmldlm.errors import Interrupted, UserError
     from mmldlm.untrusted import printable
 except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before main() could catch it
     print("mmldlm: interrupted; run the same command to go on", file=sys.stderr)
     raise SystemExit(130) from None
+
+
+class MonitorCommand(PlainHelp, monitor.MonitorCommand):
+    """The monitor of runwatch with help like ours; of a folder of runs, it says how to name them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WatchError as error:
+            for path in ctx.params.get("paths") or []:
+                if str(error).startswith(f"{path}: holds no") and any(Path(path).glob("*/events.jsonl")):
+                    pattern = shlex.quote(str(Path(path) / "*"))
+                    raise UserError(f"{path}: holds runs; name them: mmldlm monitor {pattern}") from error
+            raise
+
 
 CLOSED_PIPE = 128 + 13
 """Exit code of a tool that was ended by SIGPIPE, as shells report it."""
@@ -75,18 +92,18 @@ _add(
 )  # fmt: skip
 _add("selftest", launch.selftest, _TRAIN, "Test GPUs, network, store and disk before a run.")
 _add("runs", runs.runs, _TRAIN, "List runs: state, step, metric.")
-_add("encode", sampling.encode, _USE, "Text to latents.", SectionedCommand)
-_add("decode", sampling.decode, _USE, "Latents to text.", SectionedCommand)
-_add("generate", sampling.generate, _USE, "Texts and latents from nothing.", SectionedCommand)
-_add("infill", sampling.infill, _USE, "Fill the blanks of a text.", SectionedCommand)
-_add("interpolate", sampling.interpolate, _USE, "Texts between two texts.", SectionedCommand)
-_add("paraphrase", sampling.paraphrase, _USE, "Texts near a text.", SectionedCommand)
+_add("encode", sampling.encode, _USE, "Text to latents.")
+_add("decode", sampling.decode, _USE, "Latents to text.")
+_add("generate", sampling.generate, _USE, "Texts and latents from nothing.")
+_add("infill", sampling.infill, _USE, "Fill the blanks of a text.")
+_add("interpolate", sampling.interpolate, _USE, "Texts between two texts.")
+_add("paraphrase", sampling.paraphrase, _USE, "Texts near a text.")
 _add("serve", serve.serve, _USE, "Serve a trained model over HTTP.")
 _add("ui", serve.ui, _USE, "A local page to try a trained model.")
 _add("export", runs.export, _USE, "Write the weights of a run for use.")
 _add("eval", evaluate.evaluate, _JUDGE, "Measure a trained model on held-out pairs.")
 _add("compare", evaluate.compare, _JUDGE, "Compare the evaluations of two runs or more.")
-_add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.", SectionedCommand)
+_add("benchmark", benchmark.benchmark, _JUDGE, "Measure what the speed-ups gain here.")
 _add("validate", benchmark.validate, _JUDGE, "Check a recipe here: plain path against optimised one.")
 _add("ablate", ablate.ablate, _JUDGE, "Which settings help: several seeds, one table.")
 app.command("ablate-run", hidden=True)(ablate.ablate_run)
@@ -95,7 +112,7 @@ _add(
     monitor.monitor,
     _TOOLS,
     "Watch training runs: what is wrong, what to do.",
-    monitor.MonitorCommand,
+    MonitorCommand,
 )
 app.add_typer(
     migrate.app, name="doctor", short_help="Find and fix problems in training code.", rich_help_panel=_TOOLS

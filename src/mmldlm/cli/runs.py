@@ -18,8 +18,8 @@ RUNS = {
     "as_json": option(bool, False, "Machine-readable.", "--json"),
 }
 EXPORT = {
-    "run": argument(str, ..., f"{RUN_HELP} The last two need --out.", metavar="RUN"),
-    "out": option(Path | None, None, "Target folder; default: export in the run's folder."),
+    "run": argument(str, ..., f"{RUN_HELP} The last two need --out."),
+    "out": option(Path | None, None, "Target folder; default: export in the run's folder.", metavar="FOLDER"),
     "ema": option(bool, True, "Averaged weights, or those of the last step.", "--ema/--no-ema"),
     "precision": option(str, "fp32", "Of the stored weights: fp32, fp16, or int8 (a scale for each row)."),
 }

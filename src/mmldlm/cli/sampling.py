@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmldlm import randomness
 from mmldlm.cli.options import Texts, argument, chosen, option, takes
 from mmldlm.cli.records import (
+    LATENT_IN,
     LATENT_OUT,
     OPTIONS,
     Answer,
@@ -35,15 +36,16 @@ _TEXT_OPTIONS = "steps order temperature top_p guidance seed"
 
 
 @takes(
-    OPTIONS,
-    "run text latents from_split in_file num data encode_with length steps order temperature top_p guidance against "
-    "seed candidates refine check neighbours out json_output device precision",
+    OPTIONS | LATENT_IN,
+    "run texts text latents from_split in_file num data encode_with length steps order temperature top_p guidance "
+    "against seed candidates refine check neighbours out json_output device precision",
 )
 def decode(words: Any) -> None:
     """Decode latents into texts: those of texts, of a file, or of held-out pairs."""
+    texts = [*(words.texts or []), *(words.text or [])]
     from_split, neighbours, checked = words.from_split, words.neighbours, (words.candidates or 1) > 1
     require_one_of(
-        {"--text": words.text, "--latents": words.latents, "--from-split": from_split, "--in": words.in_file}
+        {"TEXT": texts, "--latents": words.latents, "--from-split": from_split, "--in": words.in_file}
     )
     require_effect("-n", words.num, from_split, needs="--from-split")
     require_effect("--data", words.data, from_split, neighbours, needs="--from-split or --neighbours")
@@ -66,7 +68,7 @@ def decode(words: Any) -> None:
         return rows
 
     def named() -> Inputs:
-        return named_documents(model, words.text, words.latents, from_split, words.num, words.data)
+        return named_documents(model, texts, words.latents, from_split, words.num, words.data)
 
     request = options | chosen(words, "length against neighbours encode_with")
     answer.serve(model, records, request, words.in_file, named)
@@ -76,10 +78,10 @@ def decode(words: Any) -> None:
     OPTIONS
     | LATENT_OUT
     | {
-        "num": option(int, 8, "How many pairs.", "-n"),
+        "num": option(int, 8, "How many pairs.", "-n", "--num"),
         "length": option(str | None, None, "Tokens of each text; without it they are drawn."),
     },
-    "run num length steps latent_steps order solver turns temperature top_p guidance seed neighbours data out "
+    "run num length data steps latent_steps order solver turns temperature top_p guidance seed neighbours out "
     "json_output device precision",
 )
 def generate(words: Any) -> None:

@@ -14,7 +14,7 @@ from mmldlm.cli.options import argument, option, takes
 from mmldlm.cli.records import RUN_HELP
 from mmldlm.errors import UserError
 
-TOKEN = "MMLDLM_TOKEN"
+TOKEN, LEAST_TOKEN = "MMLDLM_TOKEN", 16
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SERVE = {
@@ -72,10 +72,11 @@ def _check(package: str, extra: str, host: str, port: int) -> str:
 def require_token(host: str) -> str:
     """The token of the environment; without one only this machine may be listened to."""
     token = os.environ.get(TOKEN, "")
-    if host not in LOOPBACK and len(token) < 16:
+    if host not in LOOPBACK and len(token) < LEAST_TOKEN:
+        present = f"; it has {len(token)}" if token else ""
         raise UserError(
             f"--host {host}: others could reach the service; set the environment variable {TOKEN} to a secret of at "
-            "least 16 characters, or listen on 127.0.0.1"
+            f"least {LEAST_TOKEN} characters{present}, or listen on 127.0.0.1"
         )
     return token
 

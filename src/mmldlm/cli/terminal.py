@@ -107,7 +107,32 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w/.-])({long})(?![\w/.-])", lambda match: options[match[1]], text)
 
 
-class Command(TyperCommand):
+_PLAIN = {"int": "N", "float": "X", "path": "FILE", "Path": "FILE", "file": "FILE", "directory": "FOLDER"}
+"""Type of a value, as Typer writes it -> what help calls it, where a command does not say."""
+
+
+class PlainHelp(TyperCommand):
+    """Help without types of Python. Lists arguments first, then options under their `rich_help_panel`, those without
+    one before the others."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                is_option = param.param_type_name == "option"
+                panel = getattr(param, "rich_help_panel", None) or ("Options" if is_option else "Arguments")
+                name = re.sub(r" <([^<>]+)>", _plain_type if is_option else "", record[0])
+                sections.setdefault(panel, []).append((name, record[1]))
+        _write(formatter, sections)
+
+
+def _plain_type(match: re.Match[str]) -> str:
+    kind = match[1].removesuffix(" range").removeprefix("list[").removesuffix("]")
+    return f" {_PLAIN.get(kind, 'TEXT')}"
+
+
+class Command(PlainHelp):
     """A command whose errors name its options."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -120,19 +145,6 @@ class Command(TyperCommand):
                     options[param.name] = max(param.opts, key=len)
                     options |= {f"{param.name}=False": name for name in param.secondary_opts}
             raise UserError(in_options(str(error), options)) from error
-
-
-class SectionedCommand(Command):
-    """Lists arguments first, then options under their `rich_help_panel`, those without one before the others."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                plain = "Options" if param.param_type_name == "option" else "Arguments"
-                sections.setdefault(getattr(param, "rich_help_panel", None) or plain, []).append(record)
-        _write(formatter, sections)
 
 
 class SectionedGroup(TyperGroup):

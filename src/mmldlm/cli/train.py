@@ -126,7 +126,10 @@ def _check_plot(plot: Path, dry_run: bool) -> None:
 
 
 def show_plan(config: Config, plot: Path | None = None, run: Path | None = None) -> None:
-    """Print settings, sizes and time of a run without training; draw its course if asked to."""
+    """Print settings, sizes and time of a run without training; draw its course if asked to.
+
+    The settings are many, so they come first, and what they amount to is at the end, where a screen shows it.
+    """
     from mmldlm.api.train import plan_run
     from mmldlm.reports import folding_table
 
@@ -135,9 +138,9 @@ def show_plan(config: Config, plot: Path | None = None, run: Path | None = None)
     table = folding_table("what", "value", title="this run")
     for key, value in plan.sizes.items():
         if key == "parameters":
-            for part, count in value.items():
-                table.add_row(f"parameters in {part}", f"{count:,}")
-        elif key != "memory_bytes":
+            parts = ", ".join(f"{part} {count:,}" for part, count in value.items())
+            table.add_row("parameters", f"{sum(value.values()):,}: {parts}")
+        elif key not in ("parameters_total", "memory_bytes"):
             table.add_row(key.replace("_", " "), _shown(value))
     table.add_row("memory estimate", f"{plan.sizes['memory_bytes'] / 2**30:.2f} GiB")
     table.add_row("time estimate", plan.time.describe(config.train.steps))

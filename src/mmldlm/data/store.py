@@ -7,7 +7,8 @@ Shapes: N documents, S latent slots, C latent channels. Layout on disk: docs/dat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mmldlm.data.format import DERIVED, REMEDY, Manifest, SplitEntry
 from mmldlm.data.shard import Shard, ranges
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
+from mmldlm.types import DataShape, PackedBatch
 from mmldlm.untrusted import map_array
 
 
@@ -84,6 +86,13 @@ class PairStore:
             f"PairStore({str(self.path)!r}: {sizes} pairs; latents {manifest.num_slots} x {manifest.num_channels} "
             f"{manifest.latent_dtype} by {encoder}; vocabulary {manifest.vocab_size:,})"
         )
+
+    @property
+    def shape(self) -> DataShape:
+        """Sizes of the inputs and outputs of a network for this data, as `Denoiser` takes them."""
+        manifest = self.manifest
+        longest = max(split["max_length"] for split in manifest.splits.values())
+        return DataShape(manifest.vocab_size, manifest.num_slots, manifest.num_channels, longest)
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -224,7 +233,8 @@ class PairStore:
 
 
 class Split:
-    """Random access to the documents of one split. It may go to another process, which opens the files again."""
+    """Random access to the documents of one split, `store.splits[name]`. It may go to another process, which opens the
+    files again."""
 
     def __init__(self, store: PairStore, name: str, entry: SplitEntry) -> None:
         self.store, self.name, self.entry = store, name, entry
@@ -269,7 +279,8 @@ class Split:
         return self._lengths
 
     def read(self, indices: np.ndarray) -> Documents:
-        """The documents at these positions, in any order, repeats allowed."""
+        """The documents at these positions, in any order, repeats allowed: their tokens one after the other, which
+        `split_tokens()` cuts, and their latents in the encoder's own space."""
         indices = self._checked(indices)
         manifest = self.store.manifest
         lengths = self.lengths[indices].astype(np.int64)
@@ -286,6 +297,23 @@ class Split:
             out.latents[where] = latents.reshape(-1, *out.latents.shape[1:])
         self._check_values(out, indices)
         return out
+
+    def batch(self, indices: Sequence[int] | np.ndarray, *, seed: int = 0, first: int = 0) -> PackedBatch:
+        """The documents at these positions for a training loop of one's own: tokens, and latents normalised.
+
+        `first` is the number of documents that were trained on before: times and noise are a function of the seed and
+        of each document's number. For a store made with `derive`, give `Corruption` the split's `derived_share`.
+
+        >>> split = model.open_store().splits["train"]
+        >>> batch = split.batch([3, 1])
+        >>> batch.layout.lengths.tolist() == split.lengths[[3, 1]].tolist(), tuple(batch.latents.shape)
+        (True, (2, 1, 4))
+        """
+        indices = self._checked(np.asarray(indices))
+        documents = self.read(indices)
+        latents = self.store.normalizer.normalize(documents.latents)
+        batch = PackedBatch.of(documents.split_tokens(), latents, seed=seed, first=first)
+        return replace(batch, derived=self.derived(indices))
 
     def derived(self, indices: np.ndarray) -> np.ndarray | None:
         """(n,) bool: which of the documents at these positions are made of others; None where none of the split is."""

@@ -20,6 +20,8 @@ from mmldlm.config.old_settings import DROPPED, IGNORED, KNOWN, TRANSLATED, flat
 from mmldlm.errors import UserError
 from mmldlm.migrate.translation import Translation, read_composed, translate
 
+_HOW = {"training", "loss", "optimizer"}
+"""A file of settings that trains has one of these sections."""
 _REST = "--out store --tokenizer NAME --validation 0.01"
 
 
@@ -73,7 +75,8 @@ def examine_repository(root: Path) -> Migration:
     configs = _translate_files(files, result)
     if not configs:
         raise UserError(
-            f"{root}: no settings of the MM-LDLM research code found (YAML with model and training); wrong folder?"
+            f"{root}: no settings of the MM-LDLM research code found (YAML with the section model, and training, loss "
+            "or optimizer); wrong folder?"
         )
     result.commands = _commands(files, configs)
     result.data = _data(root)
@@ -91,7 +94,7 @@ def _translate_files(files: list[Found], result: Migration) -> dict[str, dict[st
             values = read_composed(file.absolute)
         except UserError:
             continue
-        if not (is_old(values) and "training" in values and isinstance(values.get("model"), dict)):
+        if not (is_old(values) and _HOW & values.keys() and isinstance(values.get("model"), dict)):
             continue
         configs[Path(file.relative).stem] = values
         try:

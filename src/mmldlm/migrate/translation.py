@@ -112,7 +112,7 @@ def _translate_key(result: Translation, key: str, value: Any) -> None:
         and key not in TRANSLATED
         and section not in ("hydra", "defaults", "data", "tokenizer")
     ):
-        near = nearest_old(key)
+        near = nearest_old(key) or (None if "." in key else _LAST_NAMES.get(key))
         result.unknown.append(f"{key}={value}" + (f"; did you mean {near}?" if near else ""))
 
 
@@ -164,7 +164,7 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
         return
     if name not in MODES:
         result.notes.append(
-            f"no mode is set ({name or 'no loss_type'}); the default trains l2t, t2l and joint alike"
+            f"no mode is set ({_no_mode(name, flat)}); the default trains l2t, t2l and joint alike"
         )
         return
     weights = dict(MODES[name])
@@ -181,6 +181,12 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
         result.notes.append(f"loss_type {name} is now corruption.mode_weights: {{{spelled}}}{choice}")
     if name == "random":
         _put(result, "corruption.mode_choice", "batch")
+
+
+def _no_mode(name: str, flat: dict[str, Any]) -> str:
+    if not name and "loss_type" in flat:
+        return f"loss_type={flat['loss_type']} has no effect at the top level; move it to {_LAST_NAMES['loss_type']}"
+    return name or "no loss_type"
 
 
 def _translate_turns(result: Translation, order: Any) -> None:

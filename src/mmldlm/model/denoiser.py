@@ -6,8 +6,6 @@ Shapes: N documents, T tokens, S slots, C channels, D width, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -29,17 +27,7 @@ from mmldlm.model.layers import (
 )
 from mmldlm.model.ops import Chosen, RowsOf, add_and_norm, all_modulations, rotary_angles
 from mmldlm.model.weights import allocate, init_weights
-from mmldlm.types import DenoiserOutput
-
-
-@dataclass(frozen=True)
-class DataShape:
-    """Sizes of the network's inputs and outputs, which the data determines."""
-
-    vocab_size: int
-    num_slots: int
-    num_channels: int
-    max_length: int
+from mmldlm.types import DataShape, DenoiserOutput
 
 
 class Denoiser(nn.Module):

@@ -6,8 +6,9 @@
     POST /infill     {"texts": ["a ____ of rope"]}           -> {"texts": [...]}
     GET  /           what the model is     /health     /metrics     /openapi.json
 
-Every error is {"error": "one line"} with a status: 401 token, 408 slow request, 413 too large, 422 wrong values,
-503 too many requests, 504 no answer in time. Shapes: n documents, S latent slots, C latent channels.
+Every error is {"error": "one line"} with a status: 400 not JSON, or another host; 401 token, 408 slow request, 413 too
+large, 415 not declared as JSON, 422 wrong values, 503 too many requests, 504 no answer in time.
+Shapes: n documents, S latent slots, C latent channels.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from mmldlm import __version__
 from mmldlm.api.model import Model
 from mmldlm.errors import UserError
 from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job, Progress
 from mmldlm.service.guard import Guard
-from mmldlm.service.schema import ANSWERS, Limits, Problem, request_types
+from mmldlm.service.schema import ANSWERS, Limits, Problem, problem_line, request_types
 
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
@@ -191,17 +191,15 @@ def create_app(
     )
     app.state.service = service
     _add_paths(app, service)
-    _add_errors(app)
-    _add_checks(app, service, token)
+    _add_errors(app, (model.num_slots, model.num_channels))
+    _add_checks(app, service, token, local)
     app.add_middleware(Guard, most_bytes=limits.bytes, seconds=limits.receive_seconds)
-    if local:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL_NAMES))
     return app
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
     problems: dict[int | str, dict[str, Any]] = {
-        status: {"model": Problem} for status in (400, 401, 408, 413, 422, 500, 503, 504)
+        status: {"model": Problem} for status in (400, 401, 408, 413, 415, 422, 500, 503, 504)
     }
     for name, kind in request_types(service.model, service.limits).items():
         method = getattr(service, name)
@@ -240,19 +238,23 @@ def _problem(status: int, message: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": message}, status, headers)
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, shape: tuple[int, int]) -> None:
+    """`shape` of the model's latents."""
+
     @app.exception_handler(UserError)
     async def wrong(request: Request, error: UserError) -> Response:
         return _problem(422, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        malformed = any(part["type"] == "json_invalid" for part in error.errors())
-        lines = [
-            ".".join(str(word) for word in part["loc"][1:]) + f": {part['msg']}" for part in error.errors()
-        ]
-        more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
-        return _problem(400 if malformed else 422, "; ".join(lines[:3]) + more)
+        problems, kind = error.errors(), request.headers.get("content-type", "")
+        if not kind.partition(";")[0].strip().endswith("json"):
+            return _problem(415, f"content-type={kind!r}: send the header content-type: application/json")
+        for part in problems:
+            if part["type"] == "json_invalid":
+                where = part["loc"][-1]
+                return _problem(400, f"body: is not JSON ({part['ctx']['error']} at character {where})")
+        return _problem(422, problem_line(problems, error.body, shape))
 
     @app.exception_handler(HTTPException)
     async def rejected(request: Request, error: HTTPException) -> Response:
@@ -268,20 +270,24 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, handler)
 
 
-def _add_checks(app: FastAPI, service: Service, token: str) -> None:
-    """The token, and the count and time of every answer."""
+def _add_checks(app: FastAPI, service: Service, token: str, local: bool) -> None:
+    """The host, the token, and the count and time of every answer."""
     known = {getattr(route, "path", "") for route in app.routes}
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         began = time.monotonic()
         offered = request.headers.get("authorization", "").encode()
-        if (
+        host = request.headers.get("host", "").split(":")[0]
+        if local and host not in LOCAL_NAMES:
+            names = " and ".join(LOCAL_NAMES)
+            response: Response = _problem(400, f"host={host!r}: requests to {names} are answered, no others")
+        elif (
             token
             and request.url.path not in OPEN_PATHS
             and not hmac.compare_digest(offered, f"Bearer {token}".encode())
         ):
-            response: Response = _problem(
+            response = _problem(
                 401,
                 "a token is needed: send the header Authorization: Bearer TOKEN",
                 {"www-authenticate": "Bearer"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import re
 import time
 from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
@@ -79,7 +80,7 @@ def build_page(model: Model) -> gr.Blocks:
 def _action(label: str, function: Callable[..., Any], inputs: list[Any], *, table: bool = False) -> None:
     button = gr.Button(label, variant="primary")
     output = gr.HTML() if table else gr.Textbox(label="Result", lines=2, interactive=False)
-    button.click(_clear(function), inputs, output)
+    button.click(_clear(function, draw_note if table else str), inputs, output)
 
 
 def _there_and_back(demo: Demonstration) -> None:
@@ -89,7 +90,7 @@ def _there_and_back(demo: Demonstration) -> None:
         seed = gr.Slider(0, 99, 0, step=1, label="Seed")
     button = gr.Button("Encode and decode", variant="primary")
     latent, shown = gr.HTML(), gr.HTML()
-    button.click(_clear(demo.there_and_back, several=True), [text, steps, seed], [latent, shown])
+    button.click(_clear_stream(demo.there_and_back), [text, steps, seed], [latent, shown])
 
 
 def _between(demo: Demonstration) -> None:
@@ -98,27 +99,46 @@ def _between(demo: Demonstration) -> None:
     button = gr.Button("Decode", variant="primary")
     result = gr.Textbox(label="Text of the latent between", lines=2, interactive=False)
     for event in (share.release, button.click):
-        event(_clear(demo.between), [first, second, share], result)
+        event(_clear(demo.between, str), [first, second, share], result)
 
 
-def _clear(function: Callable[..., Any], *, several: bool = False) -> Callable[..., Any]:
-    """A mistake of the user becomes a note on the page."""
+def _clear(function: Callable[..., str], show: Callable[[str], str]) -> Callable[..., str]:
+    """A mistake of the user becomes a sentence in place of the result."""
 
     @functools.wraps(function)
-    def call(*values: Any) -> Any:
+    def call(*values: Any) -> str:
         try:
             return function(*values)
         except UserError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            return show(sentence(error))
+
+    return call
+
+
+def _clear_stream(function: Callable[..., Iterator[tuple[str, str]]]) -> Callable[..., Any]:
+    """The same where the results come one after the other, each of two parts."""
 
     @functools.wraps(function)
-    def stream(*values: Any) -> Iterator[Any]:
+    def stream(*values: Any) -> Iterator[tuple[str, str]]:
         try:
             yield from function(*values)
         except UserError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            yield "", draw_note(sentence(error))
 
-    return stream if several else call
+    return stream
+
+
+def sentence(error: UserError) -> str:
+    """What is wrong, without the names of arguments."""
+    plain = re.sub(r"^texts\[\d+\](=[^:]*)?: ", "The text ", str(error))
+    return f"{plain[0].upper()}{plain[1:].rstrip('.')}."
+
+
+def require_words(**fields: str) -> None:
+    """Reject an empty field of the page, by what stands above it."""
+    for name, text in fields.items():
+        if not text.strip():
+            raise UserError(f"“{name}” is empty; write a sentence there")
 
 
 class Demonstration:
@@ -134,6 +154,7 @@ class Demonstration:
 
     def there_and_back(self, text: str, steps: float, seed: float) -> Iterator[tuple[str, str]]:
         """The latent of a sentence, then the text of every step."""
+        require_words(Sentence=text)
         latents = self.latents([text])
         strip = draw_latent(latents[0], text)
         yield strip, ""
@@ -147,25 +168,28 @@ class Demonstration:
         return [str(text) for text in self.model.interpolate(start, end, POINTS).texts]
 
     def between(self, first: str, second: str, place: float) -> str:
+        require_words(From=first, To=second)
         return self._decoded(first, second)[int(place)]
 
     def fill(self, text: str, about: str) -> str:
         """Blanks filled from the text around them, and to suit a sentence."""
+        require_words(Text=text)
         return str(self.model.infill([text], self.latents([about]) if about.strip() else None)[0])
 
     def paraphrase(self, text: str, strength: float) -> str:
+        require_words(Sentence=text)
         return str(self.model.paraphrase(text, strength=strength, latents=self.latents([text])))
 
     def neighbours(self, text: str, among: str) -> str:
+        require_words(**{"Sentence": text, "Nearest among these lines": among})
         lines = [line for line in among.splitlines() if line.strip()]
-        if not lines:
-            raise UserError("Nearest among these lines: no line")
-        near = self.model.neighbours(self.latents([text]), self.latents(lines), k=min(5, len(lines)))[0]
+        near = self.model.neighbours(self.latents([text]), self.latents(lines), k=len(lines))[0]
         rows = [[f"{one.cosine:.3f}", lines[one.index]] for one in near]
         return draw_table(["cosine", "line, nearest first"], rows)
 
     def compare(self, text: str, other: str) -> str:
         """What the right latent, none, and another one make of a text."""
+        require_words(**{"What the latent changes": text, "Somebody else's sentence": other})
         model, both = self.model, self.latents([text, other])
         length = len(model.tokenize([text])[0])
         right, wrong = model.decode(both, lengths=length)
@@ -177,6 +201,11 @@ class Demonstration:
         costs = [f"{cost:.2f} ± {error:.2f}" for (cost,), (error,) in scores]
         rows = [[name, str(t), cost] for name, t, cost in zip(names, texts, costs, strict=True)]
         return draw_table(["latent", "decoded, same length and seed", "nats the sentence costs, about"], rows)
+
+
+def draw_note(text: str) -> str:
+    """A sentence in place of a result."""
+    return f'<div class="steps">{html.escape(text)}</div>'
 
 
 def draw_steps(states: list[str]) -> str:

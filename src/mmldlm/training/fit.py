@@ -403,8 +403,11 @@ class Trainer:
         if _LOG in snapshot.meta:
             self._log_before = Written(**snapshot.meta[_LOG])
         self.continue_at(self.progress.position)
-        log.info("resuming from step %d of %d", self.step, self.config.train.steps)
         before, now = snapshot.meta["settings"]["train"]["steps"], self.config.train.steps
+        if self.step >= now:
+            log.info("nothing to do: all %d steps are done; a larger train.steps continues the run", now)
+        else:
+            log.info("resuming from step %d of %d", self.step, now)
         if now != before:
             rates = [lr_at(self.step, n, self.config.optim, self.plateau.reduction) for n in (before, now)]
             log.warning(

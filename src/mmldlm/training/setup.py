@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from mmldlm.checkpoint.export import data_shape_of
 from mmldlm.config import Config, resolve_model
 from mmldlm.corruption.joint import Corruption
 from mmldlm.corruption.times import stage_at
@@ -234,7 +233,7 @@ def set_up(
             "device": runtime.device.type,
         },
     )
-    data_shape = data_shape_of(store)
+    data_shape = store.shape
     parts.done("data")
     corruption = Corruption(
         config.corruption, vocab_size=data_shape.vocab_size, seed=config.train.seed,

@@ -18,6 +18,7 @@ import typer
 
 from traindoctor import __version__, machine_cli
 from traindoctor.errors import UserError
+from traindoctor.program import program
 
 if TYPE_CHECKING:
     from traindoctor.engine import Report
@@ -210,7 +211,7 @@ def _add_ignores(source: _Input, report: Report, options: Options, reason: str) 
     if changes:
         done = transactions.apply(source.root, changes)
         typer.echo(f"{sum(len(c.fixed) for c in changes)} findings ignored, transaction {done.id}")
-        typer.echo(f"undo with: traindoctor undo {shlex.quote(str(source.root))}")
+        typer.echo(f"undo with: {program()} undo {shlex.quote(str(source.root))}")
     raise typer.Exit(1 if left else 0)
 
 
@@ -280,7 +281,7 @@ def fix(
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
     typer.echo(f"{_counted_fixes(changes)}, transaction {done.id}")
-    typer.echo(f"undo with: traindoctor undo {shlex.quote(str(source.root))}")
+    typer.echo(f"undo with: {program()} undo {shlex.quote(str(source.root))}")
 
 
 def _counted_fixes(changes: list[FileChange]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from traindoctor.program import program
 from traindoctor.registry import FAMILIES, Rule, all_rules
 
 _LANGUAGE = {"python": "python", "shell": "bash", "yaml": "yaml", "dockerfile": "dockerfile", "env": "bash"}
@@ -12,11 +13,11 @@ _LANGUAGE = {"python": "python", "shell": "bash", "yaml": "yaml", "dockerfile": 
 def rule_page(rule: Rule) -> str:
     """Everything about one rule, as Markdown."""
     language = _LANGUAGE[rule.kinds[0].value if len(rule.kinds) < 5 else "shell"]
-    fix = {"": "by hand", "safe": "safe, made by `traindoctor fix --apply`"}.get(
+    fix = {"": "by hand", "safe": f"safe, made by `{program()} fix --apply`"}.get(
         rule.fix, f"{rule.fix}, see below"
     )
     if rule.fix == "unsafe":
-        fix = "made with `traindoctor fix --apply --unsafe`"
+        fix = f"made with `{program()} fix --apply --unsafe`"
     kinds = ", ".join(kind.value for kind in rule.kinds)
     lines = [
         f"# {rule.code}: {rule.name}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traindoctor.errors import UserError
+from traindoctor.program import program
 from traindoctor.types import Condition, Finding, Fix, Kind, Severity, Span
 
 FAMILIES = {
@@ -190,7 +191,7 @@ def get_rule(code: str) -> Rule:
         wanted.lower(), names, 1
     )
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no rule {code!r}: {hint}'traindoctor rule' without a code lists all {len(rules)}")
+    raise UserError(f"no rule {code!r}: {hint}'{program()} rule' without a code lists all {len(rules)}")
 
 
 def resolve_codes(words: Iterable[str], origin: str) -> set[str]:

@@ -23,6 +23,7 @@ from traindoctor import __version__
 from traindoctor.discovery import TRANSACTION_FOLDER
 from traindoctor.errors import UserError
 from traindoctor.fixing import FileChange
+from traindoctor.program import program
 
 
 @dataclass
@@ -213,7 +214,7 @@ def undo(path: Path, wanted: str | None = None) -> Undone:
             chosen = next((t for t in known if t.id == wanted), None)
             if chosen is None:
                 raise UserError(
-                    f"no transaction {wanted!r} in {root}; 'traindoctor history {path}' lists them"
+                    f"no transaction {wanted!r} in {root}; '{program()} history {path}' lists them"
                 )
             if chosen.state == "undone":
                 raise UserError(f"transaction {wanted} is undone already")
