@@ -122,6 +122,16 @@ def test_paraphrases_keep_what_they_do_not_vary(model: Model) -> None:
         )  # a whole number serves too
 
 
+def test_unknown_words_are_reported_by_every_method_that_reads_texts(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = (model.embed, model.encode, model.score, model.tokenize, model.paraphrase, model.infill)
+    for call in (*calls, lambda texts: model.interpolate(texts[0], "w1", points=2)):
+        caplog.clear()
+        call(["w1 zz ____"] if call == model.infill else ["w1 zz"])
+        assert caplog.text.count("does not know") == caplog.text.count("'zz'") == 1
+
+
 def test_candidates_and_rounds_bring_a_text_nearer(model: Model) -> None:
     latents = model.embed(TEXTS)
     plain = model.decode(latents, **QUICK)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FEW_TEXTS = 64
 """For fewer, looking up new words in the table of words takes longer than it saves."""
+MOST_SHOWN, LONGEST_SHOWN = 5, 40
+"""Unknown words that a warning shows, and characters of each."""
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
@@ -281,6 +284,11 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
     return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
 
 
+def without_blanks(tokenizer: Tokenizer, text: str) -> str:
+    """The words around the blanks."""
+    return _pattern(tokenizer).sub(" ", text)
+
+
 def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
     added = tokenizer.backend.get_added_tokens_decoder().values()
     words = [re.escape(token.content) for token in added if token.special and "mask" in token.content.lower()]
@@ -326,15 +334,33 @@ class Codec:
 
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""
-        if len(texts) < FEW_TEXTS:
-            lists: Sequence[Any] = self.tokenizer.encode_batch(texts)
-        else:
-            lists = split_texts(*self.tokenizer.encode_flat(texts))
-        tokens = [np.array(ids, dtype=np.int64) for ids in lists]
+        tokens = [np.array(ids, dtype=np.int64) for ids in self._ids(texts)]
         for index, ids in enumerate(tokens):
             if not len(ids):
                 raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+        self.note_unknown(texts, tokens)
         return self.note_long(tokens)
+
+    def _ids(self, texts: list[str]) -> Sequence[Any]:
+        if len(texts) < FEW_TEXTS:
+            return self.tokenizer.encode_batch(texts)
+        return split_texts(*self.tokenizer.encode_flat(texts))
+
+    def note_unknown(self, texts: list[str], tokens: Sequence[Any] | None = None) -> None:
+        """Warn of words that the tokenizer does not know: to the model they are all the same, and it writes none."""
+        if self.loaded.tokenizer_path is None or (unknown := self.tokenizer.unknown_id) is None:
+            return
+        pairs = zip(texts, self._ids(texts) if tokens is None else tokens, strict=True)
+        holding = [text for text, ids in pairs if unknown in ids]
+        if not holding:
+            return
+        words = dict.fromkeys(chain.from_iterable(map(self.tokenizer.unknown_words, holding[:FEW_TEXTS])))
+        shown = ", ".join(repr(word[:LONGEST_SHOWN]) for word in list(words)[:MOST_SHOWN])
+        more = ", ..." if len(words) > MOST_SHOWN or len(holding) > FEW_TEXTS else ""
+        logger.warning(
+            f"words that the tokenizer of this model does not know: {shown}{more} (in {len(holding)} of {len(texts)} "
+            "texts); the model sees the same unknown token for each and writes none of them"
+        )
 
     def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
         """The tokens; texts longer than any in training are accepted, with a warning."""

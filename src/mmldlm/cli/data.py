@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from mmldlm.cli.options import argument, chosen, option, takes
+from mmldlm.cli.prepare import show_splits
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -82,8 +83,7 @@ def import_(words: Any) -> None:
     store, report = import_old_layout(
         words.old, words.out, Tokenizer.load(words.tokenizer), encoder=spec, **asked
     )
-    for name, entry in store.manifest.splits.items():
-        typer.echo(f"{name}: {entry['num_documents']:,} documents, {entry['num_tokens']:,} tokens")
+    show_splits(store)
     if report.num_special:
         typer.echo(f"{report.num_special:,} special tokens were removed (--keep-special keeps them)")
     for line in report.bad_files:
@@ -102,11 +102,12 @@ def _show(summary: dict[str, Any]) -> None:
 
     console = Console()
     table = folding_table(
-        "split", "documents", "tokens", "longest", "shards", title=printable(summary["store"])
+        "split", "documents", "tokens", "unknown", "longest", "shards", title=printable(summary["store"])
     )
     for name, entry in summary["splits"].items():
-        values = (entry[key] for key in ("num_documents", "num_tokens", "max_length", "num_shards"))
-        table.add_row(Text(printable(name)), *(f"{value:,}" for value in values))
+        cells = [f"{entry[key]:,}" for key in ("num_documents", "num_tokens", "max_length", "num_shards")]
+        cells.insert(2, f"{entry['num_unknown'] / max(1, entry['num_tokens']):.2%}")
+        table.add_row(Text(printable(name)), *cells)
     console.print(table)
     latents = summary["latents"]
     lines = [

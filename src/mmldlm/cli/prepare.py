@@ -122,8 +122,7 @@ def _show(store: PairStore) -> None:
     from mmldlm.data.format import DERIVED
 
     manifest = store.manifest
-    for name, split in manifest.splits.items():
-        typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens")
+    show_splits(store)
     counts = dict(manifest.counts)
     num_lines, num_joined = counts.pop("lines", 0), counts.pop("lines_joined", 0)
     num_sources = counts.pop("source_documents", 0)
@@ -143,3 +142,10 @@ def _show(store: PairStore) -> None:
                 err=True,
             )
     typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {shlex.quote(str(store.path))}")
+
+
+def show_splits(store: PairStore) -> None:
+    """A line for each split."""
+    for name, split in store.manifest.splits.items():
+        unknown = f", {store.num_unknown[name]:,} of them unknown" if store.num_unknown[name] else ""
+        typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens{unknown}")

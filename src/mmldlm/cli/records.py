@@ -271,8 +271,13 @@ def _of_split(model: Model, name: str, num: int, data: Path | None) -> Inputs:
     )
 
 
-def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) -> np.ndarray:
-    """(n, slots, channels): given, or made of the texts by the encoder or by the model itself."""
+def latents_of(
+    model: Model, inputs: Inputs, encode_with: str, seed: int = 0, *, tokenized: bool = False
+) -> np.ndarray:
+    """(n, slots, channels): given, or made of the texts by the encoder or by the model itself.
+
+    `tokenized`: the model tokenizes the texts elsewhere in the same call, which warns of unknown words.
+    """
     if encode_with not in ("encoder", "model"):
         raise UserError(f"--encode-with {encode_with}: allowed are encoder, model")
     if inputs.latents is not None:
@@ -283,7 +288,7 @@ def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) ->
     from mmldlm.preparation.encoders import EncoderUnavailableError
 
     try:
-        return model.embed(inputs.texts)
+        return model.codec.embed(inputs.texts) if tokenized else model.embed(inputs.texts)
     except EncoderUnavailableError as error:
         raise UserError(f"{error}; --encode-with model makes them by the model itself") from None
 

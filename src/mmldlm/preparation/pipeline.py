@@ -198,7 +198,7 @@ def run(
     state = store_state(out, written)
     if state == "finished":
         note(f"{out} is finished already, nothing to do")
-        return PairStore.open(out)
+        return _judged(PairStore.open(out), note)
     require_writable(out)
     if state == "partial":
         note(f"continuing {out}")
@@ -240,11 +240,18 @@ def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStor
     if missing := missing_kinds(counts):
         note(missing)
     try:
-        return writer.finish(counts)
+        return _judged(writer.finish(counts), note)
     except FileNotFoundError as error:
         raise UserError(
             f"{writer.path}: files of it were deleted meanwhile; delete it and run the same command again"
         ) from error
+
+
+def _judged(store: PairStore, note: Note) -> PairStore:
+    """The finished store, with a note on what keeps a model from learning its pairs."""
+    if warning := store.unknown_warning():
+        note(warning)
+    return store
 
 
 def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:
