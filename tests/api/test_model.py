@@ -197,7 +197,7 @@ WRONG = {
     "nan": (lambda m: m.decode(np.full((2, 1, 4), np.nan)), "latents: 2 of 2 contain NaN"),
     "words": (lambda m: m.decode(["a", "b"]), "latents: values of type"),
     "ragged": (lambda m: m.decode([[1.0], [1.0, 2.0]]), "latents: not an array"),
-    "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 numbers for 2 documents"),
+    "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 number for 2 documents"),
     "length": (lambda m: m.decode(np.zeros((2, 4)), lengths=0), "lengths=0"),
     "long": (lambda m: m.decode(np.zeros((1, 4)), lengths=100_000), "lengths=100000: .* 1 to 10000"),
     "order": (lambda m: m.decode(np.zeros((1, 4)), order="left"), "order=left"),
@@ -234,7 +234,7 @@ WRONG = {
     "n": (lambda m: m.generate(-1), "n=-1"),
     "k": (lambda m: m.neighbours("w1", among=["w2"], k=0), "k=0"),
     "long text": (lambda m: m.score(["w1", "w1 " * 999]), "document 1 has 999 tokens"),
-    "pairs": (lambda m: m.score(["w1"], np.zeros((2, 4))), "latents: 2 for 1 texts"),
+    "pairs": (lambda m: m.score(["w1"], np.zeros((2, 4))), "latents: 2 for 1 text;"),
 }
 
 

@@ -94,3 +94,12 @@ def test_text_that_the_tokenizer_does_not_know_is_counted_and_reported(tmp_path:
     done = CliRunner().invoke(app, words)
     assert "train: 2 documents, 3 tokens, 1 of them unknown" in done.stdout
     assert "with --tokenizer builtin:qwen" in done.stderr
+
+
+def test_one_of_a_thing_is_written_without_an_s(tmp_path: Path) -> None:
+    (tmp_path / "row.jsonl").write_text('{"text": "rope", "latent": [1, 2]}\n' * 2)
+    out = tmp_path / "s"
+    words = ["prepare", str(tmp_path / "row.jsonl"), "--out", str(out), "--validation", "0"]
+    done = CliRunner().invoke(app, words)
+    assert done.stdout.startswith("train: 1 document, 1 token\nfrom 2 source documents; 1 duplicate\n")
+    assert "1 shard and 4 other files" in CliRunner().invoke(app, ["data", "verify", str(out)]).stdout

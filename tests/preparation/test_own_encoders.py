@@ -97,11 +97,11 @@ def test_the_prompt_reaches_an_own_encoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("encode", "expected"),
     [
-        (lambda texts: np.zeros((len(texts) + 1, 3)), "2 latents for 1 texts"),
+        (lambda texts: np.zeros((len(texts) + 1, 3)), "2 latents for 1 text"),
         (lambda texts: np.zeros(len(texts)), "an array of shape (1,); (texts, channels) or"),
         (lambda texts: np.zeros((len(texts), 1, 2, 3)), "an array of shape (1, 1, 2, 3)"),
         (lambda texts: np.zeros((len(texts), 0)), "at least one channel"),
-        (lambda texts: np.full((len(texts), 3), np.nan), "NaN or infinite values for 1 of 1 texts"),
+        (lambda texts: np.full((len(texts), 3), np.nan), "NaN or infinite values for 1 of 1 text"),
         (lambda texts: [["1.5"]] * len(texts), "values; an array of numbers is needed"),
         (lambda texts: [[[1.0], [1.0, 2.0]]] * len(texts), "rows of different lengths"),
         (lambda texts: None, "object values; an array of numbers"),

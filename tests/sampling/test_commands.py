@@ -231,7 +231,7 @@ def test_longer_texts_than_in_training_are_not_taken_in_silence(
 ) -> None:
     long = " ".join(["w1"] * (LONGEST + 1))
     assert call("encode", run, long, "w1").exit_code == 0
-    assert caplog.text.count("1 of 2 texts have more than 9 tokens, the most in training") == 1
+    assert caplog.text.count("texts of more than 9 tokens, the most in training: 1 of 2") == 1
     caplog.clear()
     call("encode", run, "w1")
     assert not caplog.text

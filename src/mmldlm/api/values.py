@@ -24,6 +24,7 @@ from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
 from mmldlm.data.tokenizer import Tokenizer, split_texts
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
+from mmldlm.reports import counted
 
 logger = logging.getLogger(__name__)
 Texts = str | Sequence[str]
@@ -144,7 +145,7 @@ def one_each(latents: Latents, texts: Sequence[str], shape: tuple[int, int]) -> 
     """(n, S, C), one latent per text."""
     array = latents_array(latents, shape)
     if len(array) != len(texts):
-        raise UserError(f"latents: {len(array)} for {len(texts)} texts; give one per text")
+        raise UserError(f"latents: {len(array)} for {counted(len(texts), 'text')}; give one per text")
     return array
 
 
@@ -178,7 +179,9 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     if array.dtype.kind not in "iu" or array.ndim > 1 or ((array < 1) | (array > MOST_TOKENS)).any():
         raise UserError(f"lengths={lengths!r}: whole numbers from 1 to {MOST_TOKENS} are needed")
     if array.ndim == 1 and len(array) != count:
-        raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
+        raise UserError(
+            f"lengths: {counted(len(array), 'number')} for {counted(count, 'document')}; give one, or one per document"
+        )
     return np.broadcast_to(array, (count,)).astype(np.int64)
 
 
@@ -255,7 +258,8 @@ def matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarra
     """As many texts as latents: one of either goes with all of the other."""
     if 1 not in (len(texts), len(latents)):
         raise UserError(
-            f"latents: {len(latents)} for {len(texts)} texts with blanks; give as many of both, or one of either"
+            f"latents: {len(latents)} for {counted(len(texts), 'text')} with blanks; give as many of both, or "
+            "one of either"
         )
     num = max(len(texts), len(latents))
     return texts * num if len(texts) == 1 else texts, np.repeat(
@@ -358,8 +362,8 @@ class Codec:
         shown = ", ".join(repr(word[:LONGEST_SHOWN]) for word in list(words)[:MOST_SHOWN])
         more = ", ..." if len(words) > MOST_SHOWN or len(holding) > FEW_TEXTS else ""
         logger.warning(
-            f"words that the tokenizer of this model does not know: {shown}{more} (in {len(holding)} of {len(texts)} "
-            "texts); the model sees the same unknown token for each and writes none of them"
+            f"words that the tokenizer of this model does not know: {shown}{more} (in {len(holding)} of "
+            f"{counted(len(texts), 'text')}); the model sees the same unknown token for each and writes none of them"
         )
 
     def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
@@ -367,8 +371,8 @@ class Codec:
         num_long = sum(len(ids) > self.max_length for ids in tokens)
         if num_long:
             logger.warning(
-                f"{num_long} of {len(tokens)} texts have more than {self.max_length} tokens, the most in "
-                "training; expect less of them"
+                f"texts of more than {self.max_length} tokens, the most in training: {num_long} of {len(tokens)}; "
+                "results are poorer for them"
             )
         return tokens
 

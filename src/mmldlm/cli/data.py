@@ -10,6 +10,7 @@ import typer
 
 from mmldlm.cli.options import argument, chosen, option, takes
 from mmldlm.cli.prepare import show_splits
+from mmldlm.reports import counted
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -68,7 +69,8 @@ def verify(words: Any) -> None:
         sum(len(entry["shards"]) for entry in opened.manifest.splits.values()),
         opened.manifest.files,
     )
-    typer.echo(f"{words.store}: {shards} shards and {len(files)} other files, all as they were written")
+    others = counted(len(files), "other file")
+    typer.echo(f"{words.store}: {counted(shards, 'shard')} and {others}, all as they were written")
 
 
 @app.command("import", short_help="Make a store of the research code's layout.")
@@ -85,11 +87,11 @@ def import_(words: Any) -> None:
     )
     show_splits(store)
     if report.num_special:
-        typer.echo(f"{report.num_special:,} special tokens were removed (--keep-special keeps them)")
+        typer.echo(f"{counted(report.num_special, 'special token')} removed (--keep-special keeps them)")
     for line in report.bad_files:
         typer.echo(f"left out: {line}", err=True)
     if report.bad_files:
-        typer.echo(f"{len(report.bad_files)} bad files were left out", err=True)
+        typer.echo(f"left out: {counted(len(report.bad_files), 'bad file')}", err=True)
     typer.echo(f"pair store: {store.path}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmldlm.cli.options import Texts, argument, option, takes
+from mmldlm.reports import counted
 
 if TYPE_CHECKING:
     from mmldlm.data.store import PairStore
@@ -126,12 +127,13 @@ def _show(store: PairStore) -> None:
     counts = dict(manifest.counts)
     num_lines, num_joined = counts.pop("lines", 0), counts.pop("lines_joined", 0)
     num_sources = counts.pop("source_documents", 0)
-    words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
-    typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
+    words = ", ".join(_left_out(key, value) for key, value in counts.items() if value)
+    typer.echo(f"from {counted(num_sources, 'source document')}" + (f"; {words}" if words else ""))
     num_pairs = len(store) - sum(counts.get(kind, 0) for kind in DERIVED)
     if num_joined:
         typer.echo(
-            f"{num_lines:,} lines, {num_pairs:,} pairs, {num_joined:,} lines joined to the one before; "
+            f"{counted(num_lines, 'line')}, {counted(num_pairs, 'pair')}, {counted(num_joined, 'line')} joined to the "
+            "one before; "
             "--text-unit line makes each line a document"
         )
     for share in ("validation", "test"):
@@ -148,4 +150,11 @@ def show_splits(store: PairStore) -> None:
     """A line for each split."""
     for name, split in store.manifest.splits.items():
         unknown = f", {store.num_unknown[name]:,} of them unknown" if store.num_unknown[name] else ""
-        typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens{unknown}")
+        documents, tokens = counted(split["num_documents"], "document"), counted(split["num_tokens"], "token")
+        typer.echo(f"{name}: {documents}, {tokens}{unknown}")
+
+
+def _left_out(key: str, number: int) -> str:
+    """A count of the manifest, such as `duplicates` or `too_short`, in words."""
+    words = key.replace("_", " ")
+    return counted(number, words[:-1]) if words.endswith("s") else f"{number:,} {words}"

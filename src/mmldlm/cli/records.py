@@ -18,6 +18,7 @@ from mmldlm import durable
 from mmldlm.cli.options import Texts, argument, option
 from mmldlm.cli.terminal import ProgressBar
 from mmldlm.errors import UserError
+from mmldlm.reports import counted
 from mmldlm.untrusted import printable
 
 if TYPE_CHECKING:  # the commands answer --help without torch
@@ -155,7 +156,7 @@ class Answer:
             request = [self.command, sorted(options.items(), key=str)]
             total, earlier = process_file(model, source, self.out, act, request, bar)
         resumed = f", {earlier} of them by an earlier call" if earlier else ""
-        typer.echo(f"{total} documents written to {self.out}{resumed}")
+        typer.echo(f"{counted(total, 'document')} written to {self.out}{resumed}")
 
 
 def _content(path: Path, records: list[dict[str, Any]], latents: np.ndarray | None) -> bytes:
