@@ -42,6 +42,9 @@ from mmldlm.preparation.vectors import Vectors
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
 
+LOOKED_AT, MOST_CONSTANT = 1024, 0.9
+"""Documents whose latents are compared in the end, and the share of constant channels that is reported."""
+
 
 @dataclass(frozen=True)
 class GivenLatents:
@@ -249,9 +252,27 @@ def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStor
 
 def _judged(store: PairStore, note: Note) -> PairStore:
     """The finished store, with a note on what keeps a model from learning its pairs."""
-    if warning := store.unknown_warning():
-        note(warning)
+    for warning in (store.unknown_warning(), _constant_channels(store)):
+        if warning:
+            note(warning)
     return store
+
+
+def _constant_channels(store: PairStore) -> str | None:
+    """A line for the user if nearly all channels of the latents are the same for all training documents."""
+    split = store.split("train")
+    if len(split) < 2:
+        return None
+    places = np.linspace(0, len(split) - 1, min(len(split), LOOKED_AT)).astype(np.int64)
+    latents = split.read(places).latents.astype(np.float64)
+    rounding = np.finfo(store.manifest.latent_dtype).eps * np.abs(latents.mean(axis=0))
+    constant = latents.std(axis=0) <= rounding
+    if constant.mean() < MOST_CONSTANT:
+        return None
+    return (
+        f"{store.path}: {constant.sum():,} of {constant.size:,} channels of the latents are the same for all training "
+        "documents, so they tell a model next to nothing about their texts; check the encoder, or the latents"
+    )
 
 
 def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:
