@@ -62,7 +62,8 @@ def prepare(
         validation, test: Shares of the documents held out; validation 0.05, but 0 with `validation_source`.
         validation_source, test_source: Files or datasets that are held out as a whole.
         derive: Add up to so many spans, splices and word swaps of each training document.
-        text_field, latent_field: Fields of a row that hold text and latent; `latent_field=None` ignores latents.
+        text_field, latent_field: Fields of a row that hold text and latent, also nested ones such as `content.body`;
+            `latent_field=None` ignores latents.
         text_unit: What a document of a .txt file is: `file`, `part` or `line`.
         dataset_config, dataset_split: Configuration and split of a Hugging Face dataset.
         validation_dataset_split, test_dataset_split: The split that a held-out dataset is read from.

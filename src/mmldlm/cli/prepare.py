@@ -36,9 +36,12 @@ TABLE = {
         "channels), one row for each document of --input in order. Rows with a field 'latent' need no such file.",
         metavar="FILE",
     ),
-    "text_field": option(_NAME, None, "Field or column that holds the text; chosen automatically if it is clear."),
+    "text_field": option(
+        _NAME, None, "Field or column that holds the text, also a nested one such as content.body; chosen "
+        "automatically if it is clear.",
+    ),
     "latent_field": option(
-        str, "latent", "Field or column that holds the latent of a row; '' ignores such a field."
+        str, "latent", "Field or column that holds the latent of a row, also a nested one; '' ignores such a field."
     ),
     "cut": option(str, "none", "What becomes one pair: none (a whole row), sentences, paragraphs or chunks."),
     "max_tokens": option(
