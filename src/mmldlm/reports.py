@@ -59,6 +59,15 @@ def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
     return ["| " + " | ".join(map(_escape, row)) + " |" for row in (head, marks, *rows)]
 
 
+def counted(number: int, word: str) -> str:
+    """A number and what it counts.
+
+    >>> counted(1, "document"), counted(1200, "document")
+    ('1 document', '1,200 documents')
+    """
+    return f"{number:,} {word if number == 1 else word + 's'}"
+
+
 def folding_table(*head: str, title: str, numbers: bool = False) -> RichTable:
     """A rich table whose cells continue on the next line in a narrow terminal; brackets in its title are no markup."""
     from rich.table import Table as RichTable

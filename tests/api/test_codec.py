@@ -85,7 +85,7 @@ def test_long_texts_are_kept_with_a_warning(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         tokens = codec_of(tmp_path, max_length=3).tokenize(["a b c d", "a b c"])
     assert [len(ids) for ids in tokens] == [4, 3]
-    assert "1 of 2 texts have more than 3 tokens" in caplog.text
+    assert "texts of more than 3 tokens, the most in training: 1 of 2" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["half \ud800", "\udfff", "é\udc00"])

@@ -141,6 +141,16 @@ def test_paraphrases_keep_what_they_do_not_vary(model: Model) -> None:
         )  # a whole number serves too
 
 
+def test_unknown_words_are_reported_by_every_method_that_reads_texts(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = (model.embed, model.encode, model.score, model.tokenize, model.paraphrase, model.infill)
+    for call in (*calls, lambda texts: model.interpolate(texts[0], "w1", points=2)):
+        caplog.clear()
+        call(["w1 zz ____"] if call == model.infill else ["w1 zz"])
+        assert caplog.text.count("does not know") == caplog.text.count("'zz'") == 1
+
+
 def test_candidates_and_rounds_bring_a_text_nearer(model: Model) -> None:
     latents = model.embed(TEXTS)
     plain = model.decode(latents, **QUICK)
@@ -206,7 +216,7 @@ WRONG = {
     "nan": (lambda m: m.decode(np.full((2, 1, 4), np.nan)), "latents: 2 of 2 contain NaN"),
     "words": (lambda m: m.decode(["a", "b"]), r"values of type.*model\.encode\(texts\) makes"),
     "ragged": (lambda m: m.decode([[1.0], [1.0, 2.0]]), "latents: not an array"),
-    "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 numbers for 2 documents"),
+    "lengths": (lambda m: m.decode(np.zeros((2, 4)), lengths=[1]), "lengths: 1 number for 2 documents"),
     "length": (lambda m: m.decode(np.zeros((2, 4)), lengths=0), "lengths=0"),
     "long": (lambda m: m.decode(np.zeros((1, 4)), lengths=100_000), "lengths=100000: .* 1 to 10000"),
     "order": (lambda m: m.decode(np.zeros((1, 4)), order="left"), "order=left"),
@@ -253,7 +263,7 @@ WRONG = {
     "n": (lambda m: m.generate(-1), "n=-1"),
     "k": (lambda m: m.neighbours("w1", among=["w2"], k=0), "k=0"),
     "long text": (lambda m: m.score(["w1", "w1 " * 999]), "document 1 has 999 tokens"),
-    "pairs": (lambda m: m.score(["w1"], np.zeros((2, 4))), "latents: 2 for 1 texts"),
+    "pairs": (lambda m: m.score(["w1"], np.zeros((2, 4))), "latents: 2 for 1 text;"),
 }
 
 

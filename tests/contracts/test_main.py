@@ -156,11 +156,3 @@ def test_the_doctor_names_our_commands():
     failed = CliRunner().invoke(main.app, ["doctor", "rule", "XYZ9"])
     assert "'mmldlm doctor rule' without a code lists all" in str(failed.exception)
     assert "made with `traindoctor fix" in rule_page(get_rule("DAT001"))  # elsewhere in the same process
-
-
-def test_the_monitor_of_a_folder_of_runs_says_how_to_name_them(tmp_path):
-    run = tmp_path / "saved" / "one"
-    run.mkdir(parents=True)
-    (run / "events.jsonl").touch()
-    failed = CliRunner().invoke(main.app, ["monitor", str(tmp_path / "saved"), "--once"])
-    assert str(failed.exception).endswith(f"holds runs; name them: mmldlm monitor '{tmp_path / 'saved'}/*'")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
 from mmldlm.data import tokenizer
 from mmldlm.data.tokenizer import PROBE, QWEN_WORDS, Tokenizer
@@ -120,6 +121,15 @@ def test_a_decoder_of_bytes_has_no_pieces() -> None:
 
 def test_special_ids_leave_the_unknown_token_alone(minilm: Tokenizer) -> None:
     assert minilm.special_ids() == {0, 101, 102, 103}
+
+
+def test_text_outside_the_vocabulary_is_known_as_such(minilm: Tokenizer) -> None:
+    assert minilm.unknown_id == 100
+    assert minilm.unknown_words("the naïve 🎉🎉 boat 日本 " + "a" * 120) == ["🎉🎉", "a" * 120]
+    assert Tokenizer.load("builtin:gpt2").unknown_id is None
+    unigram = Tokenizer(Backend(models.Unigram([("a", -1.0), ("<unk>", 0.0)], unk_id=1)), "unigram")
+    assert unigram.unknown_id == 1
+    assert unigram.unknown_words("aba") == ["b"]
 
 
 def test_gpt2_is_lossless() -> None:

@@ -84,6 +84,27 @@ def test_a_dataset_and_rows_in_memory(tmp_path: Path) -> None:
     _check(mmldlm.prepare(plain, tmp_path / "p", latents=VECTORS, latent_dtype="float32"), TEXTS, VECTORS)
 
 
+def test_a_data_frame_is_its_rows(tmp_path: Path) -> None:
+    rows = [
+        {"body": text, "vec": latent.tolist(), 0: 1.5} for text, latent in zip(TEXTS, VECTORS, strict=True)
+    ]
+    frame = pandas.DataFrame([*rows, {"body": None, "vec": None}])
+    store = mmldlm.prepare(
+        frame, tmp_path / "s", text_field="body", latent_field="vec", latent_dtype="float32"
+    )
+    _check(store, TEXTS, VECTORS)
+    assert store.manifest.counts["empty"] == 1
+    again = mmldlm.prepare(
+        rows, tmp_path / "r", text_field="body", latent_field="vec", latent_dtype="float32"
+    )
+    assert again.content == store.content
+    assert len(mmldlm.prepare((frame[["body"]][:12], VECTORS), tmp_path / "p")) == 12
+    with pytest.raises(
+        UserError, match="source, row 1: no field 'text'; it has body, vec, 0; choose with text_field"
+    ):
+        mmldlm.prepare(frame, tmp_path / "f", text_field="text")
+
+
 def test_rows_stay_aligned_where_documents_are_left_out(tmp_path: Path) -> None:
     """Blank lines, duplicates and documents that are too long or too short take their rows with them."""
     lines = ["", *TEXTS[:4], "word " * 40, TEXTS[1], "  ", "Hi", *TEXTS[4:], "with \u2028 inside"]
@@ -218,7 +239,6 @@ def test_texts_and_files_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
         (5, "source=5: give texts, files"),
         (["b.txt"], "no such file"),
         ({"text": ["rope", "a sea"]}, "source: is a dict; give a list of texts"),
-        (pandas.DataFrame({"text": ["rope", "a sea"]}), "source: is a DataFrame; give a list of texts"),
     ):
         with pytest.raises(UserError, match=expected):
             mmldlm.prepare(source, "u", encoder=encode)

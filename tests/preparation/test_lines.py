@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import mmldlm
+from mmldlm.cli.main import app
 from mmldlm.preparation.cutting import joined_lines
 from mmldlm.preparation.parts import looks_like_lines
 from tests import warm
@@ -72,3 +74,32 @@ def test_joined_lines_by_hand() -> None:
     assert joined_lines(text, ["One line.", "Two lines of one sentence.", "Three.", "Four."]) == 2
     assert joined_lines(text, ["One line. Two lines of one sentence. Three. Four."]) == 4
     assert joined_lines("", []) == 0
+
+
+def test_text_that_the_tokenizer_does_not_know_is_counted_and_reported(tmp_path: Path) -> None:
+    emoji = "\n".join(f"🎉🎉 😀 {number}" for number in range(100))
+    store, notes = _prepare(tmp_path, emoji, text_unit="line", validation=0.0)
+    assert store.num_unknown == {"train": 200}
+    assert store.summary()["splits"]["train"]["num_unknown"] == 200
+    assert len([note for note in notes if "builtin:minilm (train 66.7%)" in note]) == 1
+    _, notes = _prepare(tmp_path, emoji, text_unit="line", validation=0.0)
+    assert [("tokenizer=builtin:qwen" in note) for note in notes] == [False, True]
+    prose, notes = _prepare(tmp_path / "s", PROSE)
+    assert prose.num_unknown == {"train": 0}
+    assert not any("unknown" in note for note in notes)
+    shown = CliRunner().invoke(app, ["data", "inspect", str(store.path)]).output
+    assert "66.67%" in shown
+    (tmp_path / "rows.jsonl").write_text('{"text": "🎉 a", "latent": [1]}\n{"text": "b", "latent": [2]}\n')
+    words = ["prepare", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "c"), "--validation", "0"]
+    done = CliRunner().invoke(app, words)
+    assert "train: 2 documents, 3 tokens, 1 of them unknown" in done.stdout
+    assert "with --tokenizer builtin:qwen" in done.stderr
+
+
+def test_one_of_a_thing_is_written_without_an_s(tmp_path: Path) -> None:
+    (tmp_path / "row.jsonl").write_text('{"text": "rope", "latent": [1, 2]}\n' * 2)
+    out = tmp_path / "s"
+    words = ["prepare", str(tmp_path / "row.jsonl"), "--out", str(out), "--validation", "0"]
+    done = CliRunner().invoke(app, words)
+    assert done.stdout.startswith("train: 1 document, 1 token\nfrom 2 source documents; 1 duplicate\n")
+    assert "1 shard and 4 other files" in CliRunner().invoke(app, ["data", "verify", str(out)]).stdout

@@ -71,6 +71,23 @@ def test_an_object_with_several_vectors_per_text(tmp_path: Path) -> None:
     assert "Halves" in repr(store)
 
 
+@pytest.mark.parametrize(
+    ("encode", "expected"),
+    [
+        (lambda texts: np.full((len(texts), 4), 0.1), "4 of 4 channels"),
+        (lambda texts: [[[1.0] * 8, [2.0] * 8]] * len(texts), "16 of 16 channels"),
+        (lambda texts: [[len(text) / 7.0] + [0.3] * 9 for text in texts], "9 of 10 channels"),
+        (lambda texts: [[len(text) / 7.0, 0.3] for text in texts], None),
+    ],
+)
+def test_latents_that_are_all_the_same_are_reported(
+    tmp_path: Path, encode: Any, expected: str | None
+) -> None:
+    notes: list[str] = []
+    mmldlm.prepare(TEXTS, tmp_path / "s", encoder=encode, note=notes.append)
+    assert [expected in note for note in notes if "the same for all" in note] == [True] * bool(expected)
+
+
 def test_a_function_and_a_tensor_serve_too(tmp_path: Path) -> None:
     store = mmldlm.prepare(
         TEXTS, tmp_path / "s", encoder=lambda texts: torch.tensor([[float(len(text))] for text in texts])
@@ -97,11 +114,11 @@ def test_the_prompt_reaches_an_own_encoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("encode", "expected"),
     [
-        (lambda texts: np.zeros((len(texts) + 1, 3)), "2 latents for 1 texts"),
+        (lambda texts: np.zeros((len(texts) + 1, 3)), "2 latents for 1 text"),
         (lambda texts: np.zeros(len(texts)), "an array of shape (1,); (texts, channels) or"),
         (lambda texts: np.zeros((len(texts), 1, 2, 3)), "an array of shape (1, 1, 2, 3)"),
         (lambda texts: np.zeros((len(texts), 0)), "at least one channel"),
-        (lambda texts: np.full((len(texts), 3), np.nan), "NaN or infinite values for 1 of 1 texts"),
+        (lambda texts: np.full((len(texts), 3), np.nan), "NaN or infinite values for 1 of 1 text"),
         (lambda texts: [["1.5"]] * len(texts), "values; an array of numbers is needed"),
         (lambda texts: [[[1.0], [1.0, 2.0]]] * len(texts), "rows of different lengths"),
         (lambda texts: None, "object values; an array of numbers"),

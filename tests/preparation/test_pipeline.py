@@ -363,7 +363,7 @@ def test_a_mistake_gives_exit_code_2_and_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.jsonl", '{"text": {"deep": ["x"]}}', "a.jsonl:1: the text field holds dict, not text"),
+        ("a.jsonl", '{"text": {"deep": ["x"]}}', "a.jsonl:1: the text field holds fields (deep)"),
         ("a.jsonl", '["x"]', "a.jsonl:1: a row must be an object or a text, not list"),
         ("a.jsonl", "[" * 100_000, "a.jsonl:1: JSON nested too deeply"),
         ("a.jsonl", "{}", "a.jsonl:1: which field is the text? It has none"),

@@ -54,12 +54,12 @@ class DeadlyRow(dict):
         self.marker, self.reader = marker, reader
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DeadlyRow, (self["text"], self.marker, self.reader)
+        return DeadlyRow, (super().__getitem__("text"), self.marker, self.reader)
 
-    def get(self, key: str, default: object = None) -> object:
+    def __getitem__(self, key: str) -> object:
         if os.getpid() != self.reader:
             kill_once(self.marker)
-        return super().get(key, default)
+        return super().__getitem__(key)
 
 
 @pytest.fixture(scope="module")

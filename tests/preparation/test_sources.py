@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pytest
 import mmldlm
 from mmldlm.errors import UserError
 from mmldlm.preparation.settings import PrepareSettings
-from mmldlm.preparation.sources import Sources, resolve
+from mmldlm.preparation.sources import Sources, find_sources, resolve
 
 TEXTS = ["First, with a comma.", 'Second "quoted"\nand two lines', "Dritter — ümläut", "4"]
 
@@ -55,6 +56,59 @@ def test_text_field(tmp_path: Path) -> None:
             _texts(resolve(PrepareSettings((str(files[name]),), text_field="body")))
     with pytest.raises(UserError, match="does not hold text"):
         _texts(resolve(PrepareSettings((str(files["a.parquet"]),), text_field="number")))
+
+
+NESTED = [
+    {"meta": {"id": 1}, "content": {"body": "one", "a.b": {"vec": [1.0, 2.0]}}, "content.title": "A"},
+    {"meta": {"id": 2}, "content": {"body": "two", "a.b": {"vec": [3.0, 4.0]}}, "content.title": "B"},
+    {"meta": {"id": 3}, "content": None, "content.title": "C"},
+]
+
+
+@pytest.fixture(params=["a.jsonl", "a.json", "a.parquet", "a.arrow", "rows"])
+def nested(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Sources]:
+    """The rows above as a file, or in memory."""
+    path = tmp_path / request.param
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in NESTED))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(NESTED))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(NESTED), path)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pylist(NESTED)
+        with pa.ipc.new_file(path, table.schema) as out:
+            out.write_table(table)
+    rows = None if path.suffix else NESTED
+    return lambda **fields: find_sources(PrepareSettings((str(path),), **fields), rows)[0]
+
+
+def test_dots_lead_into_nested_fields(nested: Callable[..., Sources]) -> None:
+    documents = nested(text_field="content.body", latent_field="content.a.b.vec")._documents()
+    read = [
+        (document.text, None if document.latent is None else document.latent.tolist())
+        for document in documents
+    ]
+    assert read == [("one", [[1.0, 2.0]]), ("two", [[3.0, 4.0]]), (None, None)]
+    assert _texts(nested(text_field="content.title", latent_field=None)) == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text_field": "body"}, "no field 'body'; it has meta, content, content.title; choose with text_field=NAME"),
+        ({"text_field": "content.text"}, "'content' has no field 'text'; it has body, a.b; choose with text_field="),
+        ({"text_field": "content.body.x"}, "'content.body' holds no fields, so there is no 'x' in it; choose with"),
+        ({"text_field": "content"}, "holds fields (body, a.b); choose one of them with text_field=content.NAME"),
+        ({"latent_field": "content.vec"}, "'content' has no field 'vec'; it has body, a.b; choose with latent_field="),
+    ],
+)  # fmt: skip
+def test_a_nested_field_that_is_not_there_names_those_that_are(
+    nested: Callable[..., Sources], fields: dict[str, str], expected: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        list(nested(**{"text_field": "content.body"} | fields)._documents())
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -232,10 +232,33 @@ def test_longer_texts_than_in_training_are_not_taken_in_silence(
 ) -> None:
     long = " ".join(["w1"] * (LONGEST + 1))
     assert call("encode", run, long, "w1").exit_code == 0
-    assert caplog.text.count("1 of 2 texts have more than 9 tokens, the most in training") == 1
+    assert caplog.text.count("texts of more than 9 tokens, the most in training: 1 of 2") == 1
     caplog.clear()
     call("encode", run, "w1")
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("decode", "--text", "w1 zz\x1b zz", "--text", "w1"),
+        ("decode", "--text", "w1 zz\x1b zz", "--text", "w1", "--length", "original"),
+        ("encode", "w1 zz\x1b zz", "w1"),
+        ("encode", "w1 zz\x1b zz", "w1", "--encode-with", "encoder"),
+        ("infill", "w1 zz\x1b ____", "____"),
+        ("paraphrase", "w1 zz\x1b zz", "w1"),
+        ("interpolate", "w1 zz\x1b zz", "w1"),
+    ],
+)
+def test_words_that_the_tokenizer_does_not_know_are_reported_once(
+    run: Path, encoder: None, caplog: pytest.LogCaptureFixture, words: tuple[str, ...]
+) -> None:
+    assert call(words[0], run, *words[1:]).exit_code == 0
+    assert [record.message for record in caplog.records if "does not know" in record.message] == [
+        "words that the tokenizer of this model does not know: 'zz\\x1b'"
+        + (", 'zz'" if "zz\x1b zz" in " ".join(words) else "")
+        + " (in 1 of 2 texts); the model sees the same unknown token for each and writes none of them"
+    ]
 
 
 def test_control_sequences_do_not_reach_the_terminal(run: Path, encoder: None) -> None:

@@ -189,8 +189,11 @@ def test_an_output_without_documents_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{}\n", "line 1 must hold one of text, latent, infill"),
-        (b'{"text": "w1"}\n{"latent": [1, 2, 3, 4]}\n', "line 2 must hold text"),
+        (b"{}\n", "line 1 must hold one of the fields text, latent, infill"),
+        (
+            b'{"text": "w1"}\n{"latent": [1, 2, 3, 4]}\n',
+            "line 2 must hold text, as line 1 does, and no other of the fields text, latent, infill",
+        ),
         (b'{"text": "w1"}\nnonsense\n', "line 2 is not a JSON object"),
         (b'{"text": 3}\n', "line 1: text is not a text"),
         (b'{"latent": [1, 2]}\n', "line 1: latent is not a list of 1 x 4 numbers"),

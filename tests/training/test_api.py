@@ -296,6 +296,18 @@ def test_a_rejected_warm_start_leaves_no_run_folder_and_a_dry_run_rejects_it_too
         plan_run(config, tmp_path / "run")
 
 
+def test_a_store_of_unknown_tokens_is_reported_before_and_in_training(recipe, tmp_path, caplog):
+    texts = [f"🎉🎉 😀 {number}" for number in range(60)]
+    store = mmldlm.prepare(
+        texts, tmp_path / "store", encoder=lambda some: [[len(text), 1.0] for text in some]
+    )
+    settings = QUICK | {"data.store": str(store.path), "train.steps": 2}
+    plan_run(make_config(recipe, settings))
+    assert caplog.text.count("unknown to the tokenizer builtin:minilm (train 66.7%") == 1
+    run = mmldlm.train(recipe, run=tmp_path / "run", overrides=settings)
+    assert (run.path / "train.log").read_text().count("unknown to the tokenizer builtin:minilm") == 1
+
+
 def test_a_dry_run_rejects_a_folder_that_cannot_hold_the_run(recipe, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()

@@ -64,6 +64,15 @@ def test_where_a_run_begins(tmp_path, text, last_steps):
     assert [run["step"] for run in runs_of(path)] == last_steps
 
 
+def test_a_folder_of_run_folders_and_logs(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").touch()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "three.log").write_text(steps(1, 3))
+    assert [source.name for source in find_runs([str(tmp_path)])] == ["one", "two", "three"]
+
+
 def test_the_engine_counts_steps_beside_a_loop_that_counts_epochs(tmp_path):
     lines = []
     for step in range(10, 400, 10):

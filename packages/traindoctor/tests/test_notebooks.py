@@ -410,7 +410,7 @@ def test_the_diff_shows_cells_and_writes_nothing(tmp_path: Path) -> None:
         f" %time x\n-{ADAM}\n+{FUSED}\n" in output
     )
     assert (tmp_path / "n.ipynb").read_bytes() == data
-    assert "1 fix in 1 file" in _run("fix", tmp_path / "n.ipynb", "--apply", "--unsafe")
+    assert "1 fix in 1 file," in _run("fix", tmp_path / "n.ipynb", "--apply", "--unsafe")
     assert "nothing to fix" in _run("fix", tmp_path, "--apply", "--unsafe")
     assert "1 restored" in _run("undo", tmp_path)
     assert (tmp_path / "n.ipynb").read_bytes() == data

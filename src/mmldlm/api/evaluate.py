@@ -276,9 +276,9 @@ def add_side_by_side(run: str | Path, packaged: str, num: int = 8) -> Path:
 
 def decode_held_out(model: Model, texts: list[str]) -> list[DecodedExample]:
     """Each text from its embedding alone, at its true length."""
-    latents, tokens = model.embed(texts), model.tokenize(texts)
+    latents, tokens = model.codec.embed(texts), model.tokenize(texts)
     decoded = model.decode(latents, lengths=[len(one) for one in tokens])
-    again = cosine(model.embed([str(text).strip() or "." for text in decoded]), latents)
+    again = cosine(model.codec.embed([str(text).strip() or "." for text in decoded]), latents)
     right = [float(np.mean(text.tokens == true)) for text, true in zip(decoded, tokens, strict=True)]
     return [
         DecodedExample(str(text), *pair) for text, *pair in zip(decoded, right, again.tolist(), strict=True)

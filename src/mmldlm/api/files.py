@@ -155,10 +155,9 @@ class InputFile:
         kind = sorted(records[0].keys() & set(FIELDS))
         for (number, _), record in zip(lines, records, strict=True):
             if not kind or sorted(record.keys() & set(FIELDS)) != kind:
-                needed = ", ".join(kind) or f"one of {', '.join(FIELDS)}"
-                raise UserError(
-                    f"{self.path}: line {number} must hold {needed}, and no other of these fields"
-                )
+                fields = ", ".join(FIELDS)
+                needed = f"{', '.join(kind)}, as line {lines[0][0]} does, and no other" if kind else "one"
+                raise UserError(f"{self.path}: line {number} must hold {needed} of the fields {fields}")
         inputs = Inputs(
             texts=self._texts(lines, records, "text") if "text" in kind else None,
             infill=self._texts(lines, records, "infill") if "infill" in kind else None,

@@ -44,6 +44,7 @@ from mmldlm.api.values import (
     require_choice,
     source_ids,
     text_list,
+    without_blanks,
 )
 from mmldlm.checkpoint.export import export_of_parts
 from mmldlm.checkpoint.load import LoadedModel, build_model, load_model
@@ -174,7 +175,9 @@ class Model(Sharing, Scoring):
         >>> model.embed(["w3 w1", "w4"]).shape
         (2, 1, 4)
         """
-        return self.codec.embed(text_list(texts))
+        listed = text_list(texts)
+        self.codec.note_unknown(listed)
+        return self.codec.embed(listed)
 
     def encode(
         self, texts: Texts, *, steps: int | None = None, guidance: float | None = None,
@@ -302,6 +305,7 @@ class Model(Sharing, Scoring):
             return []
         mask_id = self.loaded.corruption.text.mask_id
         blanks = self.codec.note_long([parse_blanks(self.codec.tokenizer, text, mask_id) for text in listed])
+        self.codec.note_unknown([without_blanks(self.codec.tokenizer, text) for text in listed], blanks)
         if ids is None:
             ids = content_ids(listed)
             ids = ids if array is None else randomness.make_key(ids, content_ids(array))
@@ -323,8 +327,9 @@ class Model(Sharing, Scoring):
         (3, 1, 4)
         """
         require_at_least("points", points, 2)
+        self.codec.note_unknown([end for end in (a, b) if isinstance(end, str)])
         first, second = (
-            self.embed(end) if isinstance(end, str) else one_latent(end, self._shape, name)
+            self.codec.embed(text_list(end)) if isinstance(end, str) else one_latent(end, self._shape, name)
             for name, end in (("a", a), ("b", b))
         )
         latents = between(first[0], second[0], points)
@@ -358,7 +363,7 @@ class Model(Sharing, Scoring):
             seed, steps=steps, latent_steps=latent_steps, temperature=temperature, top_p=top_p,
             guidance=guidance, order=order, solver=solver,
         )  # fmt: skip
-        array = one_each(self.embed(listed) if latents is None else latents, listed, self._shape)
+        array = one_each(self.codec.embed(listed) if latents is None else latents, listed, self._shape)
         counts = lengths_array(lengths, len(listed))
         if not listed:
             return []

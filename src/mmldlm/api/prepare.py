@@ -51,7 +51,8 @@ def prepare(
     """Turn text into a pair store: tokens and latents to train on. Called again, it continues where it was stopped.
 
     Args:
-        source: Text: files, folders, datasets and addresses by name, or texts, rows, a dataset, `(texts, array)`.
+        source: Text: files, folders, datasets and addresses by name, or texts, rows, a dataset, a data frame of pandas,
+            `(texts, array)`.
         out: Folder of the pair store.
         encoder: `builtin:minilm` (the default), a sentence-transformers model, `encode(texts)`, or `module:name`.
         tokenizer: `builtin:minilm`, `builtin:gpt2`, `builtin:qwen`, a folder, or a name on the Hugging Face Hub.
@@ -62,7 +63,8 @@ def prepare(
         validation, test: Shares of the documents held out; validation 0.05, but 0 with `validation_source`.
         validation_source, test_source: Files or datasets that are held out as a whole.
         derive: Add up to so many spans, splices and word swaps of each training document.
-        text_field, latent_field: Fields of a row that hold text and latent; `latent_field=None` ignores latents.
+        text_field, latent_field: Fields of a row that hold text and latent, also nested ones such as `content.body`;
+            `latent_field=None` ignores latents.
         text_unit: What a document of a .txt file is: `file`, `part` or `line`.
         dataset_config, dataset_split: Configuration and split of a Hugging Face dataset.
         validation_dataset_split, test_dataset_split: The split that a held-out dataset is read from.
@@ -127,10 +129,12 @@ def _read_source(
             raise UserError(f"{argument}: is a dictionary of splits; choose one, such as dataset['train']")
         return ("dataset",), source, latents
     _require_several(source, argument)
+    if all(hasattr(source, name) for name in ("columns", "notna", "to_dict")):  # a data frame of pandas
+        return _read_source(_rows_of_frame(source), latents, argument)
     if isinstance(source, Mapping) or hasattr(source, "columns"):  # whose columns would be taken for texts
         raise UserError(
             f"{argument}: is a {type(source).__name__}; give a list of texts, or of rows such as {{'text': ...}} "
-            "(those of a data frame: frame.to_dict('records'))"
+            "(those of a data frame of polars: frame.to_dicts())"
         )
     rows = list(source)
     if rows and _is_name(rows[0]):
@@ -150,6 +154,13 @@ def _require_several(source: Any, argument: str) -> None:
     """Reject what is neither a name nor a collection."""
     if not isinstance(source, Iterable) or isinstance(source, bytes):
         raise UserError(f"{argument}={source!r}: give texts, files, a dataset or builtin:sotu")
+
+
+def _rows_of_frame(frame: Any) -> list[dict[str, Any]]:
+    """The rows of a data frame of pandas, which is not imported here; what is missing becomes None."""
+    named = frame.rename(columns=str).astype(object)
+    rows: list[dict[str, Any]] = named.where(named.notna(), None).to_dict("records")
+    return rows
 
 
 def _names(source: Source, argument: str) -> tuple[str, ...]:

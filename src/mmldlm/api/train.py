@@ -105,6 +105,8 @@ def train_config(
         setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks, clock)
         fresh = not candidates(run.checkpoints)  # else the run resumes from its own
         notes = start_from_init(config, setup.denoiser, setup.store) if fresh else []
+        if ranks.main and (warning := setup.store.unknown_warning()):
+            notes.append((logging.WARNING, warning))
         ranks.barrier()  # nobody makes the folder before all have looked
         if ranks.main:
             _train_main(setup, run, stop, reporter or _Steps(None), console, clock, notes)
@@ -137,6 +139,8 @@ def plan_run(config: Config, path: Path | None = None) -> RunPlan:
     setup = set_up(config, start_runtime(config))
     if path is None or not candidates(path / "checkpoints"):
         start_from_init(config, setup.denoiser, setup.store)
+    if warning := setup.store.unknown_warning():
+        logger.warning(warning)
     sizes, course = describe(setup), course_of(setup)
     return RunPlan(config_to_yaml(config), sizes, course, estimate_time(setup))
 

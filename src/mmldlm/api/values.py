@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
 from mmldlm.data.tokenizer import Tokenizer, split_texts
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
+from mmldlm.reports import counted
 
 logger = logging.getLogger(__name__)
 Texts = str | Sequence[str]
@@ -40,6 +42,8 @@ FEW_TEXTS = 64
 """For fewer, looking up new words in the table of words takes longer than it saves."""
 FARTHEST = 1e6
 """Standard deviations of training that a latent may be away from the mean; the network overflows beyond."""
+MOST_SHOWN, LONGEST_SHOWN = 5, 40
+"""Unknown words that a warning shows, and characters of each."""
 MOST_TOKENS = 10_000
 """Of one text or blank; more are a slip of the finger, and attention would fill the memory."""
 
@@ -150,7 +154,7 @@ def one_each(latents: Latents, texts: Sequence[str], shape: tuple[int, int]) -> 
     """(n, S, C), one latent per text."""
     array = latents_array(latents, shape)
     if len(array) != len(texts):
-        raise UserError(f"latents: {len(array)} for {len(texts)} texts; give one per text")
+        raise UserError(f"latents: {len(array)} for {counted(len(texts), 'text')}; give one per text")
     return array
 
 
@@ -182,7 +186,9 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     if array.dtype.kind not in "iu" or array.ndim > 1 or ((array < 1) | (array > MOST_TOKENS)).any():
         raise UserError(f"lengths={lengths!r}: whole numbers from 1 to {MOST_TOKENS} are needed")
     if array.ndim == 1 and len(array) != count:
-        raise UserError(f"lengths: {len(array)} numbers for {count} documents; give one, or one per document")
+        raise UserError(
+            f"lengths: {counted(len(array), 'number')} for {counted(count, 'document')}; give one, or one per document"
+        )
     return np.broadcast_to(array, (count,)).astype(np.int64)
 
 
@@ -269,7 +275,8 @@ def matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarra
     """As many texts as latents: one of either goes with all of the other."""
     if 1 not in (len(texts), len(latents)):
         raise UserError(
-            f"latents: {len(latents)} for {len(texts)} texts with blanks; give as many of both, or one of either"
+            f"latents: {len(latents)} for {counted(len(texts), 'text')} with blanks; give as many of both, or "
+            "one of either"
         )
     num = max(len(texts), len(latents))
     return texts * num if len(texts) == 1 else texts, np.repeat(
@@ -296,6 +303,11 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
     if end == 0:
         raise UserError(f"{text!r}: {NO_BLANK}")
     return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
+
+
+def without_blanks(tokenizer: Tokenizer, text: str) -> str:
+    """The words around the blanks."""
+    return _pattern(tokenizer).sub(" ", text)
 
 
 def blank_marks(tokenizer: Tokenizer) -> str:
@@ -347,23 +359,41 @@ class Codec:
 
     def tokenize(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text."""
-        if len(texts) < FEW_TEXTS:
-            lists: Sequence[Any] = self.tokenizer.encode_batch(texts)
-        else:
-            lists = split_texts(*self.tokenizer.encode_flat(texts))
-        tokens = [np.array(ids, dtype=np.int64) for ids in lists]
+        tokens = [np.array(ids, dtype=np.int64) for ids in self._ids(texts)]
         for index, ids in enumerate(tokens):
             if not len(ids):
                 raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+        self.note_unknown(texts, tokens)
         return self.note_long(tokens)
+
+    def _ids(self, texts: list[str]) -> Sequence[Any]:
+        if len(texts) < FEW_TEXTS:
+            return self.tokenizer.encode_batch(texts)
+        return split_texts(*self.tokenizer.encode_flat(texts))
+
+    def note_unknown(self, texts: list[str], tokens: Sequence[Any] | None = None) -> None:
+        """Warn of words that the tokenizer does not know: to the model they are all the same, and it writes none."""
+        if self.loaded.tokenizer_path is None or (unknown := self.tokenizer.unknown_id) is None:
+            return
+        pairs = zip(texts, self._ids(texts) if tokens is None else tokens, strict=True)
+        holding = [text for text, ids in pairs if unknown in ids]
+        if not holding:
+            return
+        words = dict.fromkeys(chain.from_iterable(map(self.tokenizer.unknown_words, holding[:FEW_TEXTS])))
+        shown = ", ".join(repr(word[:LONGEST_SHOWN]) for word in list(words)[:MOST_SHOWN])
+        more = ", ..." if len(words) > MOST_SHOWN or len(holding) > FEW_TEXTS else ""
+        logger.warning(
+            f"words that the tokenizer of this model does not know: {shown}{more} (in {len(holding)} of "
+            f"{counted(len(texts), 'text')}); the model sees the same unknown token for each and writes none of them"
+        )
 
     def note_long(self, tokens: list[np.ndarray]) -> list[np.ndarray]:
         """The tokens; texts longer than any in training are accepted, with a warning."""
         num_long = sum(len(ids) > self.max_length for ids in tokens)
         if num_long:
             logger.warning(
-                f"{num_long} of {len(tokens)} texts have more than {self.max_length} tokens, the most in "
-                "training; expect less of them"
+                f"texts of more than {self.max_length} tokens, the most in training: {num_long} of {len(tokens)}; "
+                "results are poorer for them"
             )
         return tokens
 

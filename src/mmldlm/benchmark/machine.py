@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from mmldlm.reports import counted
 from mmldlm.runtime import versions
 
 PACKAGES = ("numpy", "triton", "pyarrow", "omegaconf")
@@ -105,7 +106,7 @@ def machine_facts(environment: dict[str, Any]) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in used.items()),
     }
     if commit:
-        changed = f", {commit['changed_files']} files changed" if commit["changed_files"] else ""
+        changed = f", {counted(commit['changed_files'], 'file')} changed" if commit["changed_files"] else ""
         facts["commit"] = f"{commit['id'][:12]}{changed}"
     return facts
 

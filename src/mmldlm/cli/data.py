@@ -9,7 +9,9 @@ from typing import Any
 import typer
 
 from mmldlm.cli.options import argument, chosen, option, takes
+from mmldlm.cli.prepare import show_splits
 from mmldlm.cli.terminal import Command
+from mmldlm.reports import counted
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
 
@@ -68,7 +70,8 @@ def verify(words: Any) -> None:
         sum(len(entry["shards"]) for entry in opened.manifest.splits.values()),
         opened.manifest.files,
     )
-    typer.echo(f"{words.store}: {shards} shards and {len(files)} other files, all as they were written")
+    others = counted(len(files), "other file")
+    typer.echo(f"{words.store}: {counted(shards, 'shard')} and {others}, all as they were written")
 
 
 @app.command("import", cls=Command, short_help="Make a store of the research code's layout.")
@@ -83,14 +86,13 @@ def import_(words: Any) -> None:
     store, report = import_old_layout(
         words.old, words.out, Tokenizer.load(words.tokenizer), encoder=spec, **asked
     )
-    for name, entry in store.manifest.splits.items():
-        typer.echo(f"{name}: {entry['num_documents']:,} documents, {entry['num_tokens']:,} tokens")
+    show_splits(store)
     if report.num_special:
-        typer.echo(f"{report.num_special:,} special tokens were removed (--keep-special keeps them)")
+        typer.echo(f"{counted(report.num_special, 'special token')} removed (--keep-special keeps them)")
     for line in report.bad_files:
         typer.echo(f"left out: {line}", err=True)
     if report.bad_files:
-        typer.echo(f"{len(report.bad_files)} bad files were left out", err=True)
+        typer.echo(f"left out: {counted(len(report.bad_files), 'bad file')}", err=True)
     typer.echo(f"pair store: {store.path}")
 
 
@@ -103,11 +105,12 @@ def _show(summary: dict[str, Any]) -> None:
 
     console = Console()
     table = folding_table(
-        "split", "documents", "tokens", "longest", "shards", title=printable(summary["store"])
+        "split", "documents", "tokens", "unknown", "longest", "shards", title=printable(summary["store"])
     )
     for name, entry in summary["splits"].items():
-        values = (entry[key] for key in ("num_documents", "num_tokens", "max_length", "num_shards"))
-        table.add_row(Text(printable(name)), *(f"{value:,}" for value in values))
+        cells = [f"{entry[key]:,}" for key in ("num_documents", "num_tokens", "max_length", "num_shards")]
+        cells.insert(2, f"{entry['num_unknown'] / max(1, entry['num_tokens']):.2%}")
+        table.add_row(Text(printable(name)), *cells)
     console.print(table)
     latents = summary["latents"]
     lines = [

@@ -11,11 +11,9 @@ import contextlib
 import errno
 import json
 import os
-import shlex
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from mmldlm import __version__
@@ -50,17 +48,7 @@ except KeyboardInterrupt:  # Ctrl-C while the program is being loaded, before ma
 
 
 class MonitorCommand(PlainHelp, monitor.MonitorCommand):
-    """The monitor of runwatch with help like ours; of a folder of runs, it says how to name them."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except WatchError as error:
-            for path in ctx.params.get("paths") or []:
-                if str(error).startswith(f"{path}: holds no") and any(Path(path).glob("*/events.jsonl")):
-                    pattern = shlex.quote(str(Path(path) / "*"))
-                    raise UserError(f"{path}: holds runs; name them: mmldlm monitor {pattern}") from error
-            raise
+    """The monitor of runwatch with help like ours."""
 
 
 CLOSED_PIPE = 128 + 13

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmldlm.cli.options import Texts, argument, grouped, option, takes
+from mmldlm.reports import counted
 
 if TYPE_CHECKING:
     from mmldlm.data.store import PairStore
@@ -31,7 +32,10 @@ TABLE = {
         "for Python code of your own: a function of a list of texts, or an object with encode(texts).",
     ),
 } | grouped("Text", {
-    "text_field": option(_NAME, None, "Field or column that holds the text; chosen automatically if it is clear."),
+    "text_field": option(
+        _NAME, None, "Field or column that holds the text, also a nested one such as content.body; chosen "
+        "automatically if it is clear.",
+    ),
     "text_unit": option(
         str, "auto", "What a document of a .txt file is: file, part (some paragraphs) or line; "
         "auto: part if there are few files, else file. All of a document goes into one split."
@@ -55,7 +59,7 @@ TABLE = {
         metavar="FILE"
     ),
     "latent_field": option(
-        str, "latent", "Field or column that holds the latent of a row; '' ignores such a field."
+        str, "latent", "Field or column that holds the latent of a row, also a nested one; '' ignores such a field."
     ),
     "prompt": option(str, "", "Put before each text for the encoder, as it was trained."),
     "normalize": option(
@@ -126,17 +130,17 @@ def _show(store: PairStore) -> None:
     from mmldlm.data.format import DERIVED
 
     manifest = store.manifest
-    for name, split in manifest.splits.items():
-        typer.echo(f"{name}: {split['num_documents']:,} documents, {split['num_tokens']:,} tokens")
+    show_splits(store)
     counts = dict(manifest.counts)
     num_lines, num_joined = counts.pop("lines", 0), counts.pop("lines_joined", 0)
     num_sources = counts.pop("source_documents", 0)
-    words = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
-    typer.echo(f"from {num_sources:,} source documents" + (f"; {words}" if words else ""))
+    words = ", ".join(_left_out(key, value) for key, value in counts.items() if value)
+    typer.echo(f"from {counted(num_sources, 'source document')}" + (f"; {words}" if words else ""))
     num_pairs = len(store) - sum(counts.get(kind, 0) for kind in DERIVED)
     if num_joined:
         typer.echo(
-            f"{num_lines:,} lines, {num_pairs:,} pairs, {num_joined:,} lines joined to the one before; "
+            f"{counted(num_lines, 'line')}, {counted(num_pairs, 'pair')}, {counted(num_joined, 'line')} joined to the "
+            "one before; "
             "--text-unit line makes each line a document"
         )
     for share in ("validation", "test"):
@@ -147,3 +151,17 @@ def _show(store: PairStore) -> None:
                 err=True,
             )
     typer.echo(f"pair store: {store.path}   look into it: mmldlm data inspect {shlex.quote(str(store.path))}")
+
+
+def show_splits(store: PairStore) -> None:
+    """A line for each split."""
+    for name, split in store.manifest.splits.items():
+        unknown = f", {store.num_unknown[name]:,} of them unknown" if store.num_unknown[name] else ""
+        documents, tokens = counted(split["num_documents"], "document"), counted(split["num_tokens"], "token")
+        typer.echo(f"{name}: {documents}, {tokens}{unknown}")
+
+
+def _left_out(key: str, number: int) -> str:
+    """A count of the manifest, such as `duplicates` or `too_short`, in words."""
+    words = key.replace("_", " ")
+    return counted(number, words[:-1]) if words.endswith("s") else f"{number:,} {words}"

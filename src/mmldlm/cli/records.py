@@ -18,6 +18,7 @@ from mmldlm import durable
 from mmldlm.cli.options import Texts, argument, option
 from mmldlm.cli.terminal import ProgressBar
 from mmldlm.errors import UserError
+from mmldlm.reports import counted
 from mmldlm.untrusted import printable
 
 if TYPE_CHECKING:  # the commands answer --help without torch
@@ -160,7 +161,7 @@ class Answer:
             request = [self.command, sorted(options.items(), key=str)]
             total, earlier = process_file(model, source, self.out, act, request, bar)
         resumed = f", {earlier} of them by an earlier call" if earlier else ""
-        typer.echo(f"{total} documents written to {self.out}{resumed}")
+        typer.echo(f"{counted(total, 'document')} written to {self.out}{resumed}")
 
 
 def _content(path: Path, records: list[dict[str, Any]], latents: np.ndarray | None) -> bytes:
@@ -276,8 +277,13 @@ def _of_split(model: Model, name: str, num: int, data: Path | None) -> Inputs:
     )
 
 
-def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) -> np.ndarray:
-    """(n, slots, channels): given, or made of the texts by the encoder or by the model itself."""
+def latents_of(
+    model: Model, inputs: Inputs, encode_with: str, seed: int = 0, *, tokenized: bool = False
+) -> np.ndarray:
+    """(n, slots, channels): given, or made of the texts by the encoder or by the model itself.
+
+    `tokenized`: the model tokenizes the texts elsewhere in the same call, which warns of unknown words.
+    """
     if encode_with not in ("encoder", "model"):
         raise UserError(f"--encode-with {encode_with}: allowed are encoder, model")
     if inputs.latents is not None:
@@ -288,7 +294,7 @@ def latents_of(model: Model, inputs: Inputs, encode_with: str, seed: int = 0) ->
     from mmldlm.preparation.encoders import EncoderUnavailableError
 
     try:
-        return model.embed(inputs.texts)
+        return model.codec.embed(inputs.texts) if tokenized else model.embed(inputs.texts)
     except EncoderUnavailableError as error:
         raise UserError(f"{error}; --encode-with model makes them by the model itself") from None
 

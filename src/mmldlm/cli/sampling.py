@@ -58,7 +58,7 @@ def decode(words: Any) -> None:
     away = against_of(model, words.against, words.encode_with, seed)
 
     def records(inputs: Inputs, progress: Progress) -> list[dict[str, Any]]:
-        wanted = latents_of(model, inputs, words.encode_with, seed)
+        wanted = latents_of(model, inputs, words.encode_with, seed, tokenized=words.length == "original")
         lengths = lengths_of(model, words.length, inputs)
         texts = model.decode(
             wanted, lengths=lengths, against=away, ids=inputs.ids, progress=progress, **options
@@ -257,7 +257,7 @@ def paraphrase(words: Any) -> None:
 
     def records(inputs: Inputs, progress: Progress) -> list[dict[str, Any]]:
         originals, lengths = require_texts(inputs), lengths_of(model, words.length, inputs)
-        latents = latents_of(model, inputs, words.encode_with, words.seed)
+        latents = latents_of(model, inputs, words.encode_with, words.seed, tokenized=True)
         varied = model.paraphrase(originals, latents=latents, lengths=lengths, progress=progress, **options)
         return text_records(varied, originals)
 

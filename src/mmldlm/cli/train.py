@@ -13,7 +13,7 @@ from rich.console import Console
 from mmldlm.cli import BEGAN
 from mmldlm.cli.options import Texts, argument, option, takes
 from mmldlm.cli.terminal import LINE_SECONDS, ProgressBar
-from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, make_panels
+from mmldlm.reports import BLUE, GREEN, GREY, ORANGE, Picture, counted, make_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,9 @@ def train_shown(config: Config, path: Path, began: float | None = None) -> None:
     with TrainProgress() as progress:
         run = train_config(config, path, progress, rich_console(progress.console), began)
     if os.environ.get("RANK", "0") == "0":
-        progress.note(f"run {run.path}: {run.step} steps done; weights for use are in {run.path / 'export'}")
+        progress.note(
+            f"run {run.path}: {counted(run.step, 'step')} done; weights for use are in {run.path / 'export'}"
+        )
 
 
 class _LastingConsole(Console):

@@ -27,6 +27,7 @@ from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 from mmldlm.config import MODES, Config, find_problems
 from mmldlm.config.old_settings import explain_old, flatten, is_old, nearest_old, old_settings_message
 from mmldlm.errors import UserError, first_line
+from mmldlm.reports import counted
 
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
 
@@ -181,7 +182,9 @@ def _build(
         if not problems:
             return built
     listed = list(dict.fromkeys([*problems, *unresolved]))
-    more = [f"and {len(listed) - MOST_PROBLEMS} more problems"] if len(listed) > MOST_PROBLEMS else []
+    more = (
+        [f"and {counted(len(listed) - MOST_PROBLEMS, 'more problem')}"] if len(listed) > MOST_PROBLEMS else []
+    )
     raise UserError("; ".join([*listed[:MOST_PROBLEMS], *more]))
 
 

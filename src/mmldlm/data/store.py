@@ -18,10 +18,14 @@ import numpy as np
 from mmldlm.data.files import SUFFIX, damage_of, num_blocks, shared_flags
 from mmldlm.data.format import DERIVED, REMEDY, Manifest, SplitEntry
 from mmldlm.data.shard import Shard, ranges
+from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError
 from mmldlm.latents import Normalizer
 from mmldlm.types import DataShape, PackedBatch
 from mmldlm.untrusted import map_array
+
+MOST_UNKNOWN = 0.01
+"""Share of unknown tokens without a warning: one in five sentences of 20 tokens. English prose has next to none."""
 
 
 @dataclass
@@ -134,6 +138,32 @@ class PairStore:
         self.split(split)
         return self._map_array(f"{split}/token_counts.npy", np.int64, self.manifest.vocab_size)
 
+    @cached_property
+    def num_unknown(self) -> dict[str, int]:
+        """Of each split, the tokens that stand for text outside the vocabulary of the tokenizer: such text is lost."""
+        folder = self.tokenizer_path()
+        unknown = None if folder is None else Tokenizer.load(folder).unknown_id
+        return {
+            name: 0 if unknown is None else int(self.token_counts(name)[unknown])
+            for name in self.manifest.splits
+        }
+
+    def unknown_warning(self) -> str | None:
+        """A line for the user if more than `MOST_UNKNOWN` of the tokens of a split are unknown."""
+        shares = {
+            name: self.num_unknown[name] / max(1, entry["num_tokens"])
+            for name, entry in self.manifest.splits.items()
+        }
+        if max(shares.values()) <= MOST_UNKNOWN:
+            return None
+        assert self.manifest.tokenizer is not None
+        listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        return (
+            f"{self.path}: many tokens are unknown to the tokenizer {self.manifest.tokenizer.get('name')} ({listed}), "
+            "and their words are lost; prepare the text with tokenizer=builtin:qwen, which knows all text, or with a "
+            "tokenizer of its language, and with an encoder that knows the language too"
+        )
+
     def lengths(self, split: str) -> np.ndarray:
         """Tokens of each document of a split: int32 (num_documents,), memory-mapped."""
         name, entry = f"{split}/lengths.npy", self.manifest.splits[split]
@@ -201,6 +231,7 @@ class PairStore:
                 name: {
                     "num_documents": entry["num_documents"],
                     "num_tokens": entry["num_tokens"],
+                    "num_unknown": self.num_unknown[name],
                     "max_length": entry["max_length"],
                     "num_shards": len(entry["shards"]),
                 }

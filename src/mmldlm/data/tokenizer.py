@@ -112,6 +112,23 @@ class Tokenizer:
         begin = next((token for token in range(self.vocab_size) if self.backend.decode([token])), None)
         return None if begin is None else PieceTable(self.backend.decode, begin)
 
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id that stands for all text outside the vocabulary; None where no text is, as with bytes for tokens."""
+        word = getattr(self.backend.model, "unk_token", None)
+        if word is not None:
+            return self.backend.token_to_id(word)
+        if type(self.backend.model).__name__ == "Unigram":  # which keeps it to itself
+            known: int | None = json.loads(self.backend.to_str())["model"].get("unk_id")
+            return known
+        return None
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The parts of a text that the tokenizer does not know, in their order."""
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [text[start:end] for token, (start, end) in pairs if token == self.unknown_id]
+
     def special_ids(self) -> set[int]:
         """Ids that frame or fill a text ([CLS], [SEP], [PAD], </s> ...); the unknown token is part of it."""
         unknown = getattr(self.backend.model, "unk_token", None)

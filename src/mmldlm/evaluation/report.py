@@ -31,6 +31,7 @@ from mmldlm.reports import (
     Card,
     Picture,
     Table,
+    counted,
     make_picture,
     number,
     percent,
@@ -164,7 +165,7 @@ def markdown(result: Evaluation) -> str:
 def describe(result: Evaluation) -> str:
     """Model and data in one sentence."""
     model, data = result.model, result.data
-    step = "" if model.step is None else f" after {model.step:,} steps"
+    step = "" if model.step is None else f" after {counted(model.step, 'step')}"
     return (
         f"{model.num_parameters / 1e6:.1f} M parameters{step}; {data.num_documents:,} of {data.num_held_out:,} "
         f"documents of the split {data.split} ({data.num_tokens:,} tokens)."

@@ -31,6 +31,7 @@ from mmldlm.evaluation.latent_bound import measure_latent_bounds
 from mmldlm.evaluation.results import DataInfo, Evaluation, ModelInfo, Similarity
 from mmldlm.evaluation.retrieval import ScoredPairs, measure_retrieval, measure_similarity
 from mmldlm.evaluation.text_bound import measure_text_bounds
+from mmldlm.reports import counted
 from mmldlm.runtime import versions
 from mmldlm.statistics import NUM_RESAMPLES
 
@@ -189,7 +190,7 @@ def _describe_data(context: Context, selection: Selection, special_ids: frozense
     num_special = int(np.isin(documents.tokens, list(special_ids)).sum())
     if selection.num_too_long:
         context.notes.append(
-            f"{selection.num_too_long} documents of the split are left out: they have more tokens "
+            f"left out: {counted(selection.num_too_long, 'document')} of the split with more tokens "
             f"than the model was trained for ({context.model.denoiser.shape.max_length})"
         )
     if num_special:

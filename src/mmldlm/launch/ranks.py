@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmldlm.errors import UserError
+from mmldlm.reports import counted
 
 PORT = 29500
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -51,13 +52,13 @@ class LaunchPlan:
 
     def describe(self) -> str:
         low, high = self.nnodes
-        nodes = _counted(high, "node") if low == high else f"{low} to {high} nodes"
+        nodes = counted(high, "node") if low == high else f"{low} to {high} nodes"
         taken = "".join(f"; {name}: {where}" for name, where in self.sources.items())
         free = self.rdzv_endpoint == "localhost:0"
         meeting = "a free port of this machine" if free else self.rdzv_endpoint
         if self.nnodes != (1, 1) and not _resolves(self.rdzv_endpoint):
             meeting += " (a host that this machine does not know; is its name right?)"
-        ranks = _counted(self.nproc_per_node, "rank")
+        ranks = counted(self.nproc_per_node, "rank")
         return f"launch: {nodes} x {ranks}, meeting at {meeting}, logs in {self.log_dir}{taken}"
 
 
@@ -67,10 +68,6 @@ def _resolves(endpoint: str) -> bool:
         return bool(socket.getaddrinfo(host.strip("[]"), int(port)))
     except (OSError, UnicodeError):
         return False
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def plan_launch(

@@ -21,6 +21,7 @@ import numpy as np
 from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, check_dimension, cut_dimension
+from mmldlm.reports import counted
 from mmldlm.untrusted import misfit
 
 BATCH_SIZE = 256
@@ -170,7 +171,7 @@ def as_latents(output: Any, texts: list[str], what: str) -> np.ndarray:
             f"{what} returned an array of shape {array.shape}; (texts, channels) or (texts, slots, channels) is needed"
         )
     if len(array) != len(texts):
-        raise UserError(f"{what} returned {len(array)} latents for {len(texts)} texts")
+        raise UserError(f"{what} returned {counted(len(array), 'latent')} for {counted(len(texts), 'text')}")
     if not array.size:
         raise UserError(
             f"{what} returned an array of shape {array.shape}; a latent needs at least one channel"
@@ -180,7 +181,7 @@ def as_latents(output: Any, texts: list[str], what: str) -> np.ndarray:
     if bad.any():
         first = int(np.argmax(bad))
         raise UserError(
-            f"{what} returned NaN or infinite values for {int(bad.sum())} of {len(texts)} texts; "
+            f"{what} returned NaN or infinite values for {int(bad.sum())} of {counted(len(texts), 'text')}; "
             f"the first is {texts[first][:60]!r}"
         )
     return latents

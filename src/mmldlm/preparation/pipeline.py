@@ -42,6 +42,9 @@ from mmldlm.preparation.vectors import Vectors
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
 
+LOOKED_AT, MOST_CONSTANT = 1024, 0.9
+"""Documents whose latents are compared in the end, and the share of constant channels that is reported."""
+
 
 @dataclass(frozen=True)
 class GivenLatents:
@@ -198,7 +201,7 @@ def run(
     state = store_state(out, written)
     if state == "finished":
         note(f"{out} is finished already, nothing to do")
-        return PairStore.open(out)
+        return _judged(PairStore.open(out), note)
     require_writable(out)
     if state == "partial":
         note(f"continuing {out}")
@@ -240,11 +243,36 @@ def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStor
     if missing := missing_kinds(counts):
         note(missing)
     try:
-        return writer.finish(counts)
+        return _judged(writer.finish(counts), note)
     except FileNotFoundError as error:
         raise UserError(
             f"{writer.path}: files of it were deleted meanwhile; delete it and run the same command again"
         ) from error
+
+
+def _judged(store: PairStore, note: Note) -> PairStore:
+    """The finished store, with a note on what keeps a model from learning its pairs."""
+    for warning in (store.unknown_warning(), _constant_channels(store)):
+        if warning:
+            note(warning)
+    return store
+
+
+def _constant_channels(store: PairStore) -> str | None:
+    """A line for the user if nearly all channels of the latents are the same for all training documents."""
+    split = store.split("train")
+    if len(split) < 2:
+        return None
+    places = np.linspace(0, len(split) - 1, min(len(split), LOOKED_AT)).astype(np.int64)
+    latents = split.read(places).latents.astype(np.float64)
+    rounding = np.finfo(store.manifest.latent_dtype).eps * np.abs(latents.mean(axis=0))
+    constant = latents.std(axis=0) <= rounding
+    if constant.mean() < MOST_CONSTANT:
+        return None
+    return (
+        f"{store.path}: {constant.sum():,} of {constant.size:,} channels of the latents are the same for all training "
+        "documents, so they tell a model next to nothing about their texts; check the encoder, or the latents"
+    )
 
 
 def _how(settings: PrepareSettings, device: str, batch_size: int | None) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -96,8 +97,15 @@ def parse_row(row: Any, fields: Fields, where: str) -> Row:
         return Row(_whole_characters(row, where), None, where)
     if not isinstance(row, Mapping):
         raise UserError(f"{where}: a row must be an object or a text, not {type(row).__name__}")
-    latent = row.get(fields.latent) if fields.latent is not None else None
-    value = row[choose_field(row, fields.text, where)]
+    latent_path = latent_field(row, fields.latent, where)
+    latent = reduce(getitem, latent_path, row) if latent_path else None
+    path = choose_field(row, fields.text, where)
+    value = reduce(getitem, path, row)
+    if isinstance(value, Mapping):
+        raise UserError(
+            f"{where}: the text field holds fields ({_listed(value)}); choose one of them with "
+            f"text_field={'.'.join(path)}.NAME"
+        )
     if value is not None and not isinstance(value, str):
         raise UserError(
             f"{where}: the text field holds {type(value).__name__}, not text; choose another with text_field=NAME"
@@ -137,22 +145,50 @@ def _whole_characters(text: str, where: str) -> str:
     return text
 
 
-def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> str:
-    """The field that holds the text."""
+def find_field(row: Mapping[str, Any], name: str, where: str, choose: str) -> tuple[str, ...]:
+    """The names that lead to a field, which dots separate unless a field's own name has them; short of a null."""
+    path: tuple[str, ...] = ()
+    level, rest = row, name
+    while rest not in level:
+        heads = [rest[:idx] for idx in range(len(rest)) if rest[idx] == "." and rest[:idx] in level]
+        inside = f"{'.'.join(path)!r} has no field" if path else "no field"
+        if not heads:
+            raise UserError(f"{where}: {inside} {rest!r}; it has {_listed(level)}; choose with {choose}=NAME")
+        path, rest, level = (*path, heads[-1]), rest[len(heads[-1]) + 1 :], level[heads[-1]]
+        if level is None:
+            return path
+        if not isinstance(level, Mapping):
+            raise UserError(
+                f"{where}: {'.'.join(path)!r} holds no fields, so there is no {rest!r} in it; choose with {choose}=NAME"
+            )
+    return (*path, rest)
+
+
+def latent_field(row: Mapping[str, Any], name: str | None, where: str) -> tuple[str, ...]:
+    """The names that lead to the latent; none where the row has no such field, and then the latents are made."""
+    if name is None or name in row:
+        return () if name is None else (name,)
+    if "." not in name or not any(name.startswith(f"{key}.") for key in row):
+        return ()
+    return find_field(row, name, where, "latent_field")
+
+
+def choose_field(row: Mapping[str, Any], text_field: str | None, where: str) -> tuple[str, ...]:
+    """The names that lead to the field that holds the text."""
     names = [str(name) for name in row]
     if text_field is not None:
-        if text_field not in row:
-            raise UserError(
-                f"{where}: no field {text_field!r}; it has {', '.join(names)}; choose with text_field=NAME"
-            )
-        return text_field
+        return find_field(row, text_field, where, "text_field")
     strings = [name for name in names if isinstance(row[name], str)]
     usual = [name for name in USUAL_FIELDS if name in row]
     if usual or len(strings) == 1:
-        return usual[0] if usual else strings[0]
+        return (usual[0] if usual else strings[0],)
     raise UserError(
         f"{where}: which field is the text? It has {', '.join(names) or 'none'}; choose with text_field=NAME"
     )
+
+
+def _listed(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, row)) or "none"
 
 
 def bounded(text: str | None, where: str) -> str | None:
@@ -284,10 +320,11 @@ def _read_parquet(stream: Any, path: Path, fields: Fields, groups: range | None 
     for group in groups:
         for idx in range(table.metadata.num_columns):
             part = table.metadata.row_group(group).column(idx)
-            if part.path_in_schema.split(".")[0] in columns:
+            if any(f"{part.path_in_schema}.".startswith(f"{column[0]}.") for column in columns):
                 _check_unpacked(part.total_uncompressed_size, part.total_compressed_size, path)
     before = sum(table.metadata.row_group(group).num_rows for group in range(groups.start))
-    batches = table.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False)
+    names = _top(columns)
+    batches = table.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=names, use_threads=False)
     return _rows_of_batches(batches, columns, path, before)
 
 
@@ -305,7 +342,7 @@ def _read_arrow(stream: Any, path: Path, fields: Fields) -> Iterator[Row]:
     except (pa.ArrowException, OSError, struct.error) as error:
         raise UserError(f"{path}: not an Arrow file ({first_line(error)}); copy it again") from error
     columns = _choose_columns(reader.schema, fields, path)
-    return _rows_of_batches((batch.select(columns) for batch in reader), columns, path)
+    return _rows_of_batches((batch.select(_top(columns)) for batch in reader), columns, path)
 
 
 def _check_unpacked(unpacked: int, packed: int, path: Path) -> None:
@@ -343,21 +380,54 @@ def _unpacked_size(message: Any) -> int:
     return sum(max(0, struct.unpack_from("<q", body, offset)[0]) for offset, length in places if length >= 8)
 
 
-def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[str]:
-    """The columns of the text and, if there is one, of the latent."""
-    names = {field.name: "" if _is_text(field.type) else None for field in schema}
+def _choose_columns(schema: Any, fields: Fields, path: Path) -> list[tuple[str, ...]]:
+    """The column of the text and, if there is one, of the latent, each with the fields inside it that lead there."""
+    names = _outline(schema)
     chosen = choose_field(names, fields.text, str(path))
-    if names[chosen] is None:
+    kind = reduce(getitem, chosen, names)
+    if isinstance(kind, Mapping):
         raise UserError(
-            f"{path}: the column {chosen!r} does not hold text; choose another with text_field=NAME"
+            f"{path}: the column {'.'.join(chosen)!r} holds fields ({_listed(kind)}); choose one of them with "
+            f"text_field={'.'.join(chosen)}.NAME"
         )
-    return [chosen, fields.latent] if fields.latent in names and fields.latent is not None else [chosen]
+    if not isinstance(kind, str):
+        raise UserError(
+            f"{path}: the column {'.'.join(chosen)!r} does not hold text; choose another with text_field=NAME"
+        )
+    latent = latent_field(names, fields.latent, str(path))
+    return [chosen, latent] if latent else [chosen]
 
 
-def _rows_of_batches(batches: Any, columns: list[str], path: Path, number: int = 0) -> Iterator[Row]:
+def _outline(fields: Any) -> dict[str, Any]:
+    """Of a schema or a struct: fields inside fields, a str for text, 0 for anything else."""
+    import pyarrow as pa
+
+    def kind(field: Any) -> Any:
+        if pa.types.is_struct(field.type):
+            return _outline(field.type)
+        return "" if _is_text(field.type) else 0
+
+    return {field.name: kind(field) for field in fields}
+
+
+def _top(columns: list[tuple[str, ...]]) -> list[str]:
+    return list(dict.fromkeys(column[0] for column in columns))
+
+
+def _values(batch: Any, column: tuple[str, ...]) -> list[Any]:
+    """The values of a column, or of a field inside it; nothing inside a null is null."""
+    import pyarrow.compute as pc
+
+    values = batch.column(column[0])
+    return (pc.struct_field(values, list(column[1:])) if column[1:] else values).to_pylist()
+
+
+def _rows_of_batches(
+    batches: Any, columns: list[tuple[str, ...]], path: Path, number: int = 0
+) -> Iterator[Row]:
     for batch in _whole_batches(batches, path):
-        texts = batch.column(columns[0]).to_pylist()
-        latents = batch.column(columns[1]).to_pylist() if len(columns) > 1 else [None] * len(texts)
+        texts = _values(batch, columns[0])
+        latents = _values(batch, columns[1]) if len(columns) > 1 else [None] * len(texts)
         for text, latent in zip(texts, latents, strict=True):
             number += 1
             where = f"{path}, row {number}"

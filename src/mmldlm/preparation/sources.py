@@ -40,6 +40,7 @@ from mmldlm.preparation.readers import (
 )
 from mmldlm.preparation.settings import HELD_OUT, PrepareSettings
 from mmldlm.preparation.vectors import Vectors
+from mmldlm.reports import counted
 
 FEW_FILES = 20
 """With fewer plain text files than this, a file is divided into parts, each a source document of its own."""
@@ -164,8 +165,9 @@ class Sources:
         count, rows = sum(1 for _ in self._plain_documents()), len(self.vectors.array)
         if count != rows:
             raise UserError(
-                f"latents={self.vectors.name}: {rows:,} rows, but {self.label()} has {count:,} documents; one row per "
-                f"document is needed (a row of a table or a {self.text_unit} of a text file, empty ones included)"
+                f"latents={self.vectors.name}: {counted(rows, 'row')}, but {self.label()} has "
+                f"{counted(count, 'document')}; one row per document is "
+                f"needed (a row of a table or a {self.text_unit} of a text file, empty ones included)"
             )
 
     def _documents(self) -> Iterator[SourceDocument]:

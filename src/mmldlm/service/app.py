@@ -33,6 +33,7 @@ from starlette.exceptions import HTTPException
 from mmldlm import __version__
 from mmldlm.api.model import Model
 from mmldlm.errors import UserError
+from mmldlm.reports import counted
 from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job, Progress
 from mmldlm.service.guard import Guard
 from mmldlm.service.schema import ANSWERS, Limits, Problem, problem_line, request_types
@@ -96,7 +97,8 @@ class Service:
         lengths = body.lengths if isinstance(body.lengths, list) else [body.lengths] * len(rows)
         if len(lengths) != len(rows):
             raise UserError(
-                f"lengths: {len(lengths)} numbers for {len(rows)} documents; give one, or one per document"
+                f"lengths: {counted(len(lengths), 'number')} for {counted(len(rows), 'document')}; give one, or one "
+                "per document"
             )
         options = body.model_dump(exclude={"latents", "texts", "lengths"})
 
@@ -126,7 +128,7 @@ class Service:
             body.latents or [None] * len(body.texts),
         )
         if len(rows) != len(body.texts):
-            raise UserError(f"latents: {len(rows)} for {len(body.texts)} texts; give one per text")
+            raise UserError(f"latents: {len(rows)} for {counted(len(body.texts), 'text')}; give one per text")
         if any(
             int(count[:9]) > self.model.max_length for text in body.texts for count in BLANK.findall(text)
         ):

@@ -106,12 +106,13 @@ def _is_own(path: Path) -> bool:
 
 
 def _runs_of_folder(path: Path) -> list[RunSource]:
-    """A run of ours, one run with a log for each rank, or several logs that are several runs."""
+    """A run of ours, one run with a log for each rank, or several logs and runs of ours that are several runs."""
     if _is_own(path):
         return [_own_run(path)]
     if logs := _rank_logs(path):
         return [RunSource(path.absolute().name, path, logs)]
-    runs = _plain_logs(path)
+    runs = [_own_run(child) for child in sorted(path.iterdir()) if child.is_dir() and _is_own(child)]
+    runs += _plain_logs(path)
     if not runs:
         raise UserError(f"{path}: contains no logs; give a log or another folder")
     return runs

@@ -109,7 +109,7 @@ def _plain_run(run: dict[str, Any]) -> str:
 def value_with_age(run: dict[str, Any], key: str) -> str:
     """A value, and how old it is where it is old."""
     text, steps = number(key, run["values"][key], run["rate_kind"]), run.get("behind", {}).get(key)
-    return f"{text} ({steps:,} steps ago)" if steps else text
+    return f"{text} ({steps:,} step{'' if steps == 1 else 's'} ago)" if steps else text
 
 
 def unread_lines(run: dict[str, Any]) -> list[str]:

@@ -22,7 +22,6 @@ from traindoctor.program import program
 
 if TYPE_CHECKING:
     from traindoctor.engine import Report
-    from traindoctor.fixing import FileChange
     from traindoctor.options import Options
 
 CLOSED_PIPE = 128 + 13
@@ -169,7 +168,7 @@ def check(
     """Report what costs speed, memory, safety or hours; changes nothing unless --add-ignore is given."""
     from traindoctor import suppression
     from traindoctor.options import load_options
-    from traindoctor.output import FORMATS, render, statistics_table
+    from traindoctor.output import FORMATS, counted, render, statistics_table
 
     if output_format not in FORMATS:
         raise UserError(f"--output-format {output_format!r}: allowed are {', '.join(FORMATS)}")
@@ -188,7 +187,7 @@ def check(
         report = suppression.without_baseline(report, baseline)
     if write_baseline is not None:
         suppression.write_baseline(report, write_baseline)
-        typer.echo(f"{write_baseline}: {len(report.findings)} findings")
+        typer.echo(f"{write_baseline}: {counted(len(report.findings), 'finding')}")
         return
     if add_ignore is not None:
         _add_ignores(source, report, options, add_ignore)
@@ -202,6 +201,7 @@ def check(
 
 def _add_ignores(source: _Input, report: Report, options: Options, reason: str) -> None:
     from traindoctor import suppression, transactions
+    from traindoctor.output import counted
 
     if source.stdin is not None or not reason.strip():
         raise UserError("--add-ignore needs a reason and files on the disk")
@@ -210,7 +210,7 @@ def _add_ignores(source: _Input, report: Report, options: Options, reason: str) 
         typer.echo(f"{finding.path}:{finding.where}: {finding.code} has no place for a comment", err=True)
     if changes:
         done = transactions.apply(source.root, changes)
-        typer.echo(f"{sum(len(c.fixed) for c in changes)} findings ignored, transaction {done.id}")
+        typer.echo(f"{counted(sum(len(c.fixed) for c in changes), 'finding')} ignored, transaction {done.id}")
         typer.echo(f"undo with: {program()} undo {shlex.quote(str(source.root))}")
     raise typer.Exit(1 if left else 0)
 
@@ -238,7 +238,7 @@ def fix(
     from traindoctor import transactions
     from traindoctor.fixing import plan
     from traindoctor.options import load_options
-    from traindoctor.output import changed_codes
+    from traindoctor.output import changed_codes, fixes_in
 
     if diff and apply:
         raise UserError("--diff and --apply exclude each other: the first shows, the second writes")
@@ -270,8 +270,7 @@ def fix(
         for change in changes:
             typer.echo(change.diff(), nl=False)
         typer.echo(
-            (f"{_counted_fixes(changes)}; nothing was written" if changes else "nothing to fix") + more,
-            err=True,
+            (f"{fixes_in(changes)}; nothing was written" if changes else "nothing to fix") + more, err=True
         )
         raise typer.Exit(1 if changes else 0)
     if not changes:
@@ -280,15 +279,8 @@ def fix(
     done = transactions.apply(source.root, changes)
     for change in changes:
         typer.echo(f"{change.path}: {changed_codes(change.fixed)}")
-    typer.echo(f"{_counted_fixes(changes)}, transaction {done.id}")
+    typer.echo(f"{fixes_in(changes)}, transaction {done.id}")
     typer.echo(f"undo with: {program()} undo {shlex.quote(str(source.root))}")
-
-
-def _counted_fixes(changes: list[FileChange]) -> str:
-    from traindoctor.output import counted
-
-    number = sum(len(change.fixed) for change in changes)
-    return f"{counted(number, 'fix', 'fixes')} in {counted(len(changes), 'file')}"
 
 
 @app.command(short_help="Restore the files of the last apply.")
@@ -316,13 +308,14 @@ def undo(
 def history(path: PathArgument = Path(".")) -> None:
     """List the transactions of a folder, oldest first."""
     from traindoctor import transactions
+    from traindoctor.output import counted
 
     known = transactions.history(path)
     if not known:
         typer.echo(f"{path}: no fix was applied here")
     for entry in known:
         codes = sorted({code for record in entry.files for code in record.codes})
-        typer.echo(f"{entry.id}  {entry.state:<8}  {len(entry.files)} files  {', '.join(codes)}")
+        typer.echo(f"{entry.id}  {entry.state:<8}  {counted(len(entry.files), 'file')}  {', '.join(codes)}")
         for record in entry.files:
             typer.echo(f"  {record.path}  {record.before[:12]} -> {record.after[:12]}")
 

@@ -6,12 +6,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traindoctor import __version__
 from traindoctor.engine import Report
 from traindoctor.registry import all_rules
 from traindoctor.types import Finding, Severity
+
+if TYPE_CHECKING:
+    from traindoctor.fixing import FileChange
 
 FORMATS = ("text", "json", "sarif", "github", "gitlab", "junit")
 _COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.INFO: "36"}
@@ -38,15 +41,16 @@ def shown_path(report: Report, path: str) -> str:
     return os.path.normpath(os.path.join(str(report.root), path)).replace(os.sep, "/")
 
 
-def counted(number: int, one: str, several: str = "") -> str:
-    """`1 file`, `3 files`."""
-    return f"{number} {one if number == 1 else several or one + 's'}"
+def counted(number: int, word: str, ending: str = "s") -> str:
+    """A number and what it counts: `1 file`, `2 files`."""
+    return f"{number} {word if number == 1 else word + ending}"
 
 
 def summary(report: Report) -> str:
     """One line: how many findings, how many can be fixed."""
+    files = counted(len(report.files), "file")
     if not report.findings:
-        return f"{counted(len(report.files), 'file')}, no findings."
+        return f"{files}, no findings."
     counts = Counter(finding.severity for finding in report.findings)
     parts = ", ".join(f"{counts[severity]} {severity.value}" for severity in Severity if counts[severity])
     safe = sum(1 for f in report.findings if f.fix is not None and f.fix.safe)
@@ -56,8 +60,7 @@ def summary(report: Report) -> str:
         if safe or unsafe
         else ""
     )
-    files, findings = counted(len(report.files), "file"), counted(len(report.findings), "finding")
-    return f"{files}, {findings} ({parts}).{fixable}"
+    return f"{files}, {counted(len(report.findings), 'finding')} ({parts}).{fixable}"
 
 
 def _text(report: Report, colour: bool) -> str:
@@ -116,6 +119,11 @@ def _json(report: Report) -> str:
         "findings": [as_dict(report, finding) for finding in report.findings],
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def fixes_in(changes: Sequence[FileChange]) -> str:
+    """How many fixes there are, in how many files."""
+    return f"{counted(sum(len(c.fixed) for c in changes), 'fix', 'es')} in {counted(len(changes), 'file')}"
 
 
 def changed_codes(findings: Sequence[Finding]) -> str:
