@@ -125,7 +125,7 @@ LATENT = [0.0] * NUM_CHANNELS
         ("/decode", {"latents": [[1e9, 0, 0, 0]]}, 422, "latents[0][0]=1000000000.0: at most 10000 is allowed"),
         ("/decode", {}, 422, "exactly one"),
         ("/decode", {"latents": [LATENT], "texts": ["w1"]}, 422, "exactly one"),
-        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths: 2 numbers for 1 documents"),
+        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths: 2 numbers for 1 document"),
         ("/decode", {"latents": [LATENT], "lengths": [0]}, 422, "lengths[0]=0: at least 1 is needed"),
         ("/decode", {"latents": [LATENT] * 9}, 422, "latents: at most 8 are allowed in a request, here are 9"),
         ("/decode", {"latents": [LATENT], "steps": 10**9}, 422, "steps=1000000000: at most 128 is allowed"),
