@@ -86,7 +86,7 @@ def test_a_baseline_that_varies_too_much_gives_the_exit_code_of_one_that_fails(
     arms = ["--gate-steps", "0", "--arm", "a: speed.layout=packed", "--arm", "b: speed.layout=padded"]
     done = CliRunner().invoke(app, ["benchmark", *words, *arms])
     assert done.exit_code == code, done.output
-    assert ("a, the baseline, was not measured: it varies by 80 %" in done.stderr) == bool(code)
+    assert ("a, the baseline, was not measured: it varies by 80.0 %" in done.stderr) == bool(code)
     assert "before the clock: 3.0 s in each process" in done.stdout
 
 

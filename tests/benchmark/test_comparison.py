@@ -69,7 +69,7 @@ def test_an_arm_that_varies_too_much_is_not_measured(monkeypatch, tmp_path):
 
     bench = pretend(monkeypatch, tmp_path, restless)
     result = compare(bench, ARMS[:2], "plain")
-    assert result.row("quick").verdict == "not measured: it varies by 33 %"
+    assert result.row("quick").verdict == "not measured: it varies by 33.3 %"
     table = comparison_table(result)
     cells = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert (cells["quick"]["speed-up (95 %)"], cells["plain"]["speed-up (95 %)"]) == (
@@ -85,7 +85,7 @@ def test_an_arm_that_varies_too_much_is_not_measured(monkeypatch, tmp_path):
     }  # fmt: skip
     assert [outcome.failed for outcome in outcomes.values()] == [True, True, True, True, False, False]
     first = next(iter(outcomes.values()))
-    assert first.line().endswith("fails, because quick gave no measurement: it varies by 33 %")
+    assert first.line().endswith("fails, because quick gave no measurement: it varies by 33.3 %")
 
 
 def test_with_a_baseline_that_varies_too_much_nothing_is_compared(monkeypatch, tmp_path):
@@ -95,8 +95,8 @@ def test_with_a_baseline_that_varies_too_much_nothing_is_compared(monkeypatch, t
     bench = pretend(monkeypatch, tmp_path, restless)
     result = compare(bench, ARMS[:2], "plain")
     assert [row.verdict for row in result.rows] == [
-        "not measured: it varies by 40 %",
-        "not measured: it varies by 40 %",
+        "not measured: it varies by 40.0 %",
+        "not measured: it varies by 40.0 %",
         "not compared: the baseline was not measured",
     ]
     assert [row.speedup for row in result.rows] == [None] * 3

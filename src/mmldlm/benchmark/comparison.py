@@ -228,7 +228,7 @@ def row_of(arm: Arm, trials: list[Trial]) -> Row:
 def _doubt(rate: Spread, measured: list[Measurement]) -> str:
     if any(one.recorded for one in measured):
         return "CUDA graphs were recorded while the clock ran"
-    return f"it varies by {100 * rate.variation:.0f} %" if rate.variation > MOST_VARIATION else ""
+    return f"it varies by {100 * rate.variation:.1f} %" if rate.variation > MOST_VARIATION else ""
 
 
 def _gate(row: Row, arm: Arm, trials: list[Trial], reference: Measurement | None, bench: Bench) -> None:
