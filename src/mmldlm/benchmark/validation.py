@@ -99,7 +99,7 @@ def _settled(config: Config, steps: int) -> Config:
     return replace(
         config,
         train=replace(
-            config.train, steps=steps, log_every=max(1, min(10, steps // 20)), valid_every=0, valid_samples=0,
+            config.train, steps=steps, log_every=max(1, min(10, steps // 20)), valid_every=steps // 5, valid_samples=0,
             checkpoint_every=steps // 5, keep_checkpoints=KEPT, keep_best=0, keep_every=0, trackers=[], profile=False,
         ),
     )  # fmt: skip
