@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mmldlm.benchmark.comparison import MOST_VARIATION
-from mmldlm.benchmark.measuring import Spread
 from mmldlm.benchmark.scaling import prediction_table
 from mmldlm.reports import markdown_rows
 
@@ -75,18 +73,15 @@ def comparison_table(result: dict[str, Any], file: str, names: list[str]) -> str
     if any(row.get("expected") for row in rows.values()):
         head += ["memory", "plan: speed, memory"]
         cells = [row + _plan_cells(rows[name]) for row, name in zip(cells, names, strict=True)]
-    against = f"the baseline is {noisy}, so nothing is compared with it" if noisy else _again(result)
+    against = f"the baseline is {noisy}; so nothing is compared with it" if noisy else _again(result)
     return "\n".join([*markdown_rows(head, cells), "", _machine(result, file, against)])
 
 
 def _unmeasured(row: dict[str, Any]) -> str:
-    """Why the speed of an arm is not shown, if so. Files of before 2026-11-18 have no doubts, but varied."""
+    """Why the speed of an arm is not shown, if so."""
     if row["failure"]:
         return str(row["failure"])
-    if row.get("doubt"):
-        return f"not measured: {row['doubt']}"
-    variation = Spread(**row["tokens_per_second"]).variation if row["tokens_per_second"] else 0.0
-    return f"not measured (noise {100 * variation:.0f} %)" if variation > MOST_VARIATION else ""
+    return f"not measured: {row['doubt']}" if row["doubt"] else ""
 
 
 def _again(result: dict[str, Any]) -> str:

@@ -220,11 +220,12 @@ def test_tables_show_no_speed_of_what_varies_too_much(monkeypatch):
     module = site_module("improvements", monkeypatch)
     row = {
         "name": "a", "failure": None, "verdict": "baseline", "speedup": None, "loss_difference": None, "resident": None,
-        "memory": 2**30, "tokens_per_second": {"median": 100.0, "low": 98.0, "high": 102.0},
+        "memory": 2**30, "tokens_per_second": {"median": 100.0, "low": 98.0, "high": 102.0}, "doubt": "",
     }  # fmt: skip
     twice = {"value": 2.0, "low": 1.9, "high": 2.1}
     quiet = row | {"name": "b", "speedup": twice, "verdict": "faster"}
-    noisy = quiet | {"name": "c", "tokens_per_second": {"median": 777.0, "low": 700.0, "high": 800.0}}
+    rate = {"median": 777.0, "low": 700.0, "high": 800.0}
+    noisy = quiet | {"name": "c", "tokens_per_second": rate, "doubt": "it varies by 12.9 %"}
     monkeypatch.setattr(module, "_machine", lambda result, file, more: more)
     result = {
         "baseline": "a",
@@ -233,7 +234,7 @@ def test_tables_show_no_speed_of_what_varies_too_much(monkeypatch):
     }
     table = module.comparison_table(result, "", ["a", "b", "c"])
     assert "| b | 100 | 2.00 (1.90 to 2.10) | faster | 1.00 | not gated |" in table
-    assert "| c | not measured (noise 13 %) |  |  | 1.00 | not gated |" in table
+    assert "| c | not measured: it varies by 12.9 % |  |  | 1.00 | not gated |" in table
     result["rows"].append(quiet | {"name": "d", "speedup": None, "doubt": "graphs were recorded"})
     result["noise"] = None
     table = module.comparison_table(result, "", ["d"])
@@ -244,7 +245,7 @@ def test_tables_show_no_speed_of_what_varies_too_much(monkeypatch):
     assert "| b | 100 | 1.00 | not gated |" in table
     assert "777" not in table
     assert "2.00" not in table
-    assert table.endswith("the baseline is not measured (noise 13 %), so nothing is compared with it")
+    assert table.endswith("the baseline is not measured: it varies by 12.9 %; so nothing is compared with it")
 
 
 def test_improvements_have_every_row_of_the_plan_and_the_figures_of_their_picture(monkeypatch):
