@@ -29,7 +29,15 @@ from mmldlm.objective.joint import Objective
 from mmldlm.statistics import MORE, Estimate, Quantity
 from mmldlm.types import Counts, NoisyBatch, Times
 from tests import batches
-from tests.evaluation.toys import LENGTH, TEXTS, VOCAB, draw_documents, joint_distribution, oracle_model
+from tests.evaluation.toys import (
+    LENGTH,
+    TEXTS,
+    VOCAB,
+    Priced,
+    draw_documents,
+    joint_distribution,
+    oracle_model,
+)
 
 JOINT = joint_distribution()
 
@@ -132,6 +140,28 @@ def test_draws_of_a_single_text_have_no_bias_and_know_their_error(schedule: str,
         assert np.isnan(errors).all()
     else:
         assert np.sqrt((errors**2).mean()) == pytest.approx(means.std(), rel=0.35)
+
+
+@pytest.mark.parametrize("name", ["even", "rising", "steep"])
+@pytest.mark.parametrize("num_draws", [4, 16])
+def test_stated_errors_of_long_texts_are_not_below_the_true_ones(name: str, num_draws: int) -> None:
+    """Places of a text differ in cost, and a token costs more the more others are masked."""
+    factors = {
+        "even": torch.ones_like,
+        "rising": lambda share: 0.2 + 1.8 * share,
+        "steep": lambda share: 2 * share**3,
+    }
+    denoiser, count = Priced(np.random.default_rng(0).gamma(0.7, 3.0, 120), factors[name]), 300
+    model, length = replace(oracle_model(JOINT), denoiser=denoiser), len(denoiser.costs)
+    latents = np.zeros((count, 1, 2), np.float32)
+    documents = Documents(
+        np.zeros(count * length, np.int64), np.full(count, length), latents, np.arange(count)
+    )
+    draws = draws_of(model, documents, num_draws)
+    means, errors = draws.mean(1), standard_errors(draws)
+    assert means.mean() == pytest.approx(denoiser.cost(), abs=4 * means.std() / np.sqrt(count))
+    assert np.sqrt((errors**2).mean()) > 0.93 * means.std()
+    assert np.mean(np.abs(means - denoiser.cost()) < 2 * errors) > 0.8
 
 
 def test_draws_of_a_single_text_vary_less_than_with_times_alone() -> None:

@@ -6,6 +6,7 @@ Shapes: Q possible texts, L tokens each, V vocabulary, T tokens of a pack, N doc
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -68,6 +69,38 @@ class Oracle:
     @staticmethod
     def token_logits(hidden: Tensor) -> Tensor:
         return hidden
+
+
+class Priced:
+    """Its cost of a token is known: that of its place, times a function of the share of masked tokens."""
+
+    length_head = None
+
+    def __init__(self, costs: np.ndarray, factor: Callable[[Tensor], Tensor]) -> None:
+        self.costs, self.factor = torch.from_numpy(costs), factor
+        self.shape = DataShape(VOCAB, 1, 2, len(costs))
+
+    def __call__(
+        self,
+        noisy_tokens: Tensor,
+        noisy_latents: Tensor,
+        text_time: Tensor,
+        latent_time: Tensor,
+        layout: Layout,
+    ) -> DenoiserOutput:
+        share = (noisy_tokens.view(-1, len(self.costs)) == VOCAB).double().mean(1, keepdim=True)
+        right = (-self.costs * self.factor(share)).exp().reshape(-1, 1)
+        logits = torch.cat([right, (1 - right) / 2, (1 - right) / 2], dim=1).log()
+        return DenoiserOutput(logits, noisy_latents, None)
+
+    @staticmethod
+    def token_logits(hidden: Tensor) -> Tensor:
+        return hidden
+
+    def cost(self) -> float:
+        """Of a text of tokens 0, in any order of its places."""
+        shares = torch.arange(1, len(self.costs) + 1) / len(self.costs)
+        return float(self.costs.mean() * self.factor(shares).sum())
 
 
 def oracle_model(joint: np.ndarray, *, schedule: str = "linear", blind: bool = False) -> LoadedModel:

@@ -265,11 +265,16 @@ def drawn_costs(
 
 
 def standard_errors(draws: np.ndarray) -> np.ndarray:
-    """(n,) standard errors of the means of (n, K) ordered draws, from differences of neighbours; nan for one draw."""
+    """(n,) standard errors of the means of (n, K) ordered draws, from differences of neighbours; nan for one draw.
+
+    The first and the last draw have one neighbour, so its difference counts twice: few masked tokens vary most.
+    """
     count = draws.shape[1]
     if count < 2:
         return np.full(len(draws), np.nan)
-    errors: np.ndarray = np.sqrt((np.diff(draws) ** 2).sum(1) / (2 * count * (count - 1)))
+    weights = np.full(count - 1, 0.5)
+    weights[[0, -1]] = 1.0
+    errors: np.ndarray = np.sqrt(np.diff(draws) ** 2 @ weights) / count
     return errors
 
 
@@ -355,8 +360,10 @@ class _CountedDraws(_TextDraws):
     ) -> None:
         super().__init__(model, documents, latent, num_draws, seed)
         lengths = self.lengths[self.owner]
-        shift = randomness.low_discrepancy(documents.ids, _TEXT_AXIS, seed).astype(np.float64)
-        place = ((np.arange(num_draws) + shift[:, None]) / num_draws).reshape(-1) * lengths
+        # a shift of its own for each draw: with a common one the deviations of all draws would add up
+        shift = randomness.uniform(self.keys, randomness.TIME_SHIFT, np.zeros(1, np.uint64))
+        part = np.tile(np.arange(num_draws), len(documents.lengths))
+        place = (part + shift.astype(np.float64)) / num_draws * lengths
         self.num_masked = np.minimum(place.astype(np.int64) + 1, lengths)
         probability = betaincinv(
             self.num_masked, lengths - self.num_masked + 1, place - (self.num_masked - 1)
