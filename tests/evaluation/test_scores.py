@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmldlm.data.writer import StoreWriter
 from mmldlm.evaluation.bounds import (
     Answers,
     calibration_error,
@@ -133,6 +134,17 @@ def test_retrieval_of_perfect_latents_is_1_and_of_random_ones_near_chance(tmp_pa
     assert (found <= 10).sum() < 20
     assert abs(found.mean() - 150.5) < 4 * 300 / np.sqrt(12 * 200)
     assert (ranks(np.zeros_like(truth), truth, split, positions) == 300).all()  # a dead model finds nothing
+
+
+def test_a_latent_that_two_documents_have_is_not_found(tmp_path: Path) -> None:
+    """Equal latents tie, however their products are rounded."""
+    rng = np.random.default_rng(0)
+    latents = np.tile(rng.normal(size=(100, 1, 384)), (2, 1, 1)).astype(np.float32)
+    writer = StoreWriter(tmp_path, vocab_size=9, num_slots=1, num_channels=384, latent_dtype="float32")
+    writer.add("train", [np.ones(3, np.int64)] * 200, latents, ids=np.arange(200))
+    split = writer.finish().split("train")
+    queries = latents + 0.1 * rng.normal(size=latents.shape).astype(np.float32)
+    assert (ranks(queries, latents, split, np.arange(200)) == 2).all()
 
 
 def test_retrieval_reads_candidates_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ from mmldlm.latents import cosine, directions
 from mmldlm.statistics import LESS, MORE, Quantity, difference
 
 _CANDIDATES_AT_ONCE = 8192
+_ROUNDING = 1e-12
+"""Cosines of equal latents differ by less, depending on the order of their sums."""
 _NUM_BINS = 40
 NAMES = (("text1", "text2", "score"), ("sentence1", "sentence2", "score"))
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
@@ -65,14 +67,14 @@ def measure_retrieval(context: Context) -> Retrieval | None:
 def ranks(queries: np.ndarray, truth: np.ndarray, split: Split, positions: np.ndarray) -> np.ndarray:
     """(n,) 1 + number of other candidates at least as near as the right latent: a tie is a miss."""
     wanted = directions(queries)
-    own = np.einsum("nc,nc->n", wanted, directions(truth))
+    own = np.einsum("nc,nc->n", wanted, directions(truth))[:, None]
     ahead = np.zeros(len(queries), dtype=np.int64)
     for start in range(0, len(split), _CANDIDATES_AT_ONCE):
         where = np.arange(start, min(start + _CANDIDATES_AT_ONCE, len(split)))
         scores = wanted @ directions(split.read(where).latents).T
         mine = np.flatnonzero((positions >= start) & (positions < start + len(where)))
         scores[mine, positions[mine] - start] = -np.inf
-        ahead += (scores >= own[:, None]).sum(axis=1)
+        ahead += (scores >= own - _ROUNDING).sum(axis=1)
     return ahead + 1
 
 
