@@ -130,3 +130,23 @@ def test_random_words_collapsed_texts_and_blind_models_win_nothing(name, base, a
     plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
     rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
     assert rows[1].cells[name].verdict == expected
+
+
+@pytest.mark.parametrize(("right", "expected"), [
+    ((0.9, 1.15), "none: arm costs more with the right condition"), ((0.9, 0.7), BETTER), ((0.9, 0.9), BETTER),
+])  # fmt: skip
+def test_what_the_latent_saves_counts_only_beside_the_cost_with_it(right, expected):
+    cost, name = "text_bound/right", "text_gain/shuffled"
+
+    def record(which, seed):
+        shift = 0.01 * seed * (1 + 0.1 * which)
+        values = {
+            cost: Value(cost, LESS, right[which] + shift),
+            name: Value(name, MORE, (0.15, 0.5)[which] + shift),
+        }
+        return Record(("base", "arm")[which], seed, {}, values, 1, 1, None)
+
+    arms = [SimpleNamespace(name=name, of=None) for name in ("base", "arm")]
+    plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
+    rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
+    assert rows[1].cells[name].verdict == expected

@@ -333,6 +333,36 @@ def test_a_low_cost_under_the_wrong_condition_wins_nothing() -> None:
         assert row.verdict == ("none: won by ignoring the condition" if wrong else "b is better"), row.name
 
 
+def test_random_latents_are_not_better_at_being_far_from_strangers() -> None:
+    def result(label: str, cosine: float) -> Evaluated:
+        values = Quantity("cosine", "less", cosine + np.random.default_rng(0).normal(0, 0.01, COUNT))
+        documents = {"held_out": DocumentSet(list(range(COUNT)), {"t2l/stranger_cosine": values})}
+        return Evaluated(label, empty_evaluation(label, documents), Path(label))
+
+    comparison = compare_results([result("good", 0.3), result("random", 0.0)])
+    assert comparison["t2l/stranger_cosine"].verdict == "none: won by ignoring the condition"
+
+
+@pytest.mark.parametrize("side", ["text", "latent"])
+def test_who_costs_more_with_the_right_condition_wins_nothing_by_what_it_saves(side: str) -> None:
+    """An exact model, made overconfident, pays more with the right latent, and much more with a wrong one."""
+
+    def result(label: str, right: float, shuffled: float) -> Evaluated:
+        rng = np.random.default_rng(0)
+        quantities = {
+            f"{side}_bound/right": Quantity("cost", "less", right + rng.normal(0, 0.01, COUNT)),
+            f"{side}_gain/shuffled": Quantity("gain", "more", shuffled - right + rng.normal(0, 0.01, COUNT)),
+        }
+        documents = {"held_out": DocumentSet(list(range(COUNT)), quantities)}
+        return Evaluated(label, empty_evaluation(label, documents), Path(label))
+
+    exact, sharp, good = result("exact", 0.9, 1.05), result("sharp", 1.15, 1.63), result("good", 0.7, 1.4)
+    name = f"{side}_gain/shuffled"
+    for pair in ([exact, sharp], [sharp, exact]):
+        assert compare_results(pair)[name].verdict == "none: sharp costs more with the right condition"
+    assert compare_results([exact, good])[name].verdict == "good is better"
+
+
 def test_the_text_bound_in_other_units_takes_no_rows_of_the_table() -> None:
     comparison = compare_results([under_strangers("a", 2.0), under_strangers("b", 1.0)])
     (table,) = comparison_tables(comparison)

@@ -1,7 +1,7 @@
 """The table of an ablation: means over seeds, and differences from the first arm paired by seed.
 
 As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more, or one under the
-condition of another document by ignoring its own.
+condition of another document by ignoring its own, or what the right condition saves by costing more with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from mmldlm.ablation.plan import Arm, Plan, default_names
 from mmldlm.ablation.work import Record
-from mmldlm.evaluation.compare import reason_to_withhold
+from mmldlm.evaluation.compare import cost_behind, reason_to_withhold
 from mmldlm.statistics import (
     BETTER,
     WORSE,
@@ -142,21 +142,28 @@ def _row(
 
 
 def _unless_withheld(judged: str, figure: str, ours: list[Record], base: list[Record]) -> str:
-    """The verdict, unless texts won that collapsed, repeat more, or are random, or a model that ignores latents."""
+    """The verdict, unless the winner is degenerate: see `reason_to_withhold`."""
     if judged not in (BETTER, WORSE):
         return judged
     winner, loser = (ours, base) if judged == BETTER else (base, ours)
-    repeats = [
-        {one.seed: one.values[_REPEATED].value for one in side if _REPEATED in one.values}
-        for side in (winner, loser)
-    ]
-    apart = paired_difference(*repeats) if all(repeats) else None
-    more = apart is not None and apart.low is not None and apart.low > 0.0
+    cost = cost_behind(figure)
     withheld = reason_to_withhold(
-        figure, winner[0].arm, loser[0].arm, collapsed=any(one.collapsed for one in winner),
-        natural=not any(one.repetitive for one in loser), dull=more and any(one.repetitive for one in winner),
+        figure, winner[0].arm, loser[0].arm,
+        dearer=cost is not None and _has_more(cost, winner, loser),
+        collapsed=any(one.collapsed for one in winner), natural=not any(one.repetitive for one in loser),
+        dull=any(one.repetitive for one in winner) and _has_more(_REPEATED, winner, loser),
     )  # fmt: skip
     return withheld or judged
+
+
+def _has_more(figure: str, ours: list[Record], theirs: list[Record]) -> bool:
+    """Whether a figure of one arm is measurably above that of another."""
+    mine, others = (
+        {one.seed: one.values[figure].value for one in side if figure in one.values}
+        for side in (ours, theirs)
+    )
+    apart = paired_difference(mine, others)
+    return apart is not None and apart.low is not None and apart.low > 0.0
 
 
 def _corrected(rows: list[Row]) -> list[Row]:

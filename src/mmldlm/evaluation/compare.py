@@ -5,7 +5,8 @@ resamples of documents in which both results keep the same documents, so what is
 
 Figures of generated pairs count only beside their diversity: a model that has collapsed is not better at anything, and
 one whose texts repeat more gets no verdict on the rest. Nor does one whose latents are the same for all texts win by
-their mean cosine, or one that ignores its condition by what a wrong condition costs it.
+their mean cosine, or one that ignores its condition by what a wrong condition costs it, or one that costs more with the
+right condition by what that saves.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ _MUST_AGREE = (
     ("generated/reference_nats", "the reference model is left out", "generation.reference_lm.name"),
 )
 """Quantities by the beginning of their names, and what both results must have in common for them."""
-UNDER_ANOTHERS = re.compile(r"(text_bound|bits_per_\w+|latent_bound|calibration)/shuffled(/.*)?")
-"""Costs and calibration under the latent, or the text, of another document."""
+UNDER_ANOTHERS = re.compile(
+    r"(text_bound|bits_per_\w+|latent_bound|calibration)/shuffled(/.*)?|t2l/stranger_cosine"
+)
+"""Costs and calibration under the latent, or the text, of another document, and the cosine to its latent."""
 DIVERSITY = ("generated/repeated_", "generated/self_bleu")
 FIGURES_OF_GENERATED = f"{GENERATED}/"
 MEMORISED = "generated/memorised_"
@@ -236,25 +239,37 @@ def _beside_diversity(
         if (winner, row.name) in blind:
             return f"none: latents of {winner} do not depend on the text"
         loser = other if winner == first.label else first
+        cost = cost_behind(row.name)
+        dearer = any(one.name == cost and one.verdict == f"{loser.label} is better" for one in rows)
         natural = not _repeats_more_than_real(loser, row.name)
         withheld = reason_to_withhold(
-            row.name, winner, loser.label, collapsed=winner in collapsed, natural=natural, dull=winner in dull
-        )
+            row.name, winner, loser.label, dearer=dearer, collapsed=winner in collapsed, natural=natural,
+            dull=winner in dull,
+        )  # fmt: skip
         return withheld or row.verdict
 
     return [replace(row, verdict=verdict(row)) for row in rows]
 
 
-def reason_to_withhold(
-    figure: str, winner: str, loser: str, *, collapsed: bool, natural: bool, dull: bool
-) -> str | None:
-    """Why a better figure is no win; None where it is one. The rest is about figures of generated pairs alone.
+def cost_behind(figure: str) -> str | None:
+    """For what the right condition saves, the cost with it; None for other figures."""
+    side, _, kind = figure.partition("_gain/")
+    return f"{side}_bound/right" if kind else None
 
-    `collapsed`: the winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones.
-    `dull`: the winner's texts repeat more than the loser's and held-out ones.
+
+def reason_to_withhold(
+    figure: str, winner: str, loser: str, *, dearer: bool, collapsed: bool, natural: bool, dull: bool
+) -> str | None:
+    """Why a better figure is no win; None where it is one.
+
+    `dearer`: the winner costs more than the loser in the cost behind a gain. The rest is about figures of generated
+    pairs alone. `collapsed`: the winner's texts have collapsed. `natural`: the loser's texts repeat no more than
+    held-out ones. `dull`: the winner's texts repeat more than the loser's and held-out ones.
     """
     if UNDER_ANOTHERS.fullmatch(figure):
         return "none: won by ignoring the condition"
+    if dearer:
+        return f"none: {winner} costs more with the right condition"
     if not figure.startswith(FIGURES_OF_GENERATED):
         return None
     if collapsed:
