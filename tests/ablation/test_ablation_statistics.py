@@ -1,6 +1,8 @@
 """Intervals for a few seeds against closed forms."""
 
+import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 from scipy import stats
 
 from mmldlm.ablation.summary import summarise
-from mmldlm.ablation.work import Record, Value
+from mmldlm.ablation.work import Record, Value, make_record, read_record
+from mmldlm.evaluation.results import Histogram, Retrieval
 from mmldlm.statistics import (
     BETTER,
     LESS,
@@ -16,11 +19,13 @@ from mmldlm.statistics import (
     SAME,
     UNKNOWN,
     WORSE,
+    Estimate,
     holm,
     mean_over_seeds,
     paired_difference,
     verdict,
 )
+from tests.evaluation.empty_results import empty_evaluation
 
 
 def test_two_and_three_seeds():
@@ -150,3 +155,29 @@ def test_what_the_latent_saves_counts_only_beside_the_cost_with_it(right, expect
     plan = SimpleNamespace(arms=arms, quantities=[name], evaluation=SimpleNamespace(steps=[16]))
     rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
     assert rows[1].cells[name].verdict == expected
+
+
+@pytest.mark.parametrize(("blind", "expected"), [
+    ([], BETTER), (["t2l/cosine"], "none: latents of arm do not depend on the text"),
+])  # fmt: skip
+def test_one_latent_for_all_texts_wins_no_cosine(blind, expected):
+    def record(which, seed):
+        value = Value("t2l/cosine", MORE, (0.31, 0.37)[which] + 0.001 * seed * (1 + 0.1 * which))
+        return Record(
+            ("base", "arm")[which], seed, {}, {"t2l/cosine": value}, 1, 1, None, blind=blind if which else []
+        )
+
+    arms = [SimpleNamespace(name=name, of=None) for name in ("base", "arm")]
+    plan = SimpleNamespace(arms=arms, quantities=None, evaluation=SimpleNamespace(steps=[16]))
+    rows = summarise(plan, [record(which, seed) for which in (0, 1) for seed in range(3)]).rows
+    assert rows[1].cells["t2l/cosine"].verdict == expected
+
+
+def test_a_record_keeps_which_cosines_do_not_depend_on_the_text(tmp_path):
+    close, near = Estimate(0.37, 0.0, 0.37, 0.37), Estimate(0.05, 0.0, 0.05, 0.05)
+    retrieval = Retrieval(close, close, near, near, 0.005, 0.05, 9.0, 200, 200, Histogram([], [], []))
+    result = replace(empty_evaluation("arm", {}), retrieval=retrieval)
+    record = make_record("arm", 0, {}, result, tmp_path / "no log")
+    assert record.blind == ["round_trip/latent/own", "t2l/cosine"]
+    (tmp_path / "record.json").write_text(json.dumps(record.to_json()))
+    assert read_record(tmp_path, {}) == record

@@ -1,7 +1,8 @@
 """The table of an ablation: means over seeds, and differences from the first arm paired by seed.
 
 As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more, or one under the
-condition of another document by ignoring its own, or what the right condition saves by costing more with it.
+condition of another document by ignoring its own, or what the right condition saves by costing more with it, or a
+cosine by latents that are the same for all texts.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def _unless_withheld(judged: str, figure: str, ours: list[Record], base: list[Re
     cost = cost_behind(figure)
     withheld = reason_to_withhold(
         figure, winner[0].arm, loser[0].arm,
+        blind=any(figure in one.blind for one in winner),
         dearer=cost is not None and _has_more(cost, winner, loser),
         collapsed=any(one.collapsed for one in winner), natural=not any(one.repetitive for one in loser),
         dull=any(one.repetitive for one in winner) and _has_more(_REPEATED, winner, loser),

@@ -22,6 +22,7 @@ from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.durable import replace_file
 from mmldlm.errors import UserError
+from mmldlm.evaluation.compare import blind_cosines
 from mmldlm.evaluation.results import Evaluation
 from mmldlm.json_lines import from_plain
 from mmldlm.metrics import read_log
@@ -57,6 +58,8 @@ class Record:
     """What shows that its generated texts are the same words again and again."""
     repetitive: bool = False
     """Whether its generated texts repeat tokens measurably more than held-out ones."""
+    blind: list[str] = field(default_factory=list)
+    """Cosines of its latents that do not depend on the text."""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": RECORD_FORMAT} | asdict(self)
@@ -78,6 +81,7 @@ def make_record(
         arm, seed, identity, values, result.model.num_parameters, step, seconds, result.notes,
         collapsed=generation.collapsed if generation else None,
         repetitive=generation is not None and generation.diversity.exceeds_real("repeated_1"),
+        blind=sorted(blind_cosines(result)),
     )  # fmt: skip
 
 

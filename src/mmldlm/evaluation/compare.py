@@ -224,7 +224,7 @@ def _beside_diversity(
     reasons = {one.label: one.result.generation and one.result.generation.collapsed for one in (first, other)}
     collapsed = [label for label, reason in reasons.items() if reason]
     notes += [f"{label} has collapsed: {reasons[label]}" for label in collapsed]
-    blind = {(one.label, name) for one in (first, other) for name in _blind_cosines(one.result)}
+    blind = {(one.label, name) for one in (first, other) for name in blind_cosines(one.result)}
     dull = {
         one.label
         for one, rival in ((first, other), (other, first))
@@ -236,15 +236,13 @@ def _beside_diversity(
         winner = next((label for label in reasons if row.verdict == f"{label} is better"), None)
         if winner is None:
             return row.verdict
-        if (winner, row.name) in blind:
-            return f"none: latents of {winner} do not depend on the text"
         loser = other if winner == first.label else first
         cost = cost_behind(row.name)
         dearer = any(one.name == cost and one.verdict == f"{loser.label} is better" for one in rows)
         natural = not _repeats_more_than_real(loser, row.name)
         withheld = reason_to_withhold(
-            row.name, winner, loser.label, dearer=dearer, collapsed=winner in collapsed, natural=natural,
-            dull=winner in dull,
+            row.name, winner, loser.label, blind=(winner, row.name) in blind, dearer=dearer,
+            collapsed=winner in collapsed, natural=natural, dull=winner in dull,
         )  # fmt: skip
         return withheld or row.verdict
 
@@ -258,16 +256,27 @@ def cost_behind(figure: str) -> str | None:
 
 
 def reason_to_withhold(
-    figure: str, winner: str, loser: str, *, dearer: bool, collapsed: bool, natural: bool, dull: bool
+    figure: str,
+    winner: str,
+    loser: str,
+    *,
+    blind: bool,
+    dearer: bool,
+    collapsed: bool,
+    natural: bool,
+    dull: bool,
 ) -> str | None:
     """Why a better figure is no win; None where it is one.
 
-    `dearer`: the winner costs more than the loser in the cost behind a gain. The rest is about figures of generated
-    pairs alone. `collapsed`: the winner's texts have collapsed. `natural`: the loser's texts repeat no more than
-    held-out ones. `dull`: the winner's texts repeat more than the loser's and held-out ones.
+    `blind`: the figure is a cosine of latents of the winner that do not depend on the text. `dearer`: the winner costs
+    more than the loser in the cost behind a gain. The rest is about figures of generated pairs alone. `collapsed`: the
+    winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones. `dull`: the winner's
+    texts repeat more than the loser's and held-out ones.
     """
     if UNDER_ANOTHERS.fullmatch(figure):
         return "none: won by ignoring the condition"
+    if blind:
+        return f"none: latents of {winner} do not depend on the text"
     if dearer:
         return f"none: {winner} costs more with the right condition"
     if not figure.startswith(FIGURES_OF_GENERATED):
@@ -281,7 +290,7 @@ def reason_to_withhold(
     return f"none: {winner} is less diverse" if dull else None
 
 
-def _blind_cosines(result: Evaluation) -> set[str]:
+def blind_cosines(result: Evaluation) -> set[str]:
     """Cosines of latents that are no nearer to their own texts than to others."""
     blind = set(_OWN_COSINES) if result.retrieval and result.retrieval.blind else set()
     if result.generation is not None:
