@@ -17,7 +17,13 @@ from mmldlm.api.evaluate import compare
 from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
-from mmldlm.evaluation.report import CHANCE_NOTE, comparison_tables, load_evaluated, number_files
+from mmldlm.evaluation.report import (
+    CHANCE_NOTE,
+    comparison_tables,
+    load_evaluated,
+    number_files,
+    write_comparison,
+)
 from mmldlm.evaluation.results import (
     Agreement,
     Beside,
@@ -29,7 +35,7 @@ from mmldlm.evaluation.results import (
     Retrieval,
 )
 from mmldlm.json_lines import encode
-from mmldlm.reports import Table, publish, show_tables
+from mmldlm.reports import BLUE, Table, publish, show_tables
 from mmldlm.statistics import SAME, Estimate, Quantity, bootstrap, bootstrap_p_value
 from tests.evaluation.empty_results import empty_evaluation
 
@@ -271,6 +277,16 @@ def test_agreement_counts_only_beside_diversity() -> None:
     better = compare_results([dull, generating("best", 0.09, 0.95)])
     assert better["generated/agreement/own"].verdict == "best is better"
     assert better.notes == []
+
+
+def test_the_picture_shows_no_winner_where_the_verdict_is_withheld(tmp_path: Path) -> None:
+    def page(*pair: Evaluated) -> str:
+        write_comparison(tmp_path, compare_results(pair))
+        return (tmp_path / "comparison.html").read_text().replace(BLUE.upper(), BLUE)
+
+    good, bad = generating("good", 0.09, 0.6), generating("bad", 0.966, 0.9)
+    assert f"stroke: {BLUE}" in page(bad, generating("best", 0.09, 0.95))
+    assert f"stroke: {BLUE}" not in page(good, bad)
 
 
 def test_random_words_that_repeat_less_than_real_texts_win_nothing() -> None:

@@ -376,7 +376,7 @@ def _picture(number: int, pair: ComparedPair) -> Picture | None:
             low, value, high = (
                 sign * end / apart.standard_error for end in (apart.low, apart.value, apart.high)
             )
-            color = GREY if row.verdict == SAME else BLUE if value > 0 else ORANGE
+            color = (BLUE if value > 0 else ORANGE) if row.verdict.endswith(" is better") else GREY
             axes.plot([low, high], [place, place], color=color, linewidth=2)
             axes.plot([value], [place], marker="o", markersize=5, color=color)
         axes.axvline(0.0, color=GREY, linewidth=1)
@@ -385,9 +385,7 @@ def _picture(number: int, pair: ComparedPair) -> Picture | None:
         axes.set_xlabel("difference in standard errors (right: better)", fontsize=6.5, loc="right")
         axes.tick_params(axis="x", labelsize=6.5)
 
-    caption = (
-        f"{pair.other} minus {pair.first}, turned so that right is better, with 95 % intervals. Grey: {SAME}."
-    )
+    caption = f"{pair.other} minus {pair.first}, turned so that right is better, with 95 % intervals. Grey: no verdict."
     return make_picture(f"difference_{number}", f"{pair.other} against {pair.first}", caption, draw)
 
 
