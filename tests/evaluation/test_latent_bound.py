@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from mmldlm.config import EvaluationConfig
 from mmldlm.corruption.joint import LATENT_SCHEDULES
 from mmldlm.errors import UserError
+from mmldlm.evaluation.bounds import Bounds
+from mmldlm.evaluation.compare import Evaluated, compare_results
 from mmldlm.evaluation.context import Context, Selection
 from mmldlm.evaluation.latent_bound import (
     LatentErrors,
@@ -21,6 +24,7 @@ from mmldlm.evaluation.latent_bound import (
     time_of_snr,
 )
 from mmldlm.latents import Normalizer
+from tests.evaluation.empty_results import empty_evaluation
 from tests.evaluation.toys import draw_gaussian_documents, gaussian_model
 
 MEANS = np.array([[1.5, -0.5], [-1.0, 1.0]])
@@ -130,3 +134,33 @@ def test_nats_of_raw_latents_are_those_of_their_density() -> None:
     centred = raw.latents[:, 0] - (MEANS[kind] * model.normalizer.scale + model.normalizer.mean)
     exact = 0.5 * (centred / deviation) ** 2 + np.log(deviation) + 0.5 * np.log(2 * np.pi)
     assert found.right.nats_per_dimension_raw == pytest.approx(float(exact.mean()), abs=0.05)
+
+
+def test_bounds_of_latents_that_are_normalised_in_other_ways_are_not_compared() -> None:
+    """With twice the scale normalised latents are smaller, and nats fewer by log 2, however bad a model is."""
+    documents = draw_gaussian_documents(MEANS, DEVIATION, 100)
+
+    def result(label: str, scale: float, *, wrong: float = 1.0) -> Evaluated:
+        model = gaussian_model(
+            MEANS / scale, wrong * DEVIATION / scale, prediction_type="clean", schedule="cosine"
+        )
+        model.normalizer = Normalizer(np.zeros(2, np.float32), np.full(2, scale, np.float32))
+        selection = Selection(cast(Any, None), np.arange(100), documents, 0)
+        config = EvaluationConfig(num_draws=8, latent_snr=100.0)
+        context = Context(model, config, selection, 0, lambda *event: None, None, None)
+        bounds = Bounds(None, measure_latent_bounds(context))
+        return Evaluated(
+            label, replace(empty_evaluation(label, context.documents()), bounds=bounds), Path(label)
+        )
+
+    exact, rough, other = (
+        result("exact", 1.0),
+        result("rough", 1.0, wrong=1.5),
+        result("other", 2.0, wrong=1.5),
+    )
+    assert compare_results([exact, rough])["latent_bound/right"].verdict == "exact is better"
+    comparison = compare_results([exact, other])
+    assert comparison.pairs[0].rows == []
+    (note,) = comparison.notes
+    assert note.startswith("bounds on latents, normalised in other ways, are left out: ")
+    assert note.endswith(".log_scale is 0 in exact, 0.6931 in other")

@@ -113,6 +113,11 @@ class LatentBounds:
     num_draws: int
 
     @property
+    def log_scale(self) -> float:
+        """Mean log of the normaliser's scale: nats per dimension of two scales cannot be compared."""
+        return round(self.right.nats_per_dimension_raw - self.right.nats_per_dimension.value, 9)
+
+    @property
     def kinds(self) -> tuple[LatentBound, LatentBound, LatentBound]:
         """In the order of `TEXT_NAMES`."""
         return self.right, self.shuffled, self.none

@@ -43,6 +43,7 @@ _ANY_TOKENIZER = ("bits_per_", "spearman/")
 """Quantities that mean the same with any tokenizer."""
 _OTHER_TOKENIZER = "only bits per byte and per character are compared, tokenizer or encoder differ"
 _MUST_AGREE = (
+    ("latent_", "bounds on latents, normalised in other ways, are left out", "bounds.latent.log_scale"),
     ("latent_gain/", "what the text saves is left out", "bounds.latent.snr"),
     ("checked/", "ways to decode are left out", "decoding.judge"),
     ("checked/", "ways to decode are left out", "decoding.candidate_temperature"),
