@@ -28,7 +28,7 @@ from mmldlm.config.recipe import config_to_dict
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
 from mmldlm.evaluation.bounds import Bounds
-from mmldlm.evaluation.compare import compare_results
+from mmldlm.evaluation.compare import Evaluated, compare_results
 from mmldlm.evaluation.report import load_evaluated, write_report
 from mmldlm.evaluation.results import Evaluation, Way
 from mmldlm.evaluation.run import Tools, evaluate_model
@@ -130,6 +130,20 @@ def test_the_same_arguments_give_the_same_numbers(
     assert seen[-1][0] == seen[-1][1]
     assert seen == sorted(seen)
     assert len({done for done, _ in seen}) > 10
+
+
+def test_a_comparison_of_tokenizers_names_those_that_lose_text(
+    model: LoadedModel, store: PairStore, result: Evaluation
+) -> None:
+    """A tokenizer that loses case, say, has fewer bits per byte, so the better figure is no better model."""
+    config = replace(SMALL, num_decoded=2, num_generated=0, step_counts=[1], num_documents=12)
+    lossy = Tools(decode_text=lambda lists: [text[1:] for text in as_words(lists)])
+    losing = evaluate_model(model, store, "validation", config, lossy)
+    losing = replace(losing, data=replace(losing.data, fingerprint="other"))
+    pair = [Evaluated("whole", result), Evaluated("losing", losing)]
+    (note,) = [note for note in compare_results(pair).notes if "tokenizer of" in note]
+    assert note.startswith("the tokenizer of losing does not reproduce 12 of 12 texts")
+    assert not any("tokenizer of" in note for note in compare_results([pair[0], pair[0]]).notes)
 
 
 def test_the_result_is_complete_plain_json(store: PairStore, result: Evaluation) -> None:

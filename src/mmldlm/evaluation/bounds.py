@@ -67,6 +67,8 @@ class TextBounds:
     num_documents: int
     num_tokens: int
     num_draws: int
+    num_changed: int = 0
+    """Texts that the tokenizer does not reproduce exactly: bits per byte and per character leave out what it loses."""
 
     @property
     def kinds(self) -> tuple[TextBound, TextBound, TextBound]:

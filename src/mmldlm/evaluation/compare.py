@@ -316,6 +316,13 @@ def _note_documents(first: Evaluated, other: Evaluated, num_shared: int, notes: 
             notes.append(
                 f"{one.label} has {len(one.held_out):,} documents; compared are the {num_shared:,} shared ones"
             )
+    if first.result.data.fingerprint != other.result.data.fingerprint:
+        notes += [
+            f"the tokenizer of {one.label} does not reproduce {text.num_changed:,} of {text.num_documents:,} texts, "
+            "and its bits per byte and per character leave out what it loses"
+            for one in (first, other)
+            if (text := one.result.bounds.text) is not None and text.num_changed
+        ]
     if num_shared < FEW_DOCUMENTS:
         notes.append(
             f"{num_shared} documents are few: below {FEW_DOCUMENTS} bootstrap intervals are too narrow and p-values "

@@ -110,7 +110,7 @@ def measure_text_bounds(context: Context) -> tuple[TextBounds, Calibration] | tu
         )
         for latent in LATENT_NAMES
     }  # fmt: skip
-    sizes = _text_sizes(context)
+    sizes, num_changed = _text_sizes(context)
     bounds = {latent: _text_bound(context, one, sizes) for latent, one in costs.items()}
     calibration = {
         latent: _calibration(context, one.answers, latent, LATENT_NAMES[latent])
@@ -123,6 +123,7 @@ def measure_text_bounds(context: Context) -> tuple[TextBounds, Calibration] | tu
         num_documents=len(right.nats),
         num_tokens=int(right.num_tokens.sum()),
         num_draws=context.config.num_draws,
+        num_changed=num_changed,
     )
     return result, Calibration(**calibration)
 
@@ -188,12 +189,16 @@ def _gain(context: Context, costs: Costs, right: Costs) -> Estimate:
     return context.record(f"text_gain/{costs.latent}", quantity)
 
 
-def _text_sizes(context: Context) -> dict[str, np.ndarray]:
-    """Bytes (UTF-8) and characters of each text before the tokenizer; empty where the texts are not known."""
+def _text_sizes(context: Context) -> tuple[dict[str, np.ndarray], int]:
+    """Bytes (UTF-8) and characters of each text before the tokenizer, and how many texts it changes.
+
+    Without the texts there are no sizes.
+    """
     texts = [text for text in context.selection.texts if text is not None]
     if len(texts) < len(context.selection.texts):
         context.notes.append("no bits per byte: the pair store does not hold the texts themselves")
-        return {}
+        return {}, 0
+    changed = 0
     if context.decode_text is not None:
         again = context.decode_text(context.selection.documents.split_tokens())
         changed = sum(a != b for a, b in zip(texts, again, strict=True))
@@ -202,10 +207,11 @@ def _text_sizes(context: Context) -> dict[str, np.ndarray]:
                 f"the tokenizer does not reproduce {changed} of {len(texts)} texts exactly (case, spaces or unknown "
                 "characters), so bits per byte leave out what it loses"
             )
-    return {
+    sizes = {
         "byte": np.array([len(text.encode("utf-8", "replace")) for text in texts]),
         "character": np.array([len(text) for text in texts]),
     }
+    return sizes, changed
 
 
 def text_costs(
