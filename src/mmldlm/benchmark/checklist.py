@@ -307,7 +307,8 @@ class Validation:
 
     @property
     def passed(self) -> bool:
-        return all(check.passed is not False for check in self.checks)
+        """Whether it came to its end and no check failed."""
+        return not self.partial and all(check.passed is not False for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         return {
