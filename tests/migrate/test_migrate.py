@@ -410,3 +410,56 @@ def test_a_recipe_that_has_to_be_corrected_is_named(tmp_path: Path) -> None:
     )
     assert "recipes/old.yaml: has to be corrected first: " in result.output
     assert "optim.warmup_steps=0.02: a whole number is needed" in result.output
+
+
+BASELINE = """
+defaults: [logging: default, data: owt, optimizer: adam, _self_]
+model: {type: diffusion, diffusion_process: mdlm, hidden_size: 64, n_blocks: 2, n_heads: 4, p_uniform: 0.0}
+training: {train_batch_size: 4, num_train_steps: 100, warmup_steps: 10, lr_schedule: cosine, dtype: bf16}
+loss: {loss_type: gidd, loss_weighting: dynamic, min_loss_weight: 0.0, max_loss_weight: 2.0, reduction: tokenmean}
+"""
+
+
+@pytest.fixture
+def baselines(tmp_path: Path) -> Path:
+    """Files that build on others, as those of GIDD and of the baselines do."""
+    files = {
+        "mdlm.yaml": BASELINE,
+        "data/owt.yaml": "defaults: [defaults]\ndataset_name: openwebtext\n",
+        "data/defaults.yaml": "num_workers: 4\ntokenizer_name: gpt2\n",
+        "optimizer/adam.yaml": "{type: adam, lr: 5e-4, betas: [0.9, 0.99]}\n",
+        "latent.yaml": "defaults: [mdlm, _self_]\nmodel: {use_latent_conditioning: true}\n",
+        "cross.yaml": "defaults: [latent, cross, _self_]\ntraining: {train_batch_size: 8}\nmodel: {n_blocks: 3}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_what_a_file_takes_over_from_others_counts(baselines: Path) -> None:
+    (translation,) = examine_repository(baselines / "cross.yaml").translations
+    recipe = translation.recipe
+    assert recipe["optim"] == {"lr": 5e-4, "warmup_steps": 10, "beta1": 0.9, "beta2": 0.99}
+    assert (recipe["batch"]["documents_per_step"], recipe["model"]["depth"], recipe["train"]["steps"]) == (
+        8,
+        3,
+        100,
+    )
+    assert recipe["data"]["num_workers"] == 4
+    assert "--tokenizer builtin:gpt2" in translation.make_store
+    assert check_recipe(recipe) == []
+
+
+def test_what_the_baselines_read_is_not_called_ignored_or_unknown(baselines: Path) -> None:
+    for name in ("mdlm", "cross"):
+        (translation,) = examine_repository(baselines / f"{name}.yaml").translations
+        assert translation.ignored == translation.unknown == []
+        assert "loss.reduction=tokenmean: the loss is always a mean over tokens" in translation.dropped
+        assert ("condition_dropout" in translation.recipe["corruption"]) == (name == "mdlm")
+    (baselines / "run.sh").write_text(
+        "torchrun train.py --config-name mdlm data.tokenizer_name=gpt2 loss.reduction=tokenmean model.n_heads=8\n"
+    )
+    (command,) = examine_repository(baselines).commands
+    assert command.ignored == []
+    assert "model.num_heads=8" in command.new

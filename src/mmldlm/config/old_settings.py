@@ -62,6 +62,7 @@ TRANSLATED: dict[str, str] = {
     "model.latent_parameterization": "corruption.prediction_type",
     "model.latent_beta_schedule": "corruption.latent_schedule",
     "model.type": "model.preset",
+    "model.use_latent_conditioning": "corruption.condition_dropout=1 where it is false",
     "model.diffusion_process": "corruption.text_schedule",
     "optimizer.betas": "optim.beta1 and optim.beta2",
     "optimizer.beta1": "optim.beta1",
@@ -96,6 +97,13 @@ IGNORED: dict[str, str] = {
 }
 """Old key -> why changing it changed nothing."""
 
+READ_BY_BASELINES: dict[str, str] = {
+    "model.n_heads": "",
+    "data.tokenizer_name": "",
+    "loss.reduction": "the loss is always a mean over tokens",
+}
+"""Of the ignored keys those that the baselines (model.type=diffusion) read -> why one has no counterpart, if so."""
+
 DROPPED: dict[str, str] = {
     "model.max_seq_len": "documents are not padded; 'mmldlm prepare --max-tokens' bounds their length",
     "model.latent_dim": "the pair store knows its own width",
@@ -112,6 +120,9 @@ DROPPED: dict[str, str] = {
     "training.low_discrepancy_sampling": "times are a fixed function of seed, epoch and document",
     "training.resume": "resume is the same command again",
     "loss.loss_scale": "no constant factor on the loss",
+    "loss.loss_weighting": "objective.text_weighting has other choices; set it as you want",
+    "loss.min_loss_weight": "objective.text_weighting has other choices; set it as you want",
+    "loss.max_loss_weight": "objective.text_weighting has other choices; set it as you want",
     "logging.wandb_project": "add wandb to train.trackers; WANDB_PROJECT in the environment sets it",
     "logging.wandb_entity": "add wandb to train.trackers; WANDB_ENTITY in the environment sets it",
     "logging.wandb_dir": "add wandb to train.trackers; WANDB_DIR in the environment sets it",

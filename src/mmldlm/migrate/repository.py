@@ -16,9 +16,17 @@ from traindoctor.shell_file import Command, ShellError, ShellFile
 from traindoctor.source import UnreadableError, read_source
 from traindoctor.types import Finding, Kind
 
-from mmldlm.config.old_settings import DROPPED, IGNORED, KNOWN, TRANSLATED, flatten, is_old
+from mmldlm.config.old_settings import (
+    DROPPED,
+    IGNORED,
+    KNOWN,
+    READ_BY_BASELINES,
+    TRANSLATED,
+    flatten,
+    is_old,
+)
 from mmldlm.errors import UserError
-from mmldlm.migrate.translation import Translation, read_composed, translate
+from mmldlm.migrate.translation import Translation, is_baseline, read_composed, translate
 
 _HOW = {"training", "loss", "optimizer"}
 """A file of settings that trains has one of these sections."""
@@ -127,8 +135,8 @@ def _command(
 ) -> OldCommand:
     arguments = [expand(word, variables) for word in command.arguments]
     result = OldCommand(script, line, " ".join([command.name, *command.arguments[:6], "..."]))
-    changed = _changed(arguments, result)
     config, nodes, local = (_option(arguments, name) for name in ("config-name", "nnodes", "nproc-per-node"))
+    changed = _changed(arguments, result, is_baseline(flatten(configs.get(config, {}))))
     known = config in configs
     num_nodes, num_local = (int(words) if words.isdecimal() else 1 for words in (nodes, local))
     try:
@@ -168,7 +176,7 @@ def expand(word: str, variables: Mapping[str, str], depth: int = 8) -> str:
     return expanded if expanded == word else expand(expanded, variables, depth - 1)
 
 
-def _changed(arguments: list[str], result: OldCommand) -> dict[str, Any]:
+def _changed(arguments: list[str], result: OldCommand, baseline: bool) -> dict[str, Any]:
     """Old settings that the command line changes."""
     changed: dict[str, Any] = {}
     for word in arguments:
@@ -181,7 +189,9 @@ def _changed(arguments: list[str], result: OldCommand) -> dict[str, Any]:
             continue
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={text}"]))["x"]  # type: ignore[index,call-overload]
         changed[key] = value
-        if key in IGNORED:
+        if baseline and key in READ_BY_BASELINES:
+            result.dropped += [f"{key}: {READ_BY_BASELINES[key]}"] if READ_BY_BASELINES[key] else []
+        elif key in IGNORED:
             result.ignored.append(f"{key}: {IGNORED[key]}")
         elif key in DROPPED and key != "logging.save_dir":
             result.dropped.append(f"{key}: {DROPPED[key]}")

@@ -16,6 +16,7 @@ from mmldlm.config.old_settings import (
     MODES,
     PRECISIONS,
     PREDICTIONS,
+    READ_BY_BASELINES,
     TRANSLATED,
     flatten,
     nearest_old,
@@ -52,7 +53,12 @@ class Translation:
 
 
 def read_composed(path: Path) -> dict[str, Any]:
-    """The values of a settings file with the group files that its `defaults` name, as Hydra puts them together."""
+    """The values of a settings file with the files that its `defaults` name, as Hydra puts them together."""
+    return _compose(path, ())
+
+
+def _compose(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """`above`: the files that led here, which are not read again."""
     from omegaconf import OmegaConf
 
     from mmldlm.config.recipe import read_mapping
@@ -61,10 +67,12 @@ def read_composed(path: Path) -> dict[str, Any]:
     defaults = own.get("defaults")
     parts: list[Any] = []
     for entry in defaults if isinstance(defaults, list) else []:
-        if isinstance(entry, dict):
-            for group, name in entry.items():
-                file = path.parent / str(group) / f"{name}.yaml"
-                parts += [{str(group): read_mapping(file, _SETTINGS)}] if file.is_file() else []
+        # `group: name` is a file of the folder of that name, `name` alone one beside this file
+        for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            file = path.parent / str(group) / f"{name}.yaml"
+            if file.is_file() and file not in (path, *above):
+                values = _compose(file, (path, *above))
+                parts.append({str(group): values} if group else values)
     merged = OmegaConf.to_container(
         OmegaConf.merge(*parts, {k: v for k, v in own.items() if k != "defaults"})
     )
@@ -76,8 +84,12 @@ def translate(values: dict[str, Any], source: str, ranks: int | None = None) -> 
     flat = flatten(values)
     _reject_other_models(flat, source)
     result = Translation(source)
+    read = READ_BY_BASELINES if is_baseline(flat) else {}
     for key, value in flat.items():
-        _translate_key(result, key, value)
+        if key not in read:
+            _translate_key(result, key, value)
+        elif read[key]:
+            result.dropped.append(f"{key}={value}: {read[key]}")
     _translate_batch(result, flat, ranks)
     _translate_mode(result, flat)
     _translate_kind(result, flat)
@@ -154,7 +166,7 @@ def _translate_mode(result: Translation, flat: dict[str, Any]) -> None:
     name = str(flat.get("loss.loss_type") or "")
     if name not in MODES:
         name = str(flat.get("training.loss_type") or "")
-    if name not in MODES and _is_baseline(flat):
+    if name not in MODES and is_baseline(flat):
         _put(result, "corruption.mode_weights", {"l2t": 1.0})
         if not flat.get("model.use_latent_conditioning"):
             _put(result, "corruption.condition_dropout", 1.0)
@@ -206,7 +218,7 @@ def _translate_turns(result: Translation, order: Any) -> None:
     )
 
 
-def _is_baseline(flat: dict[str, Any]) -> bool:
+def is_baseline(flat: dict[str, Any]) -> bool:
     return flat.get("model.type") == "diffusion"
 
 
@@ -309,10 +321,9 @@ def _translate_shape(result: Translation, flat: dict[str, Any]) -> None:
     """Of the multimodal network always 8 heads of 64; the baselines read theirs."""
     _put(result, "model.preset", "reference")
     width, heads = _integer(flat.get("model.hidden_size")), _integer(flat.get("model.n_heads"))
-    if _is_baseline(flat) and width and heads:
+    if is_baseline(flat) and width and heads:
         _put(result, "model.num_heads", heads)
         _put(result, "model.head_width", width // heads)
-        result.ignored = [line for line in result.ignored if not line.startswith("model.n_heads=")]
     else:
         _put(result, "model.num_heads", 8)
         _put(result, "model.head_width", 64)
