@@ -463,3 +463,20 @@ def test_what_the_baselines_read_is_not_called_ignored_or_unknown(baselines: Pat
     (command,) = examine_repository(baselines).commands
     assert command.ignored == []
     assert "model.num_heads=8" in command.new
+
+
+def test_what_a_script_chooses_while_it_runs_is_not_guessed(checkout: Path) -> None:
+    """The batch by the memory of the GPU, and a process for each GPU."""
+    (checkout / "train.sh").write_text(
+        'if [ "${MEMORY}" -ge 70 ]; then BATCH=4; else BATCH=1; fi\n'
+        'LR="5e-5"\nLR="5e-5"\nGPUS=$(nvidia-smi -L | wc -l)\n'
+        'torchrun --nproc_per_node="${GPUS}" train_mmdit.py --config-name mmdit '
+        'training.train_batch_size="${BATCH}" optimizer.lr="${LR}" training.seed=7\n'
+    )
+    (command,) = examine_repository(checkout).commands
+    assert "batch." not in command.new
+    assert "train.seed=7" in command.new
+    assert [line.split(";")[0] for line in command.dropped] == [
+        "training.train_batch_size: its value is computed by the script (${BATCH})",
+        "--nproc-per-node: its value is computed by the script ($(nvidia-smi -L | wc -l))",
+    ]

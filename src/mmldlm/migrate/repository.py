@@ -122,12 +122,21 @@ def _commands(files: list[Found], configs: dict[str, dict[str, Any]]) -> list[Ol
             script = ShellFile(source)
         except (ShellError, UnreadableError, OSError):
             continue
-        variables = {assignment.name: assignment.value.plain for assignment, _ in script.assignments()}
+        variables = _variables(script)
         for command in script.commands:
             if command.is_training() and any(re.search(r"train\w*\.py$", word) for word in command.arguments):
                 line = source.place(command.start)[0]
                 commands.append(_command(file.relative, line, command, configs, variables))
     return commands
+
+
+def _variables(script: ShellFile) -> dict[str, str]:
+    """The variables of a script; one that gets several values, on some condition, stands for itself."""
+    values: dict[str, str] = {}
+    for assignment, _ in script.assignments():
+        name, value = assignment.name, assignment.value.plain
+        values[name] = value if values.get(name, value) == value else f"${{{name}}}"
+    return values
 
 
 def _command(
@@ -139,6 +148,11 @@ def _command(
     changed = _changed(arguments, result, is_baseline(flatten(configs.get(config, {}))))
     known = config in configs
     num_nodes, num_local = (int(words) if words.isdecimal() else 1 for words in (nodes, local))
+    result.dropped += [
+        f"--{option}: its value is computed by the script ({words}); 1 counts in the batch: add ours by hand"
+        for option, words in (("nnodes", nodes), ("nproc-per-node", local))
+        if words and not words.isdecimal()
+    ]
     try:
         words, result.make_store = _combined(configs.get(config, {}), changed, num_nodes * num_local, script)
     except UserError as error:
