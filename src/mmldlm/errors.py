@@ -9,6 +9,14 @@ class UserError(ValueError):
     """A mistake in settings, files or usage; its message is one clear line."""
 
 
+class SettingsError(UserError):
+    """Several mistakes in settings, in one line."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
 class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)
     """The user or the machine asked to stop; work was saved where that was possible. The text says how to go on."""
 

@@ -156,6 +156,15 @@ def test_doctor_config_tells_both_kinds_apart(checkout: Path, tmp_path: Path) ->
     wrong = CliRunner().invoke(app, ["config", str(recipe)])
     assert wrong.exit_code == 1
     assert "optim.lr" in wrong.output
+    recipe.write_text(
+        "data: {store: x}\noptim: {lr: -1, wd: 3}\nsuch: 1\n"
+    )  # a problem, with its hint, is a line
+    assert CliRunner().invoke(app, ["config", str(recipe)]).output.splitlines() == [
+        f"{recipe}: unknown setting optim.wd; did you mean optim.lr?",
+        f"{recipe}: unknown setting such; sections are data, batch, model, corruption, objective, optim, train, speed, "
+        "distributed, sampling, evaluation",
+        f"{recipe}: optim.lr=-1.0: allowed is more than 0",
+    ]
 
 
 PLAN = """

@@ -26,7 +26,7 @@ from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError, compose
 
 from mmldlm.config import MODES, Config, find_problems
 from mmldlm.config.old_settings import explain_old, flatten, is_old, nearest_old, old_settings_message
-from mmldlm.errors import UserError, first_line
+from mmldlm.errors import SettingsError, UserError, first_line
 from mmldlm.reports import counted
 
 _RECIPE = "a recipe is a mapping of sections, such as 'data:' and 'model:'"
@@ -185,7 +185,7 @@ def _build(
     more = (
         [f"and {counted(len(listed) - MOST_PROBLEMS, 'more problem')}"] if len(listed) > MOST_PROBLEMS else []
     )
-    raise UserError("; ".join([*listed[:MOST_PROBLEMS], *more]))
+    raise SettingsError([*listed[:MOST_PROBLEMS], *more])
 
 
 def _unresolved(config: DictConfig, key: str) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmldlm.config.old_settings import is_old
-from mmldlm.errors import UserError
+from mmldlm.errors import SettingsError, UserError
 from mmldlm.migrate.repository import Migration
 from mmldlm.migrate.translation import Translation, check_recipe, read_composed, recipe_text, translate
 
@@ -149,5 +149,6 @@ def examine_settings(path: Path) -> SettingsReport:
     try:
         make_config(values)
     except UserError as error:
-        return SettingsReport("ours", str(error).removeprefix("the recipe: ").split("; "))
+        problems = error.problems if isinstance(error, SettingsError) else [str(error)]
+        return SettingsReport("ours", [problem.removeprefix("the recipe: ") for problem in problems])
     return SettingsReport("ours")

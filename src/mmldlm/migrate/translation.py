@@ -23,7 +23,7 @@ from mmldlm.config.old_settings import (
     old_number,
     other_model,
 )
-from mmldlm.errors import UserError
+from mmldlm.errors import SettingsError, UserError
 
 TURN_STEPS = 100
 """Steps of a turn, which the old settings do not state; each change of modes takes time, see docs/modes.md."""
@@ -402,7 +402,7 @@ def check_recipe(recipe: dict[str, Any]) -> list[str]:
     try:
         config_from_dict(recipe)
     except UserError as error:
-        return str(error).split("; ")
+        return error.problems if isinstance(error, SettingsError) else [str(error)]
     return []
 
 
