@@ -489,3 +489,10 @@ def test_what_a_script_chooses_while_it_runs_is_not_guessed(checkout: Path) -> N
         "training.train_batch_size: its value is computed by the script (${BATCH})",
         "--nproc-per-node: its value is computed by the script ($(nvidia-smi -L | wc -l))",
     ]
+
+
+def test_the_share_that_was_held_out_stays() -> None:
+    old = yaml.safe_load(OLD)
+    assert translate(old, "x").make_store.endswith(" --validation 0.01")
+    old["data"]["val_ratio"] = 0.05
+    assert translate(old, "x").make_store.endswith(" --validation 0.05")

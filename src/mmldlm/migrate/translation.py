@@ -28,7 +28,7 @@ from mmldlm.errors import SettingsError, UserError
 TURN_STEPS = 100
 """Steps of a turn, which the old settings do not state; each change of modes takes time, see docs/modes.md."""
 VALIDATION = 0.01
-"""Share that is held out of a layout with a training split alone."""
+"""Share that is held out of a layout with a training split alone, where the old settings do not state it."""
 _SETTINGS = "settings are a mapping of sections, such as 'data:' and 'model:'"
 _LAST_NAMES = {key.rsplit(".", 1)[-1]: key for key in (*DIRECT, *TRANSLATED)}
 
@@ -347,7 +347,9 @@ def _translate_store(result: Translation, flat: dict[str, Any]) -> None:
     named = known.get(str(tokenizer), str(tokenizer))
     _put(result, "data.store", store)
     words = ["mmldlm", "data", "import", folder, "--out", store, "--tokenizer", named]
-    result.make_store = shlex.join([*words, "--validation", f"{VALIDATION:g}"])
+    share = flat.get("data.val_ratio")
+    share = share if isinstance(share, float) and 0.0 < share < 1.0 else VALIDATION
+    result.make_store = shlex.join([*words, "--validation", f"{share:g}"])
 
 
 def _root(path: Path, kind: str) -> Path | None:
