@@ -138,7 +138,7 @@ def test_random_words_collapsed_texts_and_blind_models_win_nothing(name, base, a
 
 
 @pytest.mark.parametrize(("right", "expected"), [
-    ((0.9, 1.15), "none: arm costs more with the right condition"), ((0.9, 0.7), BETTER), ((0.9, 0.9), BETTER),
+    ((0.9, 1.15), "none: arm costs more nats"), ((0.9, 0.7), BETTER), ((0.9, 0.9), BETTER),
 ])  # fmt: skip
 def test_what_the_latent_saves_counts_only_beside_the_cost_with_it(right, expected):
     cost, name = "text_bound/right", "text_gain/shuffled"

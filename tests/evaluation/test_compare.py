@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from mmldlm.api.evaluate import compare
 from mmldlm.cli.evaluate import compare as compare_command
 from mmldlm.errors import UserError
+from mmldlm.evaluation.bounds import calibration_error, equal_mass
 from mmldlm.evaluation.compare import Comparison, Evaluated, compare_results, folder_name
 from mmldlm.evaluation.report import (
     CHANCE_NOTE,
@@ -34,10 +36,12 @@ from mmldlm.evaluation.results import (
     Histogram,
     Retrieval,
 )
+from mmldlm.evaluation.text_bound import text_costs
 from mmldlm.json_lines import encode
 from mmldlm.reports import BLUE, Table, publish, show_tables
 from mmldlm.statistics import SAME, Estimate, Quantity, bootstrap, bootstrap_p_value
 from tests.evaluation.empty_results import empty_evaluation
+from tests.evaluation.toys import LENGTH, TEXTS, Oracle, draw_documents, joint_distribution, oracle_model
 
 COUNT = 200
 
@@ -375,8 +379,36 @@ def test_who_costs_more_with_the_right_condition_wins_nothing_by_what_it_saves(s
     exact, sharp, good = result("exact", 0.9, 1.05), result("sharp", 1.15, 1.63), result("good", 0.7, 1.4)
     name = f"{side}_gain/shuffled"
     for pair in ([exact, sharp], [sharp, exact]):
-        assert compare_results(pair)[name].verdict == "none: sharp costs more with the right condition"
+        assert compare_results(pair)[name].verdict == "none: sharp costs more nats"
     assert compare_results([exact, good])[name].verdict == "good is better"
+
+
+def test_a_model_that_knows_little_is_not_the_better_calibrated_one() -> None:
+    """The exact model against one that gives every token its share: both are calibrated, the second with one bucket."""
+    joint = joint_distribution()
+    documents, _ = draw_documents(joint, 300)
+    shares = np.bincount(TEXTS.reshape(-1), np.repeat(joint.sum(0), LENGTH)) / LENGTH
+
+    class Unigrams(Oracle):
+        @staticmethod
+        def token_logits(hidden: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(shares).log().expand(len(hidden), -1)
+
+    def result(label: str, denoiser: Oracle) -> Evaluated:
+        model = replace(oracle_model(joint), denoiser=denoiser)
+        costs = text_costs(model, documents, latent="right", num_draws=8, batch_tokens=4096, seed=5)
+        edges = equal_mass(costs.answers.confidence)
+        error = calibration_error(costs.answers, edges, len(costs.nats), "calibration")
+        quantities = {"text_bound/right": costs.quantity(), "calibration/right/equal_mass": error}
+        held_out = {"held_out": DocumentSet(documents.ids.tolist(), quantities)}
+        return Evaluated(label, empty_evaluation(label, held_out), Path(label))
+
+    comparison = compare_results([result("exact", Oracle(joint)), result("unigrams", Unigrams(joint))])
+    assert comparison["text_bound/right"].verdict == "exact is better"
+    row = comparison["calibration/right/equal_mass"]
+    assert row.other < row.first < 0.05
+    assert row.difference.high < 0  # by chance alone
+    assert row.verdict == "none: unigrams costs more nats"
 
 
 def test_the_text_bound_in_other_units_takes_no_rows_of_the_table() -> None:

@@ -1,8 +1,8 @@
 """The table of an ablation: means over seeds, and differences from the first arm paired by seed.
 
 As in `compare`, no arm wins a figure of generated pairs by texts that have collapsed or repeat more, or one under the
-condition of another document by ignoring its own, or what the right condition saves by costing more with it, or a
-cosine by latents that are the same for all texts.
+condition of another document by ignoring its own, or what the right condition saves, or calibration, by costing more
+nats, or a cosine by latents that are the same for all texts.
 """
 
 from __future__ import annotations

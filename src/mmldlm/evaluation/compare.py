@@ -5,8 +5,8 @@ resamples of documents in which both results keep the same documents, so what is
 
 Figures of generated pairs count only beside their diversity: a model that has collapsed is not better at anything, and
 one whose texts repeat more gets no verdict on the rest. Nor does one whose latents are the same for all texts win by
-their mean cosine, or one that ignores its condition by what a wrong condition costs it, or one that costs more with the
-right condition by what that saves.
+their mean cosine, or one that ignores its condition by what a wrong condition costs it, or one that costs more nats by
+what the right condition saves or by its calibration.
 """
 
 from __future__ import annotations
@@ -251,9 +251,16 @@ def _beside_diversity(
 
 
 def cost_behind(figure: str) -> str | None:
-    """For what the right condition saves, the cost with it; None for other figures."""
-    side, _, kind = figure.partition("_gain/")
-    return f"{side}_bound/right" if kind else None
+    """The cost that a winner of this figure must not exceed; None for figures that stand alone.
+
+    An overconfident model gains most by the right condition. One that knows little is unsure everywhere, and so has
+    the smallest calibration error.
+    """
+    side, _, gain = figure.partition("_gain/")
+    if gain:
+        return f"{side}_bound/right"
+    kind = re.fullmatch(r"calibration/(\w+)/\w+", figure)
+    return f"text_bound/{kind[1]}" if kind else None
 
 
 def reason_to_withhold(
@@ -270,16 +277,16 @@ def reason_to_withhold(
     """Why a better figure is no win; None where it is one.
 
     `blind`: the figure is a cosine of latents of the winner that do not depend on the text. `dearer`: the winner costs
-    more than the loser in the cost behind a gain. The rest is about figures of generated pairs alone. `collapsed`: the
-    winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones. `dull`: the winner's
-    texts repeat more than the loser's and held-out ones.
+    more than the loser in the cost behind the figure. The rest is about figures of generated pairs alone. `collapsed`:
+    the winner's texts have collapsed. `natural`: the loser's texts repeat no more than held-out ones. `dull`: the
+    winner's texts repeat more than the loser's and held-out ones.
     """
     if UNDER_ANOTHERS.fullmatch(figure):
         return "none: won by ignoring the condition"
     if blind:
         return f"none: latents of {winner} do not depend on the text"
     if dearer:
-        return f"none: {winner} costs more with the right condition"
+        return f"none: {winner} costs more nats"
     if not figure.startswith(FIGURES_OF_GENERATED):
         return None
     if collapsed:
