@@ -102,6 +102,29 @@ def test_a_counter_that_no_loss_stands_beside_moves_no_step(tmp_path):
     assert (run["step"], run["alerts"]) == (12 * 60, [])
 
 
+READING = "".join(f"\r{n}%|#| {50 * n}/5000 [00:01<00:02, 98.0it/s]" for n in range(1, 101)) + "\n"
+ANCHORS = (
+    "".join(f"\ranchors, fitness 0.7: {n}%|#| {n}0/1000 [00:01<00:02, 9it/s]" for n in range(101)) + "\n"
+)
+BARS = "".join(f"\r{n}%|#| {n}/50 [00:01<00:02, 9it/s, loss=1.{n}]" for _ in "ab" for n in range(1, 51))
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "counts"),
+    [
+        (READING + "".join(f"Epoch {n}: train loss {2 / n:.4f}\n" for n in range(1, 21)), 20, "epochs"),
+        (READING + "".join(f"train loss = {2 / n:.4f}\n" for n in range(1, 21)), 18, "steps"),
+        (ANCHORS + BARS, 100, "steps"),
+    ],
+)
+def test_a_bar_before_the_training_counts_no_steps_of_it(tmp_path, text, step, counts):
+    (tmp_path / "train.log").write_text(text)
+    (run,) = runs_of(tmp_path / "train.log")
+    assert (run["step"], run["counts"], run["total_steps"]) == (step, counts, None)
+    assert run["state"] != "finished"
+    assert counts == "steps" or "rate" not in run["values"]
+
+
 def test_two_programs_that_write_into_one_file_are_not_a_hundred_runs(tmp_path):
     lines = [
         f"(epoch: {epoch}, iters: {iters}, time: 0.1) G_L1: {3 - epoch / 50}, D_real: 0.4"

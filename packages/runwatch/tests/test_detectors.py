@@ -401,3 +401,42 @@ def test_lines_of_a_log_without_a_counter_have_no_speed(by_lines, expected):
         now += (1.0, 9.0)[step % 2]
         panel.observe(Record(step=step, time=now, values={"loss": 2.0}, by_lines=by_lines))
     assert ("M302" in codes(panel)) == expected
+
+
+def alerts_of(records):
+    panel = Panel(MonitorSettings(), RunFacts())
+    for record in records:
+        panel.observe(record)
+    return set(panel.book.alerts)
+
+
+def test_a_rate_that_fell_in_stages_until_it_is_printed_as_zero_is_none():
+    rates = [0.01] * 10 + [0.001] * 10 + [0.0001] * 10 + [0.00001] * 10 + [0.0] * 30
+    records = [Record(step, values={"loss": 2.0, "lr": lr}) for step, lr in enumerate(rates)]
+    assert not alerts_of(records)
+    assert ("M204", "zero") in alerts_of(
+        records[:20] + [Record(20 + n, values={"loss": 2.0, "lr": 0.0}) for n in range(9)]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_of_two_kinds_of_batches_does_not_diverge(seed):
+    noise = random.Random(seed)
+    losses = [
+        noise.choice([0.1, 0.2, 0.2, 0.2, 0.8, 0.8, 1.6]) * noise.uniform(0.8, 1.2) for _ in range(3000)
+    ]
+    assert not alerts_of(Record(step, values={"loss": loss}) for step, loss in enumerate(losses))
+
+
+def valid_curve(valid):
+    for step, value in enumerate(valid):
+        yield Record(2 * step, values={"loss": 1 / (step + 1)})
+        yield Record(2 * step + 1, values={"valid_loss": value})
+
+
+def test_a_validation_that_zigzags_does_not_drift_and_one_that_rises_does():
+    noise = random.Random(1)
+    zigzag = [0.6 * math.exp(noise.gauss(0, 0.4)) for _ in range(60)]
+    assert not alerts_of(valid_curve(zigzag))
+    rising = [2.0 / (n + 1) for n in range(8)] + [0.25 + 0.01 * n + noise.gauss(0, 0.003) for n in range(12)]
+    assert ("M801", "") in alerts_of(valid_curve(rising))

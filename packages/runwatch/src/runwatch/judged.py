@@ -78,6 +78,8 @@ class JudgedRun:
             if self.pace and step < self.pace[-1][1]:
                 self.pace.clear()
             self.pace.append((record.time, step))
+        if (record.by_epoch or record.by_lines) and step < (self.step or 0):
+            self._forget_rate()  # it was that of a bar before the training
         if (rate := record.rate()) is not None and self._is_best_rate(rate[0], values):
             self.rate_kind, self.latest["rate"] = rate
             self.latest_at["rate"] = step
@@ -88,6 +90,11 @@ class JudgedRun:
                 curve.add(step, value)
         self.step, self.by_epoch = step, record.by_epoch
         self._remember_values(record, step)
+
+    def _forget_rate(self) -> None:
+        self.rate_kind, self._rate_rank = "", len(RATES)
+        for name in ("rate", *RATES):
+            self.latest.pop(name, None)
 
     def _is_best_rate(self, kind: str, values: dict[str, float]) -> bool:
         rank = RATES.index(kind) if kind in values else len(RATES)

@@ -104,7 +104,7 @@ class MonitorSettings:
     checkpoint_factor: float = _number(2.5, 1.1)
     """A checkpoint is overdue after this many of its usual periods."""
     drift_rise: float = _number(0.03, 0)
-    """Validation drift: the validation loss is above its best value by this fraction ..."""
+    """Validation drift: the validation loss is above its best value by this fraction and by its own noise ..."""
     drift_count: int = _number(3, 1)
     """... in this many validations in a row, while the training loss keeps falling."""
     collapse_ratio: float = _number(0.1, 0, 1)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_STILL = 3
+"""So many losses without a counter, and the bar before them was not that of training."""
+
 
 @dataclass(slots=True)
 class Marks:
@@ -66,6 +69,8 @@ class Stepper:
         self._num_swaps, self._is_swapped = 0, False
         self._has_epochs = False
         """Whether epochs are counted beside a bar or above it, so that a bar is that of one epoch."""
+        self._num_still = 0
+        """Losses since the bar moved; -1 once a line of the bar had one itself."""
 
     def is_counting(self) -> bool:
         """Whether a counter of training was read."""
@@ -93,6 +98,7 @@ class Stepper:
         begins, epoch_before = False, self.epoch
         if marks.step is not None and marks.step_total is not None:
             marks = self._unswapped(marks)
+        self._doubt_bar(marks, has_loss=has_loss)
         goes_on = not has_loss and marks.step is not None and marks.step >= (self.inner or math.inf)
         if marks.epoch is not None and not (goes_on and marks.epoch < (self.epoch or 0.0)):
             whole = marks.epoch == int(marks.epoch) and (marks.counter is not None or not has_loss)
@@ -111,6 +117,20 @@ class Stepper:
         self._num_losses += has_loss or is_valid
         self._is_announced = self._is_announced and not has_loss
         return begins
+
+    def _doubt_bar(self, marks: Marks, *, has_loss: bool) -> None:
+        """A bar that stands still while losses come, or has another total before the first loss, read the data."""
+        if self._named or self.inner is None or self.offset or marks.step is not None:
+            return
+        if marks.counter is None:
+            self._num_still += has_loss and self._num_still >= 0
+            is_other = self._num_still >= _STILL
+        else:
+            is_other = not self._num_losses and marks.counter[1] != self.inner_total
+            self._num_still = -1 if has_loss or self._num_still < 0 else 0
+        if is_other:
+            self.step = self.total = self.inner = self.inner_total = self._first = None
+            self.total_is_sure, self._num_still = False, 0
 
     def _unswapped(self, marks: Marks) -> Marks:
         """`Batch 3/400` where 3 is the epoch and 400 the step: the total grows while the counter stands still."""

@@ -209,6 +209,8 @@ class Divergence(Detector):
         super().__init__(settings, book, facts)
         self.recent, self.history = Window(settings.divergence_lines), Window(settings.history_lines)
         self.best, self.best_deviation, self.start, self.lines = math.inf, math.inf, math.inf, 0
+        self.best_high = math.inf
+        """What a twentieth of the lines of the best window was above: of two kinds of batches the median is either."""
         self.start_high = math.inf
         self.far_above = self.num_above = self.num_enormous = 0
         self.rewards = Window(settings.divergence_lines)
@@ -247,6 +249,7 @@ class Divergence(Detector):
         if len(self.history) >= self.settings.warmup_lines and (middle := self.history.median()) < self.best:
             kept = 0.9 * self.best_deviation if math.isfinite(self.best_deviation) else 0.0
             self.best, self.best_deviation = middle, max(self.history.deviation(), kept)
+            self.best_high = self.history.quantile(0.95)
 
     def _lost_reward(self, reward: float | None) -> bool:
         """Whether most of what was won is lost again: then the loss may be judged like any other."""
@@ -303,7 +306,7 @@ class Divergence(Detector):
             not self.is_signed
         ):  # the level of a policy's loss means nothing: only what leaves its noise counts
             noise *= 1.4 / math.sqrt(self.settings.divergence_lines)
-        is_above = now - best > limit and self.recent.quantile(0.2) - best > noise
+        is_above = now - best > limit and self.recent.quantile(0.2) - best > noise and now > self.best_high
         self.num_above = self.num_above + 1 if is_above else 0
         if self.num_above >= self.settings.divergence_lines // 2 or (is_above and now - best > 2 * limit):
             evidence = f"median loss {now:.4g} up to step {record.step}, best was {best:.4g}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from itertools import islice
 
 from runwatch.alerts import AlertBook
 from runwatch.detectors.base import Detector, RunFacts
-from runwatch.history import Recent, Window, sureness
+from runwatch.history import TO_DEVIATION, Recent, Window, median, sureness
 from runwatch.records import Record
 from runwatch.settings import MonitorSettings
 
@@ -14,6 +16,9 @@ _SIZES = (
     "latent_prediction_norm", "latent_prediction_std", "latent_prediction_variance", "valid_latent_prediction_norm",
     "valid_latent_prediction_std",
 )  # fmt: skip
+
+_NOISE_COUNT = 12
+"""So many validations tell how noisy they are."""
 
 
 class ValidationDrift(Detector):
@@ -30,6 +35,7 @@ class ValidationDrift(Detector):
         super().__init__(settings, book, facts)
         self.since = Recent(200)
         self.best, self.loss_at_best, self.loss, self.streak = math.inf, math.inf, math.nan, 0
+        self.recent: deque[float] = deque(maxlen=_NOISE_COUNT)
         self.num_far = self.num_valid = 0
         self.first = math.nan
 
@@ -43,6 +49,7 @@ class ValidationDrift(Detector):
             self.loss = self.since.median()
             self.since.values.clear()
         self.num_valid += 1
+        self.recent.append(valid)
         self.first = valid if self.num_valid == 1 else self.first
         self._judge(valid, record)
         self._diverges(valid, record)
@@ -54,7 +61,7 @@ class ValidationDrift(Detector):
             self.book.clear("M801")
             return
         least = 0.01 * max(self.first - self.best, 0.0)  # less than a hundredth of what was learned is noise
-        rising = valid - self.best > max(self.settings.drift_rise * abs(self.best), least)
+        rising = valid - self.best > max(self.settings.drift_rise * abs(self.best), least, 4 * self._noise())
         learning = not math.isfinite(now) or now < 0.99 * self.loss_at_best
         self.streak = self.streak + 1 if rising and learning else 0
         if self.streak >= self.settings.drift_count:
@@ -63,6 +70,16 @@ class ValidationDrift(Detector):
                 f"valid_loss {valid:.4g} at step {record.step}, best {self.best:.4g}; training loss {now:.4g}"
             )
             self.book.fire("M801", evidence, sure=sureness(share / max(self.settings.drift_rise, 1e-9)))
+
+    def _noise(self) -> float:
+        """Of single validations, from how the last ones zigzag: a steady rise has none."""
+        turns = [
+            abs(a - 2 * b + c)
+            for a, b, c in zip(
+                self.recent, islice(self.recent, 1, None), islice(self.recent, 2, None), strict=False
+            )
+        ]
+        return TO_DEVIATION * median(turns) / math.sqrt(6) if len(turns) >= 3 else 0.0
 
     def _diverges(self, valid: float, record: Record) -> None:
         """Far above where it started, several times in a row, and training is no better."""
