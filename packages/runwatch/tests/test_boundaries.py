@@ -125,6 +125,48 @@ def test_a_bar_before_the_training_counts_no_steps_of_it(tmp_path, text, step, c
     assert counts == "steps" or "rate" not in run["values"]
 
 
+def bars_of(epochs, last):
+    return "".join(
+        f"\rEpoch {epoch}/{last}: {n}%|#| {n}/50 [00:01<00:02, 9it/s, loss=1.{n}]"
+        for epoch in epochs
+        for n in range(1, 51)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "total"),
+    [
+        (bars_of(range(2), 1), 100, 100),  # counted from 0, and the last is the total
+        (bars_of(range(9), 10), 450, 500),
+        (bars_of([1, 2, 5, 6], 6), 300, 300),  # two epochs were left out
+    ],
+)
+def test_bars_stand_where_their_epoch_says(tmp_path, text, step, total):
+    (tmp_path / "train.log").write_text(text)
+    (run,) = runs_of(tmp_path / "train.log")
+    assert (run["step"], run["total_steps"]) == (step, total)
+
+
+def test_a_number_may_stand_before_the_word_epoch():
+    line = "INFO: 3-epoch (100/4400): total loss 2.25, part: 1.5, lr 1.0e-04"
+    parser = LineParser()
+    parser.parse(line)
+    assert (parser.stepper.epoch, parser.stepper.inner, parser.stepper.inner_total) == (3, 100, 4400)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_over"),
+    [
+        ("Finished Training", True),
+        ("INFO: Finish training: the best accuracy is 0.8", True),
+        ("Finished training epoch 3", False),
+    ],
+)
+def test_words_that_end_a_training(line, is_over):
+    record = LineParser().parse(line)
+    assert (record is not None and record.event == "finished") == is_over
+
+
 def test_two_programs_that_write_into_one_file_are_not_a_hundred_runs(tmp_path):
     lines = [
         f"(epoch: {epoch}, iters: {iters}, time: 0.1) G_L1: {3 - epoch / 50}, D_real: 0.4"

@@ -53,7 +53,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         "finished",
-        r"'?train_runtime'?\W|`Trainer\.fit` stopped|Training (?:is )?complete|[Tt]raining finished|Training done",
+        r"'?train_runtime'?\W|`Trainer\.fit` stopped|Training (?:is )?complete|[Tt]raining finished|Training done"
+        r"|\b[Ff]inish(?:ed)? [Tt]raining\s*(?:[.!:,]|$)",
     ),
     ("compile", r"compiling the model|[Cc]ompiling .*torch\.compile|Compiling each|torch\.compile.*(?:took|start)"),
 )  # fmt: skip

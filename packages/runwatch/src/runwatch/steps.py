@@ -177,9 +177,8 @@ class Stepper:
             begins = self._fall_back(value, named=named)
         if self.inner is None:
             self._first = value
-            if not named and total and self.epoch is not None and self.epoch == int(self.epoch):
-                base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
-                self.offset = max(0.0, self.epoch - base) * total
+            if not named and total:
+                self.offset = self._before_epoch() * total
         self.inner, self.inner_total, self._advanced = value, total or self.inner_total, False
         if self.by_epoch:
             self.by_epoch, self.total = False, None
@@ -202,9 +201,18 @@ class Stepper:
         ):
             whole = total if total and (full or not named or self._advanced) else inner + (first == 0)
             self.offset += whole
+            if total and not named:  # the bars of some epochs may be missing
+                self.offset = max(self.offset, self._before_epoch() * total)
         elif self.splits and value <= max(first, 1.0) and self._is_long(inner - first):
             return self._restart(named=named)
         return False
+
+    def _before_epoch(self) -> float:
+        """Epochs before this one, if epochs are counted."""
+        if self.epoch is None or self.epoch != int(self.epoch):
+            return 0.0
+        base = 1 if (self.epochs and self._first_epoch >= 1) or self._first_epoch == 1 else 0
+        return max(0.0, self.epoch - base)
 
     def _restart(self, *, named: bool) -> bool:
         """Another run, in the epoch that its line has told already."""
@@ -223,7 +231,10 @@ class Stepper:
         if named and not self.offset:
             self.total, self.total_is_sure = int(total), self.epoch is None or not self.epochs
         elif self.epochs:
-            self.total, self.total_is_sure = int(self.epochs * total), True
+            from_zero = self._first_epoch == 0  # `0/9` may be the first of nine or of ten
+            is_last = from_zero and self.epoch == self.epochs
+            self.total = int((self.epochs + is_last) * total)
+            self.total_is_sure = is_last or not from_zero
         elif self.offset or self._has_epochs:
             self.total, self.total_is_sure = None, False
         else:

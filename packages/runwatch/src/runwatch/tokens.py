@@ -45,7 +45,7 @@ _END = re.compile(
     r"(?:[\s:=|\"'\[(>@│┃║~≈]|\b(?:tensor|array|(?:np|numpy|jnp|torch)\.\w+|Decimal)\(|\b(?:is|was|are|equals)\s+$|->|→)+$"
 )
 _TRAILING = re.compile(
-    r"(epoch|batch|iter|it|step)(?=:\s?\w|[,\]|])|\s(avg loss|loss)\s?(?=[,|;])|%?\s(?:[\w]+ )?(MFU)\b"
+    r"-?(epoch|batch|iter|it|step)(?=:\s?\w|[,\]|]|\s\()|\s(avg loss|loss)\s?(?=[,|;])|%?\s(?:[\w]+ )?(MFU)\b"
 )
 _EVAL_WORD = re.compile(
     rf"(?:^|[\s\[(|:*#>])(?:{'|'.join(sorted(VALIDATION))}|validated|evaluated)(?=[\s:\])|=,*#-]|$|_(?:epoch|step|set))",
