@@ -167,6 +167,26 @@ def test_words_that_end_a_training(line, is_over):
     assert (record is not None and record.event == "finished") == is_over
 
 
+@pytest.mark.parametrize("score", ["eval = 0.9", "val: 0.9", "test 0.9", "val acc: 0.9", "val loss: 0.9"])
+def test_a_score_of_validation_at_the_end_leaves_the_loss_one_of_training(score):
+    records = [
+        LineParser().parse(f"Epoch 3 loss: 0.5, {score}"),
+        LineParser().parse(f"iter 9 loss = 0.5 {score}"),
+    ]
+    assert [record.values["loss"] for record in records] == [0.5, 0.5]
+    assert {record.values.get("valid_loss") for record in records} == {0.9 if "loss" in score else None}
+
+
+def test_names_of_columns_may_hold_numbers():
+    parser = LineParser()
+    parser.parse("agent acc,loss,max 100 episode reward")
+    assert parser.parse("0.5,1.25,34").values["loss"] == 1.25
+
+
+def test_a_length_is_no_loss():
+    assert Names().of("LLen") is None
+
+
 def test_two_programs_that_write_into_one_file_are_not_a_hundred_runs(tmp_path):
     lines = [
         f"(epoch: {epoch}, iters: {iters}, time: 0.1) G_L1: {3 - epoch / 50}, D_real: 0.4"

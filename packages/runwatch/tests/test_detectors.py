@@ -440,3 +440,23 @@ def test_a_validation_that_zigzags_does_not_drift_and_one_that_rises_does():
     assert not alerts_of(valid_curve(zigzag))
     rising = [2.0 / (n + 1) for n in range(8)] + [0.25 + 0.01 * n + noise.gauss(0, 0.003) for n in range(12)]
     assert ("M801", "") in alerts_of(valid_curve(rising))
+
+
+def test_a_step_beyond_the_total_says_nothing_about_the_schedule():
+    assert not codes(run_panel(lambda s, f: f.update(lr=1e-6 * s), facts=RunFacts(total_steps=15)))
+
+
+@pytest.mark.parametrize("turn", [200, 400])
+def test_who_keeps_the_best_model_only_owes_no_checkpoint(turn):
+    """Saved whenever the validation is better, at first."""
+    panel = Panel(MonitorSettings(), RunFacts())
+    for step in range(0, 400, 10):
+        panel.observe(Record(step, values={"loss": 1.0, "valid_loss": 2 + abs(step - turn) / 100}))
+        if step <= min(turn, 200):
+            panel.observe(Record(step, event="checkpoint"))
+    assert ("M701" in codes(panel)) == (turn > 200)
+
+
+def test_the_launcher_says_which_signal_ended_a_process():
+    line = "mpiexec noticed that process rank 8 with PID 11 on node n1 exited on signal 9 (Killed)."
+    assert LineParser().parse(line).event == "killed"

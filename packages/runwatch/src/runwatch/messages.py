@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "killed",
         r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)|^Killed$|Segmentation fault|Bus error|core dumped"
-        r"|slurmstepd(?:-\S+)?: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
+        r"|exited on signal \d|slurmstepd(?:-\S+)?: error: .*(?:CANCELLED|KILLED)|DUE TO (?:TIME LIMIT|PREEMPTION)",
     ),
     ("crash", r"^Exited with exit code [1-9]|exits with return code = [1-9]"),
     (
@@ -63,7 +63,8 @@ _HINTS = (
     "ut of memory", "RESOURCE_EX", "OutOfM",
     "CUBLAS", "allocat", "ResourceEx", "oom", "OOM", "endezvous", "Dist", "EADDR", "Address al",
     "socket", "clients", "NCCL", "nccl", "ollective", "connectFull", "by peer", "gloo", "Timed out",
-    "space left", "quota", "Signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO", "nvalid",
+    "space left", "quota", "Signal", "on signal", "Killed", "fault", "Bus err", "dumped", "slurmstepd", "DUE TO",
+    "nvalid",
     "oss is", "oss was", "became", "oss has", "oss turned", "oss went", "turned nan", "nite loss", "oss nan", "oss NaN",
      "NaN", "nan loss", "finite", "igh grad", "verflow", "OVERFLOW", "kipp", "heckpoint",
     "sav", "Sav", "train_runtime", "Trainer.fit", "raining", "ompil", "Traceback", "Root Cause", "exit code",

@@ -301,7 +301,7 @@ def _loss_rank(words: list[str], held: frozenset[str], plain: frozenset[str]) ->
             or (words[-2:] in (["l", "2"], ["l", "1"]) and not held & _REGULARISED)
         ):
             return 12
-        if words[0] == "l" and len(words) > 1 and words[1].isalpha() and words[1] not in ("r", "rate"):
+        if words[0] == "l" and len(words) > 1 and words[1].isalpha() and words[1] not in ("r", "rate", "len"):
             return 10  # l_pix, as BasicSR writes it
         return 14 if plain <= {"ppl", "perplexity", "lm"} and plain & {"ppl", "perplexity"} else None
     if len(words) > 2 and words[-1] == "value":

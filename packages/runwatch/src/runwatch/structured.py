@@ -47,7 +47,8 @@ _TIMES = frozenset(
 _CELL = re.compile(r"[\w/ .()%@\-#:+'*]{1,60}")
 _NUMERIC = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf|infinity)[A-Za-z%]{0,3}", re.I)
 _JSONISH = re.compile(r'\s*(?:"|[{}\[\]]|-?\d|true\b|false\b|null\b|NaN\b|-?Infinity\b)')
-_LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d")
+_LONE_NUMBER = re.compile(r"(?:^|\s|[:=]\s)[-+]?\d(?![\d.]*\s[A-Za-z])")
+"""`loss 2.5`; but `max 100 episode reward` is the name of a column."""
 _PARTS_OF_DETECTION = ("box", "obj", "cls", "dfl", "theta", "seg", "total")
 """Losses of the YOLO family, whose header leaves the word out."""
 HEADER_OF_LOSSES = re.compile(r"(?i)loss|\bbox\b.*\bcls\b|error|entropy|nll|perplexity|\bm[as]p?e\b|rms")

@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from runwatch.names import DISCRIMINATOR, GENERATOR, VALIDATION, Name, Names
+from runwatch.names import DISCRIMINATOR, GENERATOR, VALIDATION, Name, Names, words_of
 
 _CONTROL = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
@@ -161,11 +161,12 @@ class Tokenizer:
                 if section == "eval" and name is not None:
                     name = _of_validation(name)
                 fields.append(Field(idx, name, piece.key, after.unit_role, None, piece.brackets, factor))
-            if after.section and any(
-                field.name is not None and field.name.role == "loss" for field in fields
-            ):
+            has_loss = any(field.name is not None and field.name.role == "loss" for field in fields)
+            if after.section and has_loss:
                 section, split = after.section, split or "train"
-            split, piece = split or after.split, after
+            if not (has_loss and VALIDATION & set(words_of(after.key))):  # `loss: 0.5, val acc: 0.9`
+                split = split or after.split
+            piece = after
         self._name_counted(fields, texts)
         if not any(field.name is not None and field.name.role in ("loss", "valid_loss") for field in fields):
             self._name_adversaries(fields)

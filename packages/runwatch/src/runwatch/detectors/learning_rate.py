@@ -40,7 +40,7 @@ class LearningRate(Detector):
 
     def _progress(self, record: Record) -> float | None:
         total = self.facts.total_steps
-        return record.step / total if total and record.step is not None else None
+        return record.step / total if total and record.step is not None and record.step <= total else None
 
     def _zero(self, lr: float, record: Record) -> None:
         """A rate that decays to 0 at the end of a schedule passes; one that is 0 before does not."""

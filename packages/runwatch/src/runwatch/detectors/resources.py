@@ -127,9 +127,13 @@ class Checkpoints(Detector):
         super().__init__(settings, book, facts)
         self.saved: deque[int] = deque(maxlen=8)
         self.first_step: int | None = None
+        self.best, self.is_better = math.inf, True
+        """The best validation, and whether it came after the last checkpoint: some keep the best model only."""
 
     def line(self, record: Record) -> None:
-        if record.step is None:
+        if record.values.get("valid_loss", math.inf) < self.best:
+            self.best, self.is_better = record.values["valid_loss"], True
+        if record.step is None or not (self.is_better or self.facts.checkpoint_every):
             return
         self.first_step = record.step if self.first_step is None else self.first_step
         period = self._period()
@@ -155,6 +159,7 @@ class Checkpoints(Detector):
     def event(self, record: Record) -> None:
         step = record.step if record.step is not None else self.book.step
         if record.event in ("checkpoint", "saved") and step is not None:
+            self.is_better = math.isinf(self.best)
             if not self.saved or step > self.saved[-1]:
                 self.saved.append(step)
             self.book.clear("M702")
