@@ -26,6 +26,7 @@ ROLES = {
     "eval_steps": None, "eval step": "step", "N_BATCH": None, "num_batches": None, "Batch num": "step",
     "D_A": "loss", "G_B": "loss", "cycle_A": "loss", "idt_B": "loss", "errD": "loss", "D_real": "loss",
     "loss_G": "loss",
+    "Loss/scores/fake": None, "Loss/signs/real": None, "Loss/G/loss": "loss", "score matching loss": "loss",
     "D(x)": None, "D(G(z))": None, "D": None, "total/steps": "step", "time/total timesteps": "step",
     "total_steps": "total_steps", "time/time_elapsed": None, "Time cost": "plain_seconds",
 }  # fmt: skip

@@ -25,7 +25,7 @@ _NOT_A_LOSS = frozenset(
      "target", "threshold", "type", "fn", "function", "ratio", "std", "stdev", "var", "count", "num", "prev",
      "previous", "smoothing", "every", "interval", "patience", "alpha", "beta", "gamma", "delta", "diff",
      "improved", "change", "time", "improvement", "from", "seconds", "tokens", "window", "reduction", "per", "of",
-     "freq", "mask", "chunks")
+     "freq", "mask", "chunks", "scores", "signs")
 )  # fmt: skip
 _WHOLE = frozenset(
     ("total", "batch", "step", "lm", "reduced", "minibatch", "iter", "iteration", "learning", "current", "cur",
