@@ -301,7 +301,8 @@ KINDS = (
         "M701", "overdue-checkpoint", "warn",
         "The last checkpoint is much older than it should be.",
         "Look for M702 and M403; save more often if this much work may not be lost.",
-        "the steps since the last checkpoint are compared with train.checkpoint_every, else with its usual period",
+        "the steps since the last checkpoint are compared with train.checkpoint_every, else with its usual period; "
+        "the latter only if no validation is logged or one was better since",
         ("checkpoint_factor",),
         own_advice=(
             "Look for M702 and M403; lower train.checkpoint_every if this much work may not be lost."
