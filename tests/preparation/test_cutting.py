@@ -26,6 +26,13 @@ def test_chunks_fit_and_lose_nothing(name: str, words: list[str], max_tokens: in
     assert "".join("".join(chunks).split()) == "".join(text.split())
 
 
+def test_a_long_text_may_begin_with_what_holds_no_token() -> None:
+    """Such as a zero-width space on a line of its own, as web pages have it."""
+    text = "\u200b\n\nOne two three four five. Six seven eight nine ten."
+    chunks = split_chunks(text, TOKENIZERS["builtin:minilm"], 8)
+    assert chunks == ["\u200b\n\nOne two three four five.", "Six seven eight nine ten."]
+
+
 def test_chunks_end_at_sentences() -> None:
     text = "One two three four. Five six seven eight. Nine ten eleven twelve."
     assert split_chunks(text, TOKENIZERS["builtin:minilm"], 10) == [

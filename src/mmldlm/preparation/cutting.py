@@ -139,7 +139,7 @@ def _join(sentences: list[str], sizes: list[int], max_tokens: int) -> list[str]:
     chunks: list[str] = []
     room = 0
     for sentence, size in zip(sentences, sizes, strict=True):
-        if size > room:
+        if size > room or not chunks:  # the first may hold no token
             chunks.append("")
             room = max_tokens
         chunks[-1] += sentence
