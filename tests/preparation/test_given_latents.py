@@ -103,6 +103,22 @@ def test_a_data_frame_is_its_rows(tmp_path: Path) -> None:
         UserError, match="source, row 1: no field 'text'; it has body, vec, 0; choose with text_field"
     ):
         mmldlm.prepare(frame, tmp_path / "f", text_field="text")
+    columns = pandas.MultiIndex.from_tuples([("x", "text"), ("x", "other")])
+    nested = pandas.DataFrame([["a text", "b"]] * 2, columns=columns)
+    with pytest.raises(UserError, match=r"It has \('x', 'text'\), \('x', 'other'\); choose"):
+        mmldlm.prepare(nested, tmp_path / "n")
+    with pytest.raises(
+        UserError, match="validation_source: only files and names of datasets are allowed here"
+    ):
+        mmldlm.prepare(TEXTS, tmp_path / "v", validation_source=frame)
+
+
+def test_names_of_fields_that_are_numbers(tmp_path: Path) -> None:
+    rows = [{0: text, 1: "other", "latent": [1.0 * number]} for number, text in enumerate(TEXTS)]
+    store = mmldlm.prepare(rows, tmp_path / "s", text_field="0", validation=0.0)
+    assert store.texts == TEXTS
+    with pytest.raises(UserError, match="which field is the text\\? It has 0, 1, latent"):
+        mmldlm.prepare(rows, tmp_path / "t")
 
 
 def test_rows_stay_aligned_where_documents_are_left_out(tmp_path: Path) -> None:
@@ -206,6 +222,11 @@ def test_a_field_can_be_ignored_and_never_is_by_accident(tmp_path: Path) -> None
         csv.writer(file).writerows([["text", "latent"], ["a text", "[1, 2]"]])
     with pytest.raises(UserError, match=r"c\.csv:2: the latent is str"):
         mmldlm.prepare(tmp_path / "c.csv", tmp_path / "t")
+    for source in (path, TEXTS):
+        with pytest.raises(
+            UserError, match=r"latent_field=vec: the first document has no latent there; .*encoder"
+        ):
+            mmldlm.prepare(source, tmp_path / "t", encoder=encode, latent_field="vec")
 
 
 def test_held_out_sources_carry_latents_of_the_same_shape(tmp_path: Path) -> None:
@@ -224,6 +245,12 @@ def test_other_vectors_do_not_continue_a_store(tmp_path: Path) -> None:
     assert len(mmldlm.prepare((TEXTS, VECTORS), tmp_path / "s")) == 12
     with pytest.raises(UserError, match="was made with other settings: latents_content"):
         mmldlm.prepare((TEXTS, VECTORS + 1), tmp_path / "s")
+    rows = [{"text": text, "latent": [float(number), 1.0]} for number, text in enumerate(TEXTS)]
+    mmldlm.prepare(rows, tmp_path / "r")
+    assert len(mmldlm.prepare(rows, tmp_path / "r")) == 12
+    rows[5]["latent"] = [0.0, 2.0]
+    with pytest.raises(UserError, match="was made with other settings: input_files"):
+        mmldlm.prepare(rows, tmp_path / "r")
 
 
 def test_texts_and_files_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

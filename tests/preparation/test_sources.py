@@ -112,7 +112,13 @@ def test_a_nested_field_that_is_not_there_names_those_that_are(
 
 
 @pytest.mark.parametrize(
-    "text", ["The first sentence.\nThe second.\n", "text\tnumber\nA treaty was signed.\t1\n"]
+    "text",
+    [
+        "The first sentence.\nThe second.\n",
+        "text\tnumber\nA treaty was signed.\t1\n",
+        "text;number\nA treaty was signed.;1\n",
+        "number|text\n1|A treaty was signed.\n",
+    ],
 )
 def test_a_table_without_names_does_not_lose_its_first_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lines.csv"

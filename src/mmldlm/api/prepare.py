@@ -158,7 +158,7 @@ def _require_several(source: Any, argument: str) -> None:
 
 def _rows_of_frame(frame: Any) -> list[dict[str, Any]]:
     """The rows of a data frame of pandas, which is not imported here; what is missing becomes None."""
-    named = frame.rename(columns=str).astype(object)
+    named = frame.set_axis([str(name) for name in frame.columns], axis=1).astype(object)
     rows: list[dict[str, Any]] = named.where(named.notna(), None).to_dict("records")
     return rows
 
@@ -168,8 +168,8 @@ def _names(source: Source, argument: str) -> tuple[str, ...]:
     if isinstance(source, str | Path):
         return (str(source),)
     _require_several(source, argument)
-    names = tuple(source)
-    if not all(isinstance(name, str | Path) for name in names):
+    names = tuple(source)  # of a data frame those of its columns
+    if hasattr(source, "columns") or not all(isinstance(name, str | Path) for name in names):
         raise UserError(f"{argument}: only files and names of datasets are allowed here")
     return tuple(map(str, names))
 

@@ -33,6 +33,7 @@ from mmldlm.preparation.derive_processes import drawing
 from mmldlm.preparation.encoders import AnyEncoder, OwnEncoder, is_own, load_encoder
 from mmldlm.preparation.ray_engine import CUT_FOLDER, RayEngine, RayOptions, cut_folder, fill
 from mmldlm.preparation.ray_jobs import EncoderFacts, Jobs
+from mmldlm.preparation.readers import LATENT_FIELD
 from mmldlm.preparation.sentence_encoder import SentenceEncoder, Tokenized, check_dimension, cut_dimension
 from mmldlm.preparation.settings import DEFAULT_ENCODER, PrepareSettings
 from mmldlm.preparation.sources import Sources, describe, find_sources
@@ -292,6 +293,11 @@ def _with_latents(
         listed = ", ".join(f"{name} {shape or 'none'}" for name, shape in shapes.items())
         raise UserError(f"the latents of the sources differ in shape (slots, channels): {listed}")
     shape = next(iter(shapes.values()))
+    if shape is None and settings.latent_field not in (None, LATENT_FIELD):
+        raise UserError(
+            f"latent_field={settings.latent_field}: the first document has no latent there; correct the name, or leave "
+            "it out and an encoder makes the latents"
+        )
     if shape is None:
         name = settings.encoder or DEFAULT_ENCODER
         normalize = not is_own(name) if settings.normalize is None else settings.normalize

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,8 @@ MOST_WHOLE, MOST_UNPACKED = 2**30, 2**28
 """Bytes of a JSON file, and of anything compressed that has to be unpacked as a whole."""
 MOST_PACKED = 64
 """Times its size to which a part of a table may unpack; text packs about tenfold."""
+OTHER_DELIMITERS = r"[\s,;|]+"
+"""In the name of the only column of a table: its columns are divided by another sign, or it has no line of names."""
 ROWS_AT_ONCE = 32
 """Of a Parquet file: one long text that is stored once can stand in each of them."""
 
@@ -94,9 +97,11 @@ def extension_of(path: PurePath) -> str:
 def parse_row(row: Any, fields: Fields, where: str) -> Row:
     """Text and latent of a row: the named fields, or the usual ones."""
     if isinstance(row, str):
-        return Row(_whole_characters(row, where), None, where)
+        return Row(whole_characters(row, where), None, where)
     if not isinstance(row, Mapping):
         raise UserError(f"{where}: a row must be an object or a text, not {type(row).__name__}")
+    if not all(isinstance(name, str) for name in row):  # in memory a name may be a number
+        row = {str(name): value for name, value in row.items()}
     latent_path = latent_field(row, fields.latent, where)
     latent = reduce(getitem, latent_path, row) if latent_path else None
     path = choose_field(row, fields.text, where)
@@ -110,7 +115,7 @@ def parse_row(row: Any, fields: Fields, where: str) -> Row:
         raise UserError(
             f"{where}: the text field holds {type(value).__name__}, not text; choose another with text_field=NAME"
         )
-    text = None if value is None else _whole_characters(value, where)
+    text = None if value is None else whole_characters(value, where)
     return Row(text, None if latent is None else parse_latent(latent, where), where)
 
 
@@ -134,7 +139,7 @@ def parse_latent(value: Any, where: str) -> np.ndarray:
     return array.astype(np.float32)
 
 
-def _whole_characters(text: str, where: str) -> str:
+def whole_characters(text: str, where: str) -> str:
     """JSON can escape one half of a surrogate pair, which neither tokenizers nor stores accept."""
     try:
         text.encode()
@@ -281,10 +286,11 @@ def _read_csv(stream: BinaryIO, path: Path, fields: Fields, delimiter: str = ","
     begins = 1
     try:
         names = rows.fieldnames or [""]
-        if fields.text is None and len(names) == 1 and len(names[0].split()) > 1:
+        if fields.text is None and len(names) == 1 and len(re.split(OTHER_DELIMITERS, names[0].strip())) > 1:
             raise UserError(  # else that line would be lost
-                f"{path}:1: {names[0][:60]!r} would be the name of its only column; begin the file with a line of "
-                "names such as text, choose with text_field=NAME, or let a file of plain lines end in .txt"
+                f"{path}:1: {names[0][:60]!r} would be the name of its only column; put {delimiter!r} between "
+                "columns, begin the file with a line of names such as text, choose with text_field=NAME, or let a "
+                "file of plain lines end in .txt"
             )
         begins = rows.line_num + 1
         for row in rows:

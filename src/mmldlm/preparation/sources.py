@@ -141,11 +141,13 @@ class Sources:
         raise UserError(f"{self.label()}: no text came out ({words or 'the source is empty'})")
 
     def digest(self) -> str:
-        """Changes when a file is added, removed or changes its size, or a text in memory changes."""
+        """Changes when a file is added, removed or changes its size, or a text or latent of a row in memory changes."""
         if self.rows is not None:
             texts = hashlib.sha256()
             for document in self._documents():
                 texts.update(f"{document.text!r}\n".encode("utf-8", "surrogatepass"))
+                if document.latent is not None and self.vectors is None:  # which has a digest of its own
+                    texts.update(document.latent.tobytes())
             return texts.hexdigest()[:16]
         return checksum([[path.name, path.stat().st_size] for path in self.files] + list(self.datasets))[:16]
 
