@@ -60,6 +60,26 @@ def test_import_removes_padding_and_special_tokens(tmp_path: Path, old: Path) ->
     assert kept.split("train").read(np.array([0])).tokens.tolist() == [101, 7592, 2088, 102]
 
 
+def test_files_of_one_name_in_two_splits_keep_their_own_texts(tmp_path: Path, old: Path) -> None:
+    entries = [
+        {"latents": f"latents/{split}/doc0.npy", "tokens": f"tokens/{split}/doc0.npz", "text": f"Of {split}."}
+        for split in ("train", "val")
+    ]
+    (old / "manifest.json").write_text(json.dumps(entries))
+    store, _ = import_old_layout(old, tmp_path / "s", TOKENIZER)
+    assert _texts(store)[:2] == ["Of train.", SENTENCES[1]]
+    assert _texts(store, "validation") == ["Of val."]
+    for entry in entries:
+        del entry["tokens"]
+    (old / "manifest.json").write_text(json.dumps(entries))
+    store, _ = import_old_layout(old, tmp_path / "t", TOKENIZER)
+    assert (_texts(store)[0], _texts(store, "validation")) == ("Of train.", ["Of val."])
+    entries[0]["text"] = "half of one: \ud83d"
+    (old / "manifest.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=r"manifest\.json, text of latents/train/doc0\.npy: \\ud83d is half"):
+        import_old_layout(old, tmp_path / "u", TOKENIZER)
+
+
 def test_a_share_is_held_out_where_there_is_a_training_split_alone(tmp_path: Path, old: Path) -> None:
     with pytest.raises(UserError, match=r"validation=0\.3: .* has a validation split already"):
         import_old_layout(old, tmp_path / "s", TOKENIZER, validation=0.3)

@@ -26,7 +26,7 @@ from mmldlm.data.tokenizer import Tokenizer
 from mmldlm.data.writer import StoreWriter
 from mmldlm.errors import UserError, first_line
 from mmldlm.preparation.cutting import choose_split, text_id
-from mmldlm.preparation.readers import MOST_UNPACKED
+from mmldlm.preparation.readers import MOST_UNPACKED, whole_characters
 from mmldlm.untrusted import map_array
 
 SPLIT_NAMES = {"val": "validation", "valid": "validation", "dev": "validation"}
@@ -181,7 +181,7 @@ class OldLayout:
             raise BadFileError(
                 f"{latents_path}: latent of shape {latents.shape[1:]}, the others have {self._shape}"
             )
-        text = self.texts.get(tokens_path.stem) if len(ids) == 1 else None
+        text = self.texts.get((tokens_path.parent.name, tokens_path.stem)) if len(ids) == 1 else None
         documents = []
         for row, row_mask, latent in zip(ids, mask, latents, strict=True):
             tokens = row[row_mask.astype(bool)]
@@ -253,9 +253,9 @@ def _reason(error: Exception, path: Path) -> str:
     return f"cannot be read ({first_line(error)})"
 
 
-def _read_lists(folder: Path) -> tuple[dict[str, str], set[Path]]:
-    """Texts by name, and every file that a JSON list in the folder names."""
-    texts: dict[str, str] = {}
+def _read_lists(folder: Path) -> tuple[dict[tuple[str, str], str], set[Path]]:
+    """Texts by split and name, and every file that a JSON list in the folder names."""
+    texts: dict[tuple[str, str], str] = {}
     listed: set[Path] = set()
     for path in sorted(folder.glob("*.json")):
         try:
@@ -267,7 +267,8 @@ def _read_lists(folder: Path) -> tuple[dict[str, str], set[Path]]:
                 if isinstance(value, str) and value.endswith((".npy", ".npz")):
                     listed.add(folder / value)
                     if isinstance(entry.get("text"), str):
-                        texts[Path(value).stem] = entry["text"]
+                        place = Path(value).parent.name, Path(value).stem
+                        texts[place] = whole_characters(entry["text"], f"{path}, text of {value}")
     return texts, listed
 
 
