@@ -270,7 +270,7 @@ STEP_TOKENS = 65536
 """Of a GPU, in the tables."""
 _LARGE = "no run of this size was measured; the 50.8 % of its peak that `xlarge` reached (docs/benchmarks.md)"
 SHAPES = (
-    Shape("base", {"preset": "base"}, 30522, 384, 12, 1, "444,000 tokens/s, docs/results.md", 444_000),
+    Shape("base", {"preset": "base"}, 30522, 384, 12, 1, "444,000 tokens/s, docs/scaling.md", 444_000),
     Shape("reference", {"preset": "reference"}, 30522, 384, 14, 1, "251,813 tokens/s, docs/benchmarks.md", 251_813),
     Shape(
         "3 B", {"preset": "xlarge", "width": 2560, "num_heads": 20}, 151936, 1024, 2048, 4, _LARGE, mfu=0.508,
