@@ -81,11 +81,14 @@ def test_an_object_with_several_vectors_per_text(tmp_path: Path) -> None:
     ],
 )
 def test_latents_that_are_all_the_same_are_reported(
-    tmp_path: Path, encode: Any, expected: str | None
+    tmp_path: Path, encode: Any, expected: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes: list[str] = []
     mmldlm.prepare(TEXTS, tmp_path / "s", encoder=encode, note=notes.append)
     assert [expected in note for note in notes if "the same for all" in note] == [True] * bool(expected)
+    assert not caplog.messages
+    mmldlm.prepare(TEXTS, tmp_path / "t", encoder=encode)
+    assert [str(expected) in message for message in caplog.messages] == [True] * bool(expected)
 
 
 def test_a_function_and_a_tensor_serve_too(tmp_path: Path) -> None:

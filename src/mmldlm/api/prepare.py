@@ -73,7 +73,8 @@ def prepare(
         seed: For splits, `limit` and `derive`.
         device, batch_size: Where the encoder runs, and the most texts that it gets at once.
         engine, workers, ray_address: `plain`, or `ray` with so many workers of a local or running cluster.
-        progress, note: Called with the numbers of documents done and expected; with lines for a person.
+        progress, note: Called with the numbers of documents done and expected; with lines for a person, of which the
+            warnings are logged without it.
 
     >>> import numpy as np, tempfile
     >>> texts, folder = ["a coil of rope", "the open sea", "a small harbour"], tempfile.mkdtemp()

@@ -8,6 +8,7 @@ trains.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -40,6 +41,7 @@ from mmldlm.preparation.sources import Sources, describe, find_sources
 from mmldlm.preparation.threads import Ahead, Behind, many_documents, until
 from mmldlm.preparation.vectors import Vectors
 
+logger = logging.getLogger(__name__)
 SHARDS_AHEAD = 2
 """So many shards are read, cut and tokenized before the encoder has time for them."""
 
@@ -193,21 +195,21 @@ def run(
     """Make the store, or continue an unfinished one, or just open it if it is finished.
 
     `rows` are texts in memory instead of `settings.input`, `vectors` the latents of all documents, `encoder` the object
-    that `settings.encoder` names. `ray`: the workers of a Ray cluster encode.
+    that `settings.encoder` names. `ray`: the workers of a Ray cluster encode. Without `note` only warnings are shown.
     """
-    note, out = note or (lambda text: None), Path(out)
+    warn, note, out = note or logger.warning, note or (lambda text: None), Path(out)
     sources = find_sources(settings, rows, vectors)
     settings, given_latents = _with_latents(settings, sources)
     written = describe(settings, sources)
     state = store_state(out, written)
     if state == "finished":
         note(f"{out} is finished already, nothing to do")
-        return _judged(PairStore.open(out), note)
+        return _judged(PairStore.open(out), warn)
     require_writable(out)
     if state == "partial":
         note(f"continuing {out}")
     for path in chain.from_iterable(part.one_per_line() for part in sources):
-        note(
+        warn(
             f"{path}: looks like one text per line, but its lines are joined into longer documents; "
             "use text_unit=line to make each line a document"
         )
@@ -227,35 +229,35 @@ def run(
                 facts = engine.describe(jobs, first_text())
                 with _open_writer(out, settings, written, tokenizer, facts) as writer:
                     note("reading and cutting the text")
-                    return _finish(writer, fill(engine, writer, jobs, show), note)
+                    return _finish(writer, fill(engine, writer, jobs, show), warn)
         source = given_latents or load_encoder(name, first_text, **how)
         with _open_writer(out, settings, written, tokenizer, source) as writer:
             note("reading and cutting the text")
             accepts_tokens = not isinstance(source, GivenLatents) and source.accepts(tokenizer)
             work = _Work(writer, source, show, settings.derive > 0, accepts_tokens)
-            return _finish(writer, _fill(work, tokenizer, settings, sources), note)
+            return _finish(writer, _fill(work, tokenizer, settings, sources), warn)
     except KeyboardInterrupt:
         raise Interrupted("stopped; finished shards are kept: run the same command to go on") from None
 
 
-def _finish(writer: StoreWriter, counts: dict[str, int], note: Note) -> PairStore:
+def _finish(writer: StoreWriter, counts: dict[str, int], warn: Note) -> PairStore:
     """Publish the store, without what a Ray cluster may have left in it."""
     shutil.rmtree(writer.path / CUT_FOLDER, ignore_errors=True)
     if missing := missing_kinds(counts):
-        note(missing)
+        warn(missing)
     try:
-        return _judged(writer.finish(counts), note)
+        return _judged(writer.finish(counts), warn)
     except FileNotFoundError as error:
         raise UserError(
             f"{writer.path}: files of it were deleted meanwhile; delete it and run the same command again"
         ) from error
 
 
-def _judged(store: PairStore, note: Note) -> PairStore:
-    """The finished store, with a note on what keeps a model from learning its pairs."""
+def _judged(store: PairStore, warn: Note) -> PairStore:
+    """The finished store, with a warning about what keeps a model from learning its pairs."""
     for warning in (store.unknown_warning(), _constant_channels(store)):
         if warning:
-            note(warning)
+            warn(warning)
     return store
 
 
