@@ -216,6 +216,11 @@ def test_modes_are_described_as_they_are_drawn_beside_derived_documents():
     dropped = "; conditions are dropped in whole documents alone, in 4.4 % of l2t and t2l"
     assert describe_modes(config, 0.5) == text + dropped
     assert describe_modes(replace(config, condition_dropout=0.0), 0.5) == text
+    # the share of joint among whole documents is that of the weights, and derived ones have none
+    half = describe_modes(CorruptionConfig(ModeWeights(1, 0, 1), condition_dropout=0.0), 0.9)
+    assert half == (
+        "l2t 95 %, t2l 0 %, joint 5 % of the documents; joint takes whole documents alone, 50 % of them"
+    )
 
 
 @pytest.mark.parametrize("first", [JOINT, StageWeights(l2t=1, t2l=1, joint=1), L2T])

@@ -216,9 +216,9 @@ def describe_modes(config: CorruptionConfig, derived_share: float = 0.0) -> str:
     mean = {mode: sum(share[mode] for share in shares) / len(stages) for mode in MODES}
     listed = ", ".join(f"{mode} {100 * share:.0f} %" for mode, share in mean.items())
     text = f"{listed} of the documents{', on average over the stages' if config.mode_schedule else ''}"
-    of_whole = [_shares(_beside(weights, config, derived_share)[0])[-1] for weights in stages]
-    apart = [whole != _shares(weights)[-1] for whole, weights in zip(of_whole, stages, strict=True)]
-    if any(apart):
+    parts = [_beside(weights, config, derived_share) for weights in stages]
+    of_whole = [_shares(whole)[-1] for whole, _ in parts]
+    if any(whole != derived for whole, derived in parts):
         among = ", in stages that have other modes too" if config.mode_schedule else ""
         text += f"; joint takes whole documents alone{among or f', {100 * of_whole[0]:.0f} % of them'}"
     if derived_share and 0 < config.condition_dropout < 1 and (conditioned := 1.0 - mean["joint"]) > 0:
