@@ -67,6 +67,10 @@ def test_a_batch_is_what_the_loader_makes(tmp_path: Path, documents: dict[str, A
     assert batch.derived is None
     with pytest.raises(IndexError, match="has 57 documents, asked for"):
         split.batch([57])
+    with pytest.raises(UserError, match="at least one text is needed"):
+        split.batch([])
+    with pytest.raises(UserError, match=r"indices: values of type bool; .* np\.flatnonzero\(mask\)\)"):
+        split.batch(split.lengths > 3)
 
 
 def test_read_gives_back_what_was_written(tmp_path: Path, documents: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Documents:
 
     def split_tokens(self) -> list[np.ndarray]:
         """The tokens of each document."""
-        return np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+        return np.split(self.tokens, np.cumsum(self.lengths))[:-1]
 
     def first(self, count: int) -> Documents:
         """The first `count` documents (0: all)."""
@@ -373,7 +373,12 @@ class Split:
         return texts
 
     def _checked(self, indices: np.ndarray) -> np.ndarray:
-        indices = np.asarray(indices, np.int64).reshape(-1)
+        indices = np.asarray(indices).reshape(-1)
+        if len(indices) and indices.dtype.kind not in "iu":
+            raise UserError(
+                f"indices: values of type {indices.dtype}; whole numbers are needed (for a mask, np.flatnonzero(mask))"
+            )
+        indices = indices.astype(np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(
                 f"split {self.name!r} has {len(self)} documents, asked for {indices.min()}..{indices.max()}"
