@@ -133,3 +133,4 @@ def test_scored_rows_are_the_masked_tokens_of_targets_filled_up(multiple):
     expected = torch.nonzero((noisy.noisy_tokens == SHAPE.vocab_size) & target).squeeze(1)
     assert torch.equal(real, expected)
     assert len(noisy.scored) % multiple == 0
+    assert (noisy.scored[~noisy.scored_real] == 63).all()  # in rising order, as the last block needs them

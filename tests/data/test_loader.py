@@ -147,6 +147,15 @@ def derived_store(tmp_path_factory):
     )
 
 
+def test_a_batch_for_an_own_loop_knows_its_derived_documents(derived_store):
+    split = derived_store.splits["train"]
+    batch = split.batch(range(len(split)))
+    noisy = replace(small_corruption(), derived_share=split.derived_share).corrupt(batch)
+    joint = (noisy.latent_target * noisy.length_target).bool().numpy()
+    assert joint.any()
+    assert not joint[split.derived(np.arange(len(split)))].any()
+
+
 @pytest.mark.parametrize("micro", [None, 64])
 def test_joint_takes_whole_documents_alone_and_counts_know_it(derived_store, micro):
     split = derived_store.split("train")

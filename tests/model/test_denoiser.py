@@ -9,6 +9,7 @@ from mmldlm.config import PARTS, PRESETS, ModelConfig
 from mmldlm.layout import Caps
 from mmldlm.model.denoiser import DataShape, Denoiser
 from mmldlm.model.layers import Kernels
+from mmldlm.model.ops import Chosen, RowsOf
 from mmldlm.model.weights import init_weights, parameter_groups
 from tests.batches import (
     LENGTHS,
@@ -65,6 +66,9 @@ def test_the_last_block_may_end_with_some_rows(repeats):
     last = noisy.layout.num_tokens - 1
     for rows in (torch.tensor([0, 3, 4, 17, last]), torch.tensor([2]), torch.tensor([last])):
         filled = torch.cat([rows, torch.full((repeats,), last)])
+        where = Chosen.of(filled, RowsOf(noisy.layout.document, noisy.layout.starts)).where
+        counts = where.starts.diff()  # of each document; only the fused kernels read them
+        assert torch.equal(where.document, torch.arange(9).repeat_interleave(counts))
         weight = torch.linspace(-1, 2, len(rows))[:, None]
         answers = []
         for hidden in (

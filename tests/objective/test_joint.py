@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,11 @@ def objective_of(corruption, **changes):
     return Objective(config, corruption, **changes)
 
 
-def step_loss(denoiser, parts, *, prediction_type="clean", caps=None, layout="packed", **changes):
+def step_loss(
+    denoiser, parts, *, prediction_type="clean", caps=None, layout="packed", row_multiple=1, **changes
+):
     """Loss and gradient of one step over the given micro-batches of documents."""
-    corruption = small_corruption(prediction_type=prediction_type)
+    corruption = replace(small_corruption(prediction_type=prediction_type), row_multiple=row_multiple)
     objective = objective_of(corruption, **changes)
     whole = batch_of(DOCUMENTS)
     counts = corruption.count(
@@ -56,7 +60,8 @@ def test_loss_is_the_same_for_any_split_and_any_order(parts, prediction_type):
 
 
 @pytest.mark.parametrize("changes", [
-    {"scored_rows": False}, {"chunk_rows": 5}, {"chunk_rows": 1},
+    {"scored_rows": False}, {"chunk_rows": 5}, {"chunk_rows": 1}, {"row_multiple": 64},
+    {"row_multiple": 64, "caps": Caps(96, 14, 12)},
     {"scored_rows": False, "layout": "padded", "caps": Caps(144, 12, 12)},
 ])  # fmt: skip
 def test_scoring_rows_or_chunks_is_only_faster(changes):

@@ -1,11 +1,13 @@
 """The course of a run, as `--dry-run` draws it."""
 
+import itertools
 import re
 
 import pytest
 
 import mmldlm
 from mmldlm.config import MODES
+from mmldlm.data.loader import plan_steps
 from mmldlm.metrics import read_log
 from mmldlm.training.optim import lr_at
 from mmldlm.training.plan import course_of, describe
@@ -49,11 +51,22 @@ def test_a_long_run_is_drawn_with_the_ends_of_its_stages(store, tmp_path):
 def test_modes_are_drawn_as_the_dry_run_lists_them_where_documents_are_derived(tmp_path, choice):
     texts = [f"a coil of rope, the open sea and boat {number}" for number in range(30)]
     store = mmldlm.prepare(
-        texts, tmp_path / "store", encoder=lambda texts: [[float(len(text)), 1.0] for text in texts], derive=2
+        texts, tmp_path / "store", encoder=lambda texts: [[float(len(text)), 1.0] for text in texts], derive=4
     ).path
     words = (f"corruption.mode_choice={choice}", "corruption.mode_weights={l2t: 3, t2l: 1, joint: 1}")
     setup = make_trainer(tmp_path, store, *words).setup
     listed = dict(re.findall(r"(\w+) (\d+) %", describe(setup)["modes"].split(" of the documents")[0]))
     for shares in zip(*course_of(setup).modes.values(), strict=True):
         assert {mode: f"{100 * share:.0f}" for mode, share in zip(MODES, shares, strict=True)} == listed
-    assert listed["joint"] == "20" if choice == "batch" else 0 < int(listed["joint"]) < 20
+    assert listed["joint"] == "20" if choice == "batch" else 0 < int(listed["joint"]) < 15
+    drawn = dict.fromkeys(MODES, 0.0)
+    for where in itertools.islice(plan_steps(setup.order, setup.train_split.lengths, setup.plan, 0), 150):
+        step = setup.reader().make(where)
+        l2t = step.num_documents - step.counts.slots
+        t2l = step.num_documents - step.counts.documents
+        for mode, number in zip(MODES, (l2t, t2l, step.num_documents - l2t - t2l), strict=True):
+            drawn[mode] += number
+        parts = [parcel.open().noisy for parcel in step.micro_batches]
+        assert sum(float(part.latent_target.sum()) for part in parts) == step.counts.slots
+    shares = {mode: 100 * number / sum(drawn.values()) for mode, number in drawn.items()}
+    assert shares == pytest.approx({mode: float(share) for mode, share in listed.items()}, abs=2.5)
