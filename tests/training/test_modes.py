@@ -116,15 +116,23 @@ def test_a_stop_before_at_or_after_a_change_leaves_no_trace(store, whole, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("share", "old", "told"), [(0.5, True, True), (0.0, True, False), (0.5, False, False)]
+    ("share", "old", "words", "told"),
+    [
+        (0.5, True, [], True),
+        (0.0, True, [], False),
+        (0.5, False, [], False),
+        (0.5, True, ["corruption.mode_weights={l2t: 1}"], True),  # conditions are dropped
+        (0.5, True, ["corruption.mode_weights={l2t: 1}", "corruption.condition_dropout=0"], False),
+    ],
 )
 def test_a_run_from_before_whole_documents_alone_were_joint_is_told_so(
-    store, tmp_path, caplog, share, old, told
+    store, tmp_path, caplog, share, old, words, told
 ):
-    meta = make_trainer(tmp_path, store).snapshot().meta
+    trainer = make_trainer(tmp_path, store, *words)
+    meta = trainer.snapshot().meta
     if old:
         del meta[WHOLE]
-    report_other_modes(meta, SimpleNamespace(derived_share=share))
+    report_other_modes(trainer.config, meta, SimpleNamespace(derived_share=share))
     assert ("derived documents" in caplog.text) == told
 
 

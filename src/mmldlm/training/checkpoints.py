@@ -20,6 +20,7 @@ from mmldlm.checkpoint.save import Retention, Saver
 from mmldlm.checkpoint.state import Part, Snapshot, load_weights, restore_snapshot
 from mmldlm.config import Config, TrainConfig, resolve_model
 from mmldlm.config.recipe import config_from_dict, config_to_dict, flatten
+from mmldlm.corruption.times import describe_modes
 from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Muted, Ranks
 from mmldlm.errors import UserError
@@ -96,9 +97,10 @@ def check_resume(config: Config, store: PairStore, meta: dict[str, Any], run: st
         )
 
 
-def report_other_modes(meta: dict[str, Any], split: Split) -> None:
+def report_other_modes(config: Config, meta: dict[str, Any], split: Split) -> None:
     """Say once that a run goes on with other modes than it began with: it is older than the rule."""
-    if WHOLE not in meta and split.derived_share:
+    before, now = (describe_modes(config.corruption, share) for share in (0.0, split.derived_share))
+    if WHOLE not in meta and now != before:
         log.warning("the run was begun when derived documents, too, were in mode joint and lost their condition; "
                     "from here on whole ones alone are, see docs/modes.md")  # fmt: skip
 

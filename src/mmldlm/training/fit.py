@@ -398,7 +398,7 @@ class Trainer:
             return False
         report_ignored_init(self.config, snapshot.meta)
         check_resume(self.config, self.setup.store, snapshot.meta, str(self.run.path))
-        report_other_modes(snapshot.meta, self.setup.train_split)
+        report_other_modes(self.config, snapshot.meta, self.setup.train_split)
         self.checkpoints.restore(self.parts, snapshot)
         if _LOG in snapshot.meta:
             self._log_before = Written(**snapshot.meta[_LOG])
