@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -460,8 +461,9 @@ def test_weights_of_an_own_loop_are_a_model_like_any_other(model: Model, tmp_pat
 
 def test_a_model_of_an_own_loop_has_weights_of_its_own(model: Model) -> None:
     store = model.open_store()
-    denoiser = Denoiser(ModelConfig(preset="tiny", depth=1), store.shape)
+    denoiser = Denoiser(ModelConfig(preset="tiny", depth=1), replace(store.shape, max_length=40))
     own = Model.of(denoiser, store, Corruption(vocab_size=VOCAB_SIZE))
+    assert own.max_length == 40  # that of the network, whatever the store holds
     assert denoiser.training
     assert all(parameter.requires_grad for parameter in denoiser.parameters())
     before = own.loaded.denoiser.slot_embed.clone()

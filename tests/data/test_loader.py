@@ -154,6 +154,9 @@ def test_a_batch_for_an_own_loop_knows_its_derived_documents(derived_store):
     joint = (noisy.latent_target * noisy.length_target).bool().numpy()
     assert joint.any()
     assert not joint[split.derived(np.arange(len(split)))].any()
+    held_out = derived_store.splits["validation"]
+    assert held_out.derived_share == 0
+    assert held_out.batch([0]).derived is None
 
 
 @pytest.mark.parametrize("micro", [None, 64])

@@ -21,6 +21,7 @@ from mmldlm.data.loader import make_batch
 from mmldlm.data.store import PairStore
 from mmldlm.data.writer import StoreWriter, store_state
 from mmldlm.errors import UserError
+from mmldlm.types import DataShape
 from tests.stores import relist, write_store
 
 
@@ -71,6 +72,14 @@ def test_a_batch_is_what_the_loader_makes(tmp_path: Path, documents: dict[str, A
         split.batch([])
     with pytest.raises(UserError, match=r"indices: values of type bool; .* np\.flatnonzero\(mask\)\)"):
         split.batch(split.lengths > 3)
+
+
+def test_the_shape_has_room_for_the_longest_text_of_any_split(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", vocab_size=9, num_slots=1, num_channels=2)
+    for split, length in (("train", 3), ("validation", 5)):
+        latents = np.random.default_rng(0).normal(size=(2, 1, 2))
+        writer.add(split, [[1] * length] * 2, latents, [None] * 2, np.arange(2))
+    assert writer.finish().shape == DataShape(9, 1, 2, 5)
 
 
 def test_read_gives_back_what_was_written(tmp_path: Path, documents: dict[str, Any]) -> None:

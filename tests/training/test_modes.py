@@ -15,7 +15,7 @@ from mmldlm.errors import Interrupted, UserError
 from mmldlm.metrics import read_log
 from mmldlm.model.weights import other_rows, part_of
 from mmldlm.training import setup
-from mmldlm.training.checkpoints import WHOLE, report_other_modes
+from mmldlm.training.checkpoints import WHOLE
 from tests.data.test_loader import contents
 from tests.runs import make_trainer
 from tests.stores import write_store
@@ -129,10 +129,12 @@ def test_a_run_from_before_whole_documents_alone_were_joint_is_told_so(
     store, tmp_path, caplog, share, old, words, told
 ):
     trainer = make_trainer(tmp_path, store, *words)
-    meta = trainer.snapshot().meta
+    snapshot = trainer.snapshot()
     if old:
-        del meta[WHOLE]
-    report_other_modes(trainer.config, meta, SimpleNamespace(derived_share=share))
+        del snapshot.meta[WHOLE]
+    trainer.checkpoints.latest = lambda: snapshot
+    trainer.setup.train_split = SimpleNamespace(derived_share=share)
+    assert trainer._resume_or_start()
     assert ("derived documents" in caplog.text) == told
 
 
