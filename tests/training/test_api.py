@@ -308,6 +308,15 @@ def test_a_store_of_unknown_tokens_is_reported_before_and_in_training(recipe, tm
     assert (run.path / "train.log").read_text().count("unknown to the tokenizer builtin:minilm") == 1
 
 
+def test_the_log_lists_the_modes_as_they_are_drawn_beside_derived_documents(recipe, tmp_path):
+    texts = [f"a coil of rope, the open sea and boat {number}" for number in range(30)]
+    store = mmldlm.prepare(
+        texts, tmp_path / "store", encoder=lambda some: [[len(text), 1.0] for text in some], derive=2
+    )
+    run = mmldlm.train(recipe, store=store, run=tmp_path / "run", overrides=QUICK | {"train.steps": 1})
+    assert "joint takes whole documents alone, 50 % of them" in (run.path / "train.log").read_text()
+
+
 def test_a_dry_run_rejects_a_folder_that_cannot_hold_the_run(recipe, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()
