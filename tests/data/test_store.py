@@ -374,6 +374,22 @@ def test_reserved_places_are_filled_in_any_order(tmp_path: Path) -> None:
     assert len([path for path in plain if path.suffix == ".arrow"]) == 3
 
 
+def test_derived_documents_are_known_in_every_kind_of_shard(tmp_path: Path) -> None:
+    """Also where all of a shard are derived, as in most shards of a large store: Arrow then writes no list of nulls."""
+    rng = np.random.default_rng(0)
+    writer = StoreWriter(tmp_path / "s", vocab_size=9, num_slots=1, num_channels=2, shard_documents=4)
+    kinds: list[list[str | None]] = [[None] * 4, ["span"] * 4, [None, "span", "span", None]]
+    for number, made_of in enumerate(kinds):
+        tokens, latents = rng.integers(0, 9, (4, 3)), rng.normal(size=(4, 1, 2))
+        ids = np.arange(4) + 4 * number
+        writer.write_shard(writer.reserve("train"), tokens, latents, [None] * 4, ids, None, made_of)
+    split = writer.finish({"derived_spans": 6}).split("train")
+    expected = np.array([kind is not None for made_of in kinds for kind in made_of])
+    assert split.derived(np.arange(12)).tolist() == expected.tolist()
+    assert split.derived(np.array([10, 5, 0])).tolist() == [True, True, False]
+    assert split.derived_share == 0.5
+
+
 def _large_store(path: Path, num_shards: int, shard_documents: int) -> int:
     """A store whose shards are links to one file, so that its index is of full size and its disk use is not."""
     rng = np.random.default_rng(0)
