@@ -64,12 +64,14 @@ def test_losing_everything_after_a_checkpoint_changes_nothing(store, whole, tmp_
     assert curve(second) == curve(whole)
 
 
-def test_a_finished_run_is_left_as_it_is(store, whole, tmp_path):
+def test_a_finished_run_is_left_as_it_is(store, whole, tmp_path, caplog):
     again = make_trainer(tmp_path, store)
     again.fit()
     before = weights(again)
     once_more = make_trainer(tmp_path, store)
+    caplog.set_level("INFO")
     once_more.fit()
+    assert "nothing to do: all 12 steps are done" in caplog.text
     assert same(weights(once_more), before)
     assert curve(once_more) == curve(again)
 

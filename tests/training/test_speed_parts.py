@@ -139,6 +139,12 @@ def test_a_compiler_that_fails_is_switched_off_with_one_message(store, tmp_path,
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize(("scored", "compiled"), [("true", [True, False]), ("false", [True, True])])
+def test_a_last_block_whose_rows_vary_is_not_compiled(store, tmp_path, scored, compiled):
+    setup = make_trainer(tmp_path, store, "speed.compile=true", f"speed.scored_rows={scored}").setup
+    assert [block._compiled_call_impl is not None for block in setup.denoiser.blocks] == compiled
+
+
 @pytest.mark.parametrize("words", [
     ["speed.activation_checkpointing=selective"], ["speed.activation_checkpointing=block"],
     ["speed.activation_checkpointing=budget", "speed.activation_budget=0.5"], ["speed.attention=reference"],
