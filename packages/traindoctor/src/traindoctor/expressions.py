@@ -122,7 +122,8 @@ def is_given_loss_and_optimizer(call: ast.Call) -> bool:
 
 
 _MEASURES = re.compile(
-    r"bench|profil|warm_?up|measure|(^|_)probe|timing|(^|_)(validate|check)_?kernel|kernel_(validate|check)"
+    r"bench|profil|warm_?up|measure|(^|_)probe|timing|(^|_)(validate|check)_?kernel|kernel_(validate|check)|"
+    r"diagnos|(^|_)(diag|verify|analy[sz]e)(_|\.|$)"
 )
 
 

@@ -85,6 +85,7 @@ def _python(file: PythonFile) -> Facts:
         ("yacs", "omegaconf"),  # both read 1e-4 as a number
         ("yaml", "yaml"),
         ("torch", "torch"),
+        ("deepspeed", "deepspeed"),
     ):
         if file.uses(module):
             facts.features.add(feature)
@@ -200,6 +201,8 @@ def _python_calls(file: PythonFile, facts: Facts) -> None:
             and call.args
         ):
             _add_spread(facts, call.args[0])
+            if isinstance(call.args[0], ast.Call) and dotted(call.args[0].func) == "getattr":
+                facts.spread.add("*")  # whichever section is named at run time
         if (
             isinstance(call.func, ast.Name)
             and call.func.id in ("getattr", "setattr", "hasattr")
@@ -244,10 +247,11 @@ def _asks_for_ranks(call: ast.Call, name: str | None) -> bool:
 
 
 def _is_module_compile(file: PythonFile, call: ast.Call) -> bool:
-    """`block.compile()` of a torch module; Keras has a method of the same name that takes a loss."""
+    """`block.compile()` of a torch module; other libraries have a method of the same name with other arguments."""
     given = {keyword.arg for keyword in call.keywords}
-    keras = file.uses("tensorflow") or file.uses("keras") or given & {"loss", "optimizer", "metrics"}
-    return is_method(call, "compile") and file.uses("torch") and not keras
+    own = not call.args and given <= {None, "fullgraph", "dynamic", "backend", "mode", "options", "disable"}
+    keras = file.uses("tensorflow") or file.uses("keras")
+    return is_method(call, "compile") and file.uses("torch") and own and not keras
 
 
 def _add_spread(facts: Facts, value: ast.expr, indexed: bool = False) -> None:

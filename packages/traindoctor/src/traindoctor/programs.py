@@ -14,7 +14,9 @@ from pathlib import PurePosixPath
 
 from traindoctor.types import Facts, Kind, Setting
 
-EVALUATES = re.compile(r"eval|zero_?shot|infer|sampl|generat|predict|(^|_)test(_|\.)", re.IGNORECASE)
+EVALUATES = re.compile(
+    r"eval|zero_?shot|infer|sampl|generat|predict|visuali|(^|[_/])(valid|test(_|\.))", re.IGNORECASE
+)
 
 
 @dataclass
@@ -80,8 +82,14 @@ class Project:
         return found
 
     def programs_of(self, path: str) -> list[Program]:
-        """The programs that a file belongs to; the whole tree where it belongs to none."""
-        return self._by_file.get(f"{self.prefix}{path}") or [self.whole]
+        """The programs that a file belongs to; the whole tree where it belongs to none.
+
+        An evaluation that others import, or may import at run time, is still one.
+        """
+        place = f"{self.prefix}{path}"
+        programs = self._by_file.get(place, [])
+        own = [program for program in programs if program.entry == place and program.evaluates]
+        return own or programs or [self.whole]
 
     def features_of(self, path: str) -> tuple[frozenset[str], ...]:
         """The features of each program that a file belongs to."""
@@ -206,7 +214,7 @@ def _attach_settings(
         if path in scripts:
             continue
         owners = [entry for entry in reached if _names_file(path, named[entry])]
-        for entry in owners or _nearest(path, list(reached)):
+        for entry in owners or _nearest(path, reached, facts):
             attached[entry].add(path)
     return {entry: frozenset(paths) for entry, paths in attached.items()}
 
@@ -222,12 +230,12 @@ def _names_file(path: str, configs: set[str]) -> bool:
     )
 
 
-def _nearest(path: str, entries: list[str]) -> list[str]:
-    """The entry points in the nearest folder around a file; all of them where there is none."""
-    folder = path
+def _nearest(path: str, reached: dict[str, set[str]], facts: dict[str, Facts]) -> list[str]:
+    """The entry points in the nearest folders around a file, up to one that trains; all of them where none does."""
+    folder, near = path, list[str]()
     while folder:
         folder = folder.rpartition("/")[0]
-        here = [entry for entry in entries if entry.rpartition("/")[0] == folder]
-        if here:
-            return here
-    return entries
+        near += [entry for entry in reached if entry.rpartition("/")[0] == folder]
+        if any("training" in facts[file].features for entry in near for file in reached[entry]):
+            return near
+    return near or list(reached)

@@ -84,7 +84,8 @@ def unused_parameters(file: PythonFile | YamlFile, about: Rule) -> Iterator[Find
         return
     for call in file.calls_of(DDP, *PASSED_ON):
         static = is_constant(argument(call, "static_graph"), True)  # finds them in the first step alone
-        if is_constant(argument(call, "find_unused_parameters"), True) and not static:
+        searches = argument(call, "find_unused_parameters")
+        if searches is not None and is_constant(file.value_of(searches), True) and not static:
             fix = set_keyword(file, call, "find_unused_parameters", "False", safe=False)
             message = (
                 "find_unused_parameters=True walks the graph in every step; freeze unused parameters instead"

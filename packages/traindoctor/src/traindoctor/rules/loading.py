@@ -320,7 +320,7 @@ def epoch_unknown(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if _looks_like_evaluation(file, call):
             continue
         message = "DistributedSampler shuffles, but no code calls set_epoch: every epoch has the same order"
-        yield about.at(file.path, file.span(call), message, needs=["training"], unless=["set_epoch"])
+        yield about.at(file.path, file.span(call), message, needs=["training"], nowhere=["set_epoch"])
 
 
 def _looks_like_evaluation(file: PythonFile, call: ast.Call) -> bool:

@@ -10,6 +10,7 @@ from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
 from traindoctor.rules.edits import replace_node
+from traindoctor.steps import function_called
 from traindoctor.types import Finding, Kind, Severity
 
 
@@ -232,7 +233,18 @@ def _forward_after(file: PythonFile, call: ast.Call) -> ast.Call | None:
         is_method(n, "backward", "requires_grad_", "attack") or "grad" in ast.unparse(n.func) for n in later
     ):
         return None
-    return next((n for n in later if held is not None and dotted(n.func) == held), None)
+    return next((n for n in later if held is not None and _calls(file, n, held)), None)
+
+
+def _calls(file: PythonFile, call: ast.Call, held: str) -> bool:
+    """Whether a call is one of the model, or of a method of the same class that only evaluates `self.model`."""
+    if dotted(call.func) == held:
+        return True
+    function = function_called(file, call)
+    if function is None or not held.startswith("self."):
+        return False
+    calls = [n for n in file.inside(function) if isinstance(n, ast.Call)]
+    return any(dotted(n.func) == held for n in calls) and not any(is_method(n, "backward") for n in calls)
 
 
 @rule(

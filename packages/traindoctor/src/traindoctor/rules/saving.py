@@ -66,7 +66,7 @@ def never_pruned(file: PythonFile, about: Rule) -> Iterator[Finding]:
     loops = _loops_of_training(file)
     for call, target in _written_files(file):
         counted = None if any("sample" in word for word in words_of(call)) else _counted_name(file, target)
-        if counted and _is_followed_by_the_end(file, call):
+        if counted and (_is_followed_by_the_end(file, call) or _is_listed(file, call, counted)):
             continue
         if counted and (file.loop_of(call) in loops or _called_in(file, call, counted, loops)):
             message = f"a new file for every {counted}, and this program never deletes one"
@@ -80,6 +80,14 @@ def _is_followed_by_the_end(file: PythonFile, call: ast.Call) -> bool:
     return any(
         file.statement_of(call) in block and isinstance(block[-1], ast.Return | ast.Raise | ast.Break)
         for block in blocks
+    )
+
+
+def _is_listed(file: PythonFile, call: ast.Call, counted: str) -> bool:
+    """Whether somebody listed the steps that are saved: `if iteration in save_iterations`."""
+    return any(
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In) and dotted(test.left) == counted
+        for test in file.conditions(call, file.function_of(call))
     )
 
 

@@ -33,6 +33,8 @@ _FOREIGN = re.compile(
     # what was written down about a run that was
     r"(^|/)\.?hydra/(config|hydra|overrides)\.ya?ml$|(^|/)(outputs|multirun|runs|wandb|lightning_logs|mlruns)/"
 )
+_OF_DEEPSPEED = {"fp16", "bf16", "amp", "zero_optimization", "activation_checkpointing", "flops_profiler"}
+"""Sections that DeepSpeed reads itself, however they reach it."""
 _MIN_READ = 0.6
 """A file of which less is read belongs to something else than this code."""
 
@@ -75,7 +77,8 @@ def _unread(project: Project) -> Iterator[tuple[Setting, list[Program]]]:
         leaves = [
             setting for setting in _leaves(settings) if setting.key.rsplit(".", 1)[-1] not in last_parts
         ]
-        ignored = {s.key: [r for r in readers if not _reads(r, s.key)] for s in leaves}
+        chosen = {setting.value for setting in settings}
+        ignored = {s.key: [r for r in readers if not _reads(r, s.key, chosen)] for s in leaves}
         missing = [setting for setting in leaves if len(ignored[setting.key]) == len(readers)]
         if leaves and 1 - len(missing) / len(leaves) >= _MIN_READ:
             yield from ((setting, readers) for setting in missing)
@@ -87,7 +90,12 @@ def _unread(project: Project) -> Iterator[tuple[Setting, list[Program]]]:
 
 def _leaves(settings: list[Setting]) -> list[Setting]:
     """Settings that hold a value and are not built into an object by Hydra."""
-    built = {s.key.rsplit(".", 1)[0] for s in settings if re.search(r"\._[a-z]+_$", s.key)}
+    built = {
+        s.key.rsplit(".", 1)[0]
+        for s in settings
+        if re.search(r"\._[a-z]+_$", s.key)
+        or (s.key.endswith(".class") and "." in s.value)  # Hydra before 1.0
+    }
     return [
         setting
         for setting in settings
@@ -99,10 +107,17 @@ def _leaves(settings: list[Setting]) -> list[Setting]:
     ]
 
 
-def _reads(program: Program, key: str) -> bool:
-    """Whether the code of a program mentions a setting, or passes on a section around it."""
+def _reads(program: Program, key: str, chosen: set[str]) -> bool:
+    """Whether the code of a program mentions a setting, or passes on a section around it.
+
+    `chosen`: the values in its file; one of them may name the section that is passed on.
+    """
     parts = key.split(".")
-    return program.mentions(parts[-1]) or any(part in program.spread for part in parts[:-1])
+    mentioned = program.mentions(parts[-1]) or program.mentions(parts[-1].replace("-", "_"))
+    around = set(parts[:-1])
+    deepspeed = "deepspeed" in program.features and around & _OF_DEEPSPEED
+    picked = "*" in program.spread and around & chosen
+    return bool(mentioned or around & program.spread or deepspeed or picked)
 
 
 def _names(program: Program, path: str) -> bool:

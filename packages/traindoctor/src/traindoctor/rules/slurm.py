@@ -14,6 +14,7 @@ from traindoctor.types import Finding, Kind, Severity
 SLURM = "SLURM documentation, sbatch"
 
 
+_NO_TRAINING = re.compile(f"{EVALUATES.pattern}|preproc|prepar", re.IGNORECASE)
 _LONG = 120
 """Minutes from which a lost job costs more than a signal handler."""
 
@@ -50,7 +51,10 @@ def _nodes(file: ShellFile) -> int:
     good="#SBATCH --time=24:00:00\n#SBATCH --signal=B:USR1@300",
 )
 def no_signal(file: ShellFile, about: Rule) -> Iterator[Finding]:
-    if not any(c.is_training() and not EVALUATES.search(script_of(c)) for c in file.commands):
+    named = file.path.rsplit("/", 1)[-1]
+    if EVALUATES.search(named) or not any(
+        c.is_training() and not _NO_TRAINING.search(script_of(c)) for c in file.commands
+    ):
         return
     given = {option for option, _, _, _ in file.sbatch}
     for option, value, start, end in file.sbatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from traindoctor.expressions import is_constant, is_method, words_of
+from traindoctor.expressions import is_constant, is_measurement, is_method, words_of
 from traindoctor.names import dotted
 from traindoctor.python_file import PythonFile
 from traindoctor.registry import Rule, rule
@@ -46,11 +46,31 @@ def item_every_step(file: PythonFile, about: Rule) -> Iterator[Finding]:
         if not reads or _on_host(file, call):
             continue
         message = f"{file.text(call)[:60]} waits for the GPU in every step"
-        if file.runs_every_step(call):
+        if file.runs_every_step(_branches_alike(file, call) or call):
             yield about.at(file.path, file.span(call), message)
         elif _in_forward(file, call):
             message = f"{file.text(call)[:60]} in forward waits for the GPU in every step"
             yield about.at(file.path, file.span(call), message, needs=["training"])
+
+
+def _branches_alike(file: PythonFile, call: ast.Call) -> ast.If | None:
+    """The `if` whose other branch makes the same call: one of the two runs."""
+    owner = file.parents.get(file.statement_of(call))
+    while isinstance(owner, ast.With):
+        owner = file.parents.get(owner)
+    if not isinstance(owner, ast.If):
+        return None
+    here = any(part is call for statement in owner.body for part in ast.walk(statement))
+    other = owner.orelse if here else owner.body
+    wanted = ast.dump(call)
+    alike = any(
+        isinstance(part, ast.Call)
+        and ast.dump(part) == wanted
+        and file.conditions(part, owner) == [owner.test]
+        for statement in other
+        for part in ast.walk(statement)
+    )
+    return owner if alike else None
 
 
 def _in_forward(file: PythonFile, node: ast.AST) -> bool:
@@ -84,9 +104,11 @@ def _on_host(file: PythonFile, call: ast.Call) -> bool:
     made: ast.expr = call.func.value if isinstance(call.func, ast.Attribute) else call
     while isinstance(made, ast.Subscript | ast.Attribute):
         made = made.value
-    made = file.value_of(made)
+    made = file.value_of(made.args[0] if made is call else made)
     if not isinstance(made, ast.Call):
         return False
+    if is_method(made, "item", "tolist"):
+        return True  # the number that was read before
     name = file.resolve(made.func) or ""
     on_device = any(keyword.arg in ("device", None) for keyword in made.keywords)
     return name.startswith("numpy.") or (name in _HOST_MAKERS and not on_device)
@@ -246,6 +268,8 @@ def _is_for_tracing(file: PythonFile, call: ast.Call) -> bool:
     good="total = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())",
 )
 def sync_per_parameter(file: PythonFile, about: Rule) -> Iterator[Finding]:
+    if is_measurement(file.path.rsplit("/", 1)[-1]):
+        return
     for call in file.of(ast.Call):
         if is_method(call, "item") and _reads_in_comprehension(file, call):
             message = "waits for the GPU once per parameter; add norms on the device"
