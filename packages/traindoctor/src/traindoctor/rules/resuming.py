@@ -114,7 +114,9 @@ def no_random_state(file: PythonFile, about: Rule) -> Iterator[Finding]:
             continue
         keys = {str(key.value).lower() for key in saved.keys if isinstance(key, ast.Constant)}
         loads = file.calls_of("torch.load")
-        converts = any(isinstance(v, ast.Subscript) and file.value_of(v.value) in loads for v in saved.values)
+        converts = "convert" in file.path.rsplit("/", 1)[-1] or any(
+            isinstance(v, ast.Subscript) and file.value_of(v.value) in loads for v in saved.values
+        )
         resumable = (
             not converts
             and any("optim" in key for key in keys)

@@ -26,8 +26,8 @@ SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchro
     why="It waits until the GPU has finished everything queued so far; the host cannot prepare the next step "
     "meanwhile.",
     effect="No number was measured here (needs a GPU): the launch queue runs empty once per call. Calls "
-    "behind any `if` "
-    "are not reported; a step in a function of its own counts when a loop of the same file calls it, when it is named "
+    "behind an `if` "
+    "are not reported, unless its `else` makes the same call; a step in a function of its own counts when a loop of the same file calls it, when it is named "
     "like a step, or when Lightning or the Trainer calls it.",
     source=SYNC_DOCS,
     remedy="Add up tensors on the device and call .item() every n steps.",
@@ -107,8 +107,8 @@ def _on_host(file: PythonFile, call: ast.Call) -> bool:
     made = file.value_of(made.args[0] if made is call else made)
     if not isinstance(made, ast.Call):
         return False
-    if is_method(made, "item", "tolist"):
-        return True  # the number that was read before
+    if is_method(made, "item", "tolist", "astype"):
+        return True  # a number that was read before, an array of numpy
     name = file.resolve(made.func) or ""
     on_device = any(keyword.arg in ("device", None) for keyword in made.keywords)
     return name.startswith("numpy.") or (name in _HOST_MAKERS and not on_device)
