@@ -27,8 +27,8 @@ SYNC_DOCS = "PyTorch performance tuning guide, avoid unnecessary CPU-GPU synchro
     "meanwhile.",
     effect="No number was measured here (needs a GPU): the launch queue runs empty once per call. Calls "
     "behind an `if` "
-    "are not reported, unless its `else` makes the same call; a step in a function of its own counts when a loop of the same file calls it, when it is named "
-    "like a step, or when Lightning or the Trainer calls it.",
+    "are not reported, unless its `else` makes the same call; a step in a function of its own counts when a loop of "
+    "the same file calls it, when it is named like a step, or when Lightning or the Trainer calls it.",
     source=SYNC_DOCS,
     remedy="Add up tensors on the device and call .item() every n steps.",
     bad="running += loss.item()",
