@@ -117,10 +117,8 @@ def build_project(facts: dict[str, Facts], kinds: dict[str, Kind], prefix: str =
         targets = {name for path in attached[entry] for name in facts[path].imports}
         below = [_reach(path, imports, facts, code) for path in modules.imported(entry, targets)]
         files = frozenset(reached[entry].union(*below)) | attached[entry]
-        evaluates = (
-            bool(EVALUATES.search(entry.rsplit("/", 1)[-1])) and "training" not in facts[entry].features
-        )
-        programs.append(Program(entry, [facts[path] for path in sorted(files)], files, evaluates))
+        parts = [facts[path] for path in sorted(files)]
+        programs.append(Program(entry, parts, files, _evaluates(entry, facts)))
     return Project(list(facts.values()), programs, prefix)
 
 
@@ -214,7 +212,9 @@ def _attach_settings(
         if path in scripts:
             continue
         owners = [entry for entry in reached if _names_file(path, named[entry])]
-        for entry in owners or _nearest(path, reached, facts):
+        if not any(_trains(entry, reached, facts) for entry in owners):
+            owners += _nearest(path, reached, facts)
+        for entry in owners:
             attached[entry].add(path)
     return {entry: frozenset(paths) for entry, paths in attached.items()}
 
@@ -236,6 +236,14 @@ def _nearest(path: str, reached: dict[str, set[str]], facts: dict[str, Facts]) -
     while folder:
         folder = folder.rpartition("/")[0]
         near += [entry for entry in reached if entry.rpartition("/")[0] == folder]
-        if any("training" in facts[file].features for entry in near for file in reached[entry]):
+        if any(_trains(entry, reached, facts) for entry in near):
             return near
-    return near or list(reached)
+    return list(reached)
+
+
+def _evaluates(entry: str, facts: dict[str, Facts]) -> bool:
+    return bool(EVALUATES.search(entry.rsplit("/", 1)[-1])) and "training" not in facts[entry].features
+
+
+def _trains(entry: str, reached: dict[str, set[str]], facts: dict[str, Facts]) -> bool:
+    return not _evaluates(entry, facts) and any("training" in facts[path].features for path in reached[entry])
