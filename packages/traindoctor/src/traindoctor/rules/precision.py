@@ -123,10 +123,20 @@ def clips_scaled(file: PythonFile, about: Rule) -> Iterator[Finding]:
     for call in file.calls_of("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"):
         function = file.function_of(call)
         scaled = [n for n in file.inside(function) if is_method(n, "backward") and _is_scaled(n)]
-        if scaled:
+        if any(not _is_alternative(file, backward, call) for backward in scaled):
             yield about.at(
                 file.path, file.span(call), "clips gradients that still carry the loss scale; unscale_ first"
             )
+
+
+def _is_alternative(file: PythonFile, first: ast.AST, second: ast.AST) -> bool:
+    """Whether two nodes stand in different branches of one `if`, so that only one of them runs."""
+    around = [set(file.ancestors(node)) for node in (first, second)]
+    return any(
+        around[0].isdisjoint(branch.body) != around[1].isdisjoint(branch.body)
+        for branch in around[0] & around[1]
+        if isinstance(branch, ast.If)
+    )
 
 
 def _is_scaled(node: ast.AST) -> bool:
