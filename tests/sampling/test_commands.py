@@ -311,7 +311,7 @@ WRONG = [
     ("paraphrase RUN", "one of TEXT, --in is needed"),
     ("paraphrase RUN w1 --strength 0", "--strength 0.0: more than 0"),
     ("paraphrase RUN w1 --vary all", "--vary 'all': allowed are both, latent, text"),
-    ("paraphrase RUN w1 --length 3", "lengths: a text of which tokens stay"),
+    ("paraphrase RUN w1 --length 3", "--length: has an effect only with --vary latent"),
     ("interpolate RUN w1 w2 --points 1", "--points 1: at least 2"),
 ]  # fmt: skip
 

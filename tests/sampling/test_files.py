@@ -199,6 +199,8 @@ def test_an_output_without_documents_leaves_nothing(tmp_path: Path) -> None:
         (b'{"latent": [1, 2]}\n', "line 1: latent is not a list of 1 x 4 numbers"),
         (b'{"latent": [1, 2, 3, NaN]}\n', "line 1: latent contains NaN"),
         (b'{"text": "w1"}\n{"text": "\xff"}\n', "line 2 is not UTF-8"),
+        (b'{"text": "w1"}\n\n{"text": " "}\n', "line 3: text: is empty; it holds no token"),
+        (b'{"text": "w1"}\n{"text": "\\ud800"}\n', "line 2: text: holds half of a surrogate pair"),
         (b"\n\n", "holds no document"),
     ],
 )
@@ -207,9 +209,10 @@ def test_bad_files_are_reported_with_their_line(
 ) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
-    line = mistake("decode", run, "--in", path, "--out", tmp_path / "out.jsonl")
-    assert line.startswith(f"{path}: ")
-    assert message in line
+    for command in ("decode", "encode") if b"latent" not in content else ("decode",):
+        line = mistake(command, run, "--in", path, "--out", tmp_path / "out.jsonl", "--encode-with", "model")
+        assert line.startswith(f"{path}: ")
+        assert message in line
     assert not list(tmp_path.glob(".*"))
 
 
@@ -227,3 +230,22 @@ def test_a_file_that_holds_something_else(run: Path, tmp_path: Path) -> None:
     for command in ("encode", "infill", "paraphrase"):
         message = mistake(command, run, "--in", tmp_path / "in.npy", "--out", tmp_path / "out.jsonl")
         assert message.startswith("--in: a file of texts")
+
+
+def test_a_file_of_blanks_is_not_decoded(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"infill": "w1 ____"}\n')
+    for length in ((), ("--length", "original")):
+        message = mistake(
+            "decode", run, "--in", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", *length
+        )
+        assert message.startswith("--in: a file of texts is needed")
+
+
+def test_the_file_that_is_read_is_not_written(run: Path, tmp_path: Path) -> None:
+    path, link = tmp_path / "in.jsonl", tmp_path / "link.jsonl"
+    path.write_text('{"text": "w1", "author": "A"}\n')
+    link.symlink_to(path)
+    for out in (path, link):
+        message = mistake("encode", run, "--in", path, "--out", out)
+        assert message == f"{out}: is the file that is read; name another one to write"
+    assert "author" in path.read_text()

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,7 @@ PART, LARGE_PART = 512, 8192
 """Documents that are in memory at a time; an accelerator needs more of them to be busy."""
 _LATENTS_AT_ONCE = 2**24
 """Numbers; parts of larger latents are smaller."""
+_TEXT = re.compile(r"texts\[(\d+)\]")
 IN_WORK = 2
 """Parts at a time, with an accelerator."""
 
@@ -52,6 +54,8 @@ class Inputs:
     """(n,) ids of documents of a pair store."""
     lengths: np.ndarray | None = None
     """(n,) tokens of documents of a pair store."""
+    lines: list[int] | None = None
+    """(n,) numbers of the lines of a file that hold the documents."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -149,8 +153,9 @@ class InputFile:
                     yield number, text
 
     def _inputs(self, lines: list[tuple[int, str]]) -> Inputs:
+        numbers = [number for number, _ in lines]
         if self.path.suffix == ".txt":
-            return Inputs(texts=[line for _, line in lines])
+            return Inputs(texts=[line for _, line in lines], lines=numbers)
         records = [self._record(number, line) for number, line in lines]
         kind = sorted(records[0].keys() & set(FIELDS))
         for (number, _), record in zip(lines, records, strict=True):
@@ -161,6 +166,7 @@ class InputFile:
         inputs = Inputs(
             texts=self._texts(lines, records, "text") if "text" in kind else None,
             infill=self._texts(lines, records, "infill") if "infill" in kind else None,
+            lines=numbers,
         )
         return replace(inputs, latents=self._latents(lines, records)) if "latent" in kind else inputs
 
@@ -288,6 +294,8 @@ def process_file(
 ) -> tuple[int, int]:
     """Number of documents in the file, and how many of them an earlier call with the same `request` had done."""
     durable.require_writable(out)
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UserError(f"{out}: is the file that is read; name another one to write")
     documents = InputFile(source, (model.num_slots, model.num_channels))
     total = documents.num_documents
     identity = [str(Path(model.source).resolve()), model.step, *request, documents.identity()]
@@ -300,8 +308,18 @@ def process_file(
     report = progress or (lambda done, total: None)
     on_cpu = model.device.type == "cpu"
     parts = documents.parts(skip=done, size=None if on_cpu else documents.large_part())
+
+    def act_on_lines(inputs: Inputs, progress: Progress) -> Sequence[dict[str, Any]] | np.ndarray:
+        try:
+            return act(inputs, progress)
+        except UserError as error:  # it counts the texts of this part
+            if inputs.lines is None or not (text := _TEXT.match(str(error))):
+                raise
+            rest = str(error)[text.end() :]
+            raise UserError(f"{source}: line {inputs.lines[int(text[1])]}: text{rest}") from error
+
     try:
-        for size, result in _results(parts, act, lambda share: report(done + share, total), on_cpu):  # noqa: B023
+        for size, result in _results(parts, act_on_lines, lambda share: report(done + share, total), on_cpu):  # noqa: B023
             output.write(result)  # type: ignore[arg-type]
             done += size
             report(done, total)

@@ -288,13 +288,13 @@ def latents_of(
         raise UserError(f"--encode-with {encode_with}: allowed are encoder, model")
     if inputs.latents is not None:
         return inputs.latents
-    assert inputs.texts is not None
+    texts = require_texts(inputs)
     if encode_with == "model":
-        return model.encode(inputs.texts, seed=seed)
+        return model.encode(texts, seed=seed)
     from mmldlm.preparation.encoders import EncoderUnavailableError
 
     try:
-        return model.codec.embed(inputs.texts) if tokenized else model.embed(inputs.texts)
+        return model.codec.embed(texts) if tokenized else model.embed(texts)
     except EncoderUnavailableError as error:
         raise UserError(f"{error}; --encode-with model makes them by the model itself") from None
 

@@ -248,6 +248,7 @@ def _condition(model: Model, inputs: Inputs, blanks: list[str], by: str, seed: i
 def paraphrase(words: Any) -> None:
     """Vary texts: their latents are noised, some of their tokens are masked, or both, and sampled again."""
     require_one_of({"TEXT": words.texts, "--in": words.in_file})
+    require_effect("--length", words.length, words.vary == "latent", needs="--vary latent")
     answer = Answer("paraphrase", words.out, as_json=words.json_output)
     from mmldlm.api.files import Inputs
     from mmldlm.api.model import load

@@ -293,7 +293,10 @@ def document_keys(seed: int, count_or_ids: int | np.ndarray | Sequence[int]) -> 
 
 def content_ids(contents: Sequence[str] | np.ndarray) -> np.ndarray:
     """(n,) uint64 ids that follow from the content alone, so that order and batches do not matter."""
-    data = [item.encode() if isinstance(item, str) else item.tobytes() for item in contents]
+    data = [
+        item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item.tobytes()
+        for item in contents
+    ]
     digests = [hashlib.blake2b(item, digest_size=8).digest() for item in data]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
