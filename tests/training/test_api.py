@@ -79,6 +79,11 @@ def test_settings_come_as_mapping_words_config_or_nested_values(store, tmp_path,
         make_config(recipe, {"optim.lrr": 1})
 
 
+def test_settings_without_a_store_train_on_the_given_one(store, tmp_path):
+    settings = {"model": {"preset": "tiny", "depth": 1}, "train": {"steps": 1, "trackers": []}}
+    assert mmldlm.train(settings, store=store, run=tmp_path / "run").step == 1
+
+
 def test_texts_in_the_place_of_a_store_are_one_clear_line(recipe):
     with pytest.raises(mmldlm.UserError, match=r"store: is a list; give the folder of a pair store"):
         mmldlm.train(recipe, store=["a text"])

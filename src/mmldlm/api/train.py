@@ -26,7 +26,7 @@ from mmldlm.checkpoint.export import make_export, write_description, write_expor
 from mmldlm.checkpoint.files import candidates
 from mmldlm.checkpoint.load import RUNS, LoadedModel
 from mmldlm.config import Config
-from mmldlm.config.recipe import config_to_yaml, make_config
+from mmldlm.config.recipe import config_to_yaml, make_config, override_words
 from mmldlm.corruption.times import describe_modes, modes_of_run, sees_latents
 from mmldlm.data.store import PairStore
 from mmldlm.data.tokenizer import Tokenizer
@@ -77,7 +77,8 @@ def train(
     >>> run.step, run.finished
     (2, True)
     """
-    config = make_config(recipe, overrides)
+    given = [] if store is None else ["data.store=."]  # the words are parsed, which a path may not survive
+    config = make_config(recipe, [*override_words(overrides), *given])
     if store is not None:
         config.data.store = str(store.path if isinstance(store, PairStore) else store_folder(store, "store"))
     if init is not None:
