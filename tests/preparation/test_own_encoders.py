@@ -125,6 +125,11 @@ def test_the_prompt_reaches_an_own_encoder(tmp_path: Path) -> None:
         (lambda texts: [["1.5"]] * len(texts), "values; an array of numbers is needed"),
         (lambda texts: [[[1.0], [1.0, 2.0]]] * len(texts), "rows of different lengths"),
         (lambda texts: None, "object values; an array of numbers"),
+        (
+            lambda texts: [torch.ones(3, requires_grad=True)] * len(texts),
+            "returned what is no array (Can't call numpy() on Tensor that requires grad",
+        ),
+        (lambda texts: torch.ones(len(texts), 3).to_sparse(), "returned what is no array (can't convert Sparse"),
         (lambda texts: np.zeros((len(texts), 3 if len(texts) == 1 else 4)), "shape (1, 4) (slots, channels), before"),
         (lambda texts: 1 / 0, "encode() raised ZeroDivisionError: division by zero"),
         (Halves, "is a class; pass an object of it"),

@@ -156,13 +156,17 @@ class OwnEncoder:
 
 def as_latents(output: Any, texts: list[str], what: str) -> np.ndarray:
     """The output of an encoder as float32 (N, S, C); `what` returned it, for messages."""
-    if hasattr(output, "detach"):  # a torch tensor, on whatever device
-        output = output.detach().cpu().float().numpy()
     try:
+        if hasattr(output, "detach"):  # a torch tensor, on whatever device
+            output = output.detach().cpu().float().numpy()
         array = np.asarray(output)
     except ValueError as error:
         raise UserError(
             f"{what} returned rows of different lengths; every text needs the same shape"
+        ) from error
+    except (TypeError, RuntimeError) as error:  # such as a list of tensors on a device or with gradients
+        raise UserError(
+            f"{what} returned what is no array ({first_line(error)}); an array of numbers is needed"
         ) from error
     if array.dtype.kind not in "fiu":
         raise UserError(f"{what} returned {array.dtype} values; an array of numbers is needed")
