@@ -72,7 +72,7 @@ def choose_device(device: str | torch.device = "auto", *, option: str = "train.d
     if device == "auto":
         return torch.device(present or "cpu")
     setting = f"{option} {device}" if option.startswith("-") else f"{option}={device}"
-    if not DEVICE_NAME.fullmatch(device):
+    if not isinstance(device, str) or not DEVICE_NAME.fullmatch(device):
         raise UserError(f"{setting}: allowed are auto, cpu, {', '.join(ACCELERATORS)}, or cuda:1")
     if device == "cpu":
         return torch.device("cpu")

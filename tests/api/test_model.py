@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -128,6 +129,8 @@ def test_nothing_in_nothing_out(model: Model) -> None:
     assert model.score([]).shape == (0,)
     assert [part.shape for part in model.score([], errors=True)] == [(0,), (0,)]
     assert model.neighbours([], among=TEXTS) == []
+    assert model.decode(none, lengths=[]) == model.generate(0, lengths=[]).texts == []
+    assert model.infill(["w3 ____"], none) == model.infill("w3 ____", none) == []
 
 
 def test_paraphrases_keep_what_they_do_not_vary(model: Model) -> None:
@@ -244,6 +247,16 @@ WRONG = {
     "surrogate": (lambda m: m.encode("\ud800"), r"texts\[0\]: holds half of a surrogate pair"),
     "seed": (lambda m: m.decode(np.zeros((1, 4)), seed=-1), "seed=-1"),
     "check": (lambda m: m.decode(np.zeros((1, 4)), candidates=2, check="us"), "check='us'"),
+    "no seed": (lambda m: m.decode(np.zeros((1, 4)), seed=None), "seed=None: a whole number"),
+    "many steps": (lambda m: m.decode(np.zeros((1, 4)), steps=10**9), "steps=1000000000: .* at most 1000000"),
+    "long blocks": (lambda m: m.decode(np.zeros((1, 4)), order=f"block:{10**20}"), "block_length=1000"),
+    "complex": (lambda m: m.decode(torch.zeros(1, 4, dtype=torch.complex64)), "values of type complex64"),
+    "columns": (
+        lambda m: m.encode(pandas.DataFrame({"text": ["w1"]})),
+        r"a DataFrame; give .*texts\['text'\]",
+    ),
+    "names": (lambda m: m.encode({"text": ["w1"]}), "texts: is a dict; give the texts in it"),
+    "device": (lambda m: mmldlm.load(m.source, device=None), "device=None: allowed are auto, cpu"),
     "candidates": (lambda m: m.decode(np.zeros((1, 4)), candidates=0), "candidates=0"),
     "against": (lambda m: m.decode(np.zeros((1, 4)), against="w1"), "against: has an effect only with"),
     "two against": (

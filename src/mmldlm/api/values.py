@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -133,7 +133,10 @@ def latents_array(values: Latents, shape: tuple[int, int], name: str = "latents"
 def _array(values: Any, name: str) -> np.ndarray:
     """An array, or a `UserError` that names the argument."""
     try:
-        return values.detach().cpu().float().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if isinstance(values, Tensor):
+            values = values.detach().cpu()
+            return (values.float() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
+        return np.asarray(values)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise UserError(f"{name}: not an array of numbers ({error})") from error
 
@@ -167,6 +170,8 @@ def text_list(texts: Texts, name: str = "texts") -> list[str]:
     """The texts; a single one becomes a list of one."""
     if not isinstance(texts, Iterable):
         raise UserError(f"{name}={texts!r}: a str or a list of them is needed")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # whose names would be taken for texts
+        raise UserError(f"{name}: is a {type(texts).__name__}; give the texts in it, such as {name}['text']")
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
@@ -183,6 +188,8 @@ def lengths_array(lengths: Lengths | None, count: int) -> np.ndarray | None:
     if lengths is None:
         return None
     array = np.asarray(lengths.cpu()) if isinstance(lengths, Tensor) else _array(lengths, "lengths")
+    if array.shape == (0,):
+        array = array.astype(np.int64)
     if array.dtype.kind not in "iu" or array.ndim > 1 or ((array < 1) | (array > MOST_TOKENS)).any():
         raise UserError(f"lengths={lengths!r}: whole numbers from 1 to {MOST_TOKENS} are needed")
     if array.ndim == 1 and len(array) != count:
@@ -278,7 +285,7 @@ def matched(texts: list[str], latents: np.ndarray) -> tuple[list[str], np.ndarra
             f"latents: {len(latents)} for {counted(len(texts), 'text')} with blanks; give as many of both, or "
             "one of either"
         )
-    num = max(len(texts), len(latents))
+    num = len(texts) if len(latents) == 1 else len(latents)
     return texts * num if len(texts) == 1 else texts, np.repeat(
         latents, num if len(latents) == 1 else 1, axis=0
     )

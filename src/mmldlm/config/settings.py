@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+MOST_STEPS = 1_000_000
+"""Of a sampler; all are planned before the first, which takes memory."""
+
 
 def number(
     default: Any, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
@@ -435,7 +438,7 @@ class SamplingConfig:
     text_sampler: str = choice("confidence", "confidence", "ancestral", "first_hitting", "margin", "block")
     """confidence, margin: surest tokens first, by two measures; ancestral: the exact reverse process in steps of time;
     first_hitting: the same token by token; block: left to right in blocks."""
-    block_length: int = number(32, 1)
+    block_length: int = number(32, 1, 1_000_000)
     """Tokens of a block, for the sampler block."""
     latent_sampler: str = choice("ddim", "ddim", "dpmpp_2m", "heun")
     """ddim: first order; dpmpp_2m: second order at the same cost; heun: second order, two passes a step."""
@@ -445,10 +448,10 @@ class SamplingConfig:
     """Text sampler of joint sampling. Surest tokens first, which suits a given latent, repeats words without one."""
     joint_temperature: float = number(1.0, 0)
     """Temperature of joint sampling."""
-    num_sampling_steps: int = number(16, 1)
-    num_latent_steps: int = number(16, 1)
+    num_sampling_steps: int = number(16, 1, MOST_STEPS)
+    num_latent_steps: int = number(16, 1, MOST_STEPS)
     """Steps of the latent in joint sampling."""
-    num_encode_steps: int | None = number(None, 1)
+    num_encode_steps: int | None = number(None, 1, MOST_STEPS)
     """Steps of t2l. 1 gives the mean of what the model believes, the best embedding; more steps draw one possible
     latent. null: 1, but 16 with a prediction of noise, whose first step determines little of the latent."""
     num_lengths: int = number(3, 1)

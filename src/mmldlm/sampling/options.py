@@ -52,7 +52,8 @@ class SamplingOptions(SamplingConfig):
         for item in fields(self):
             value, whole = getattr(self, item.name), str(item.type).startswith("int")
             kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-            if item.type != "str" and value is not None and not isinstance(value, kinds):
+            may_be_none = str(item.type).endswith("None")
+            if item.type != "str" and not isinstance(value, kinds) and not (may_be_none and value is None):
                 problems.append(f"{item.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         if problems:
             raise UserError("; ".join(problems))
