@@ -125,7 +125,7 @@ LATENT = [0.0] * NUM_CHANNELS
         ("/decode", {"latents": [[1e9, 0, 0, 0]]}, 422, "latents[0][0]=1000000000.0: at most 10000 is allowed"),
         ("/decode", {}, 422, "exactly one"),
         ("/decode", {"latents": [LATENT], "texts": ["w1"]}, 422, "exactly one"),
-        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths: 2 numbers for 1 document"),
+        ("/decode", {"latents": [LATENT], "lengths": [1, 2]}, 422, "lengths: 2 numbers for 1 document;"),
         ("/decode", {"latents": [LATENT], "lengths": [0]}, 422, "lengths[0]=0: at least 1 is needed"),
         ("/decode", {"latents": [LATENT] * 9}, 422, "latents: at most 8 are allowed in a request, here are 9"),
         ("/decode", {"latents": [LATENT], "steps": 10**9}, 422, "steps=1000000000: at most 128 is allowed"),
@@ -142,7 +142,8 @@ LATENT = [0.0] * NUM_CHANNELS
         ("/encode", b'{"texts": ["' + b"x" * 30_000 + b'"]}', 413, "20,000 bytes"),
         ("/generate", {"n": 0}, 422, "n=0: at least 1 is needed"),
         ("/infill", {"texts": ["no blank here"]}, 422, "texts[0]='no blank here': holds no blank; write ____"),
-        ("/infill", {"texts": ["____{9999}"]}, 422, "blank of more than"),
+        ("/infill", {"texts": ["w1 ____", "____{9999}"]}, 422, "texts[1]: blanks of 9999 tokens; at most"),
+        ("/infill", {"texts": ["____{5} " * 9]}, 422, "texts[0]: blanks of 45 tokens; at most"),
         ("/encode", {"texts": ["w1"], "steps": "3"}, 422, "steps='3': a whole number is needed"),
         ("/nothing", {}, 404, "Not Found"),
     ],
@@ -222,8 +223,17 @@ def test_a_page_elsewhere_cannot_use_a_browser_to_reach_a_local_service(port: in
     status, answer = ask(port, "/health", None, host="evil.example")
     assert status == 400
     assert answer == {
-        "error": "host='evil.example': requests to 127.0.0.1 and localhost are answered, no others"
+        "error": "host='evil.example': requests to 127.0.0.1, localhost and ::1 are answered, no others"
     }
+    for host in ("127.0.0.1:80", "localhost", "[::1]:80", "[::1]"):
+        assert ask(port, "/health", None, host=host)[0] == 200
+    for host in ("[::2]:80", "::1.evil.example", "127.0.0.1.evil.example"):
+        assert ask(port, "/health", None, host=host)[0] == 400
+
+
+def test_braces_in_prose_are_no_blank(port: int) -> None:
+    status, answer = ask(port, "/infill", {"texts": ["w1 {2024} ____ w2"]})
+    assert (status, len(answer["texts"])) == (200, 1)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])

@@ -301,15 +301,23 @@ def parse_blanks(tokenizer: Tokenizer, text: str, mask_id: int) -> np.ndarray:
     tokens: list[int] = []
     end = 0
     for blank in _pattern(tokenizer).finditer(text):
-        digits = blank["count"] or "1"
-        count = int(digits[:9])  # more digits than that are too many tokens, and slow to read
+        count = _blank_size(blank)
         if not 1 <= count <= MOST_TOKENS:
-            raise UserError(f"{text!r}: a blank of {digits} tokens; allowed are 1 to {MOST_TOKENS}")
+            raise UserError(f"{text!r}: a blank of {blank['count']} tokens; allowed are 1 to {MOST_TOKENS}")
         tokens += _ids(tokenizer, text[end : blank.start()].rstrip()) + [mask_id] * count
         end = blank.end()
     if end == 0:
         raise UserError(f"{text!r}: {NO_BLANK}")
     return np.array(tokens + _ids(tokenizer, text[end:]), dtype=np.int64)
+
+
+def blank_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """Tokens in all blanks of a text together."""
+    return sum(map(_blank_size, _pattern(tokenizer).finditer(text)))
+
+
+def _blank_size(blank: re.Match[str]) -> int:
+    return int((blank["count"] or "1")[:9])  # more digits than that are too many tokens, and slow to read
 
 
 def without_blanks(tokenizer: Tokenizer, text: str) -> str:

@@ -40,7 +40,7 @@ def serve(words: Any) -> None:
     model, limits = load(words.run, words.device), Limits(answer_seconds=words.timeout)
     app = create_app(model, limits, token=token, local=host in LOOPBACK and not token)
     typer.echo(
-        f"{model!r}\nlistening on http://{host}:{port}   schema: /openapi.json   Ctrl-C stops", err=True
+        f"{model!r}\nlistening on {_address(host, port)}   schema: /openapi.json   Ctrl-C stops", err=True
     )
     run_server(app, host, port, stop_seconds=words.timeout)
     typer.echo("stopped", err=True)
@@ -56,8 +56,12 @@ def ui(words: Any) -> None:
     from mmldlm.service.page import launch_page
 
     model = load(words.run, words.device)
-    typer.echo(f"{model!r}\nopen http://{host}:{port} in a browser   Ctrl-C stops", err=True)
+    typer.echo(f"{model!r}\nopen {_address(host, port)} in a browser   Ctrl-C stops", err=True)
     launch_page(model, host, port, token=token)
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _check(package: str, extra: str, host: str, port: int) -> str:

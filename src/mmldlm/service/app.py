@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -32,6 +31,7 @@ from starlette.exceptions import HTTPException
 
 from mmldlm import __version__
 from mmldlm.api.model import Model
+from mmldlm.api.values import blank_tokens
 from mmldlm.errors import UserError
 from mmldlm.reports import counted
 from mmldlm.service.batching import Batcher, BusyError, ClosedError, Compute, Job, Progress
@@ -41,8 +41,7 @@ from mmldlm.service.schema import ANSWERS, Limits, Problem, problem_line, reques
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
 """Answered without the token."""
-BLANK = re.compile(r"\{(\d+)\}")
-LOCAL_NAMES = ("127.0.0.1", "localhost")
+LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 class Metrics:
@@ -129,10 +128,12 @@ class Service:
         )
         if len(rows) != len(body.texts):
             raise UserError(f"latents: {len(rows)} for {counted(len(body.texts), 'text')}; give one per text")
-        if any(
-            int(count[:9]) > self.model.max_length for text in body.texts for count in BLANK.findall(text)
-        ):
-            raise UserError(f"texts: a blank of more than {self.model.max_length} tokens")
+        most = self.model.max_length
+        for index, text in enumerate(body.texts):
+            if (size := blank_tokens(self.model.codec.tokenizer, text)) > most:
+                raise UserError(
+                    f"texts[{index}]: blanks of {size} tokens; at most {most} are allowed in a text"
+                )
 
         def compute(documents: list[Any], progress: Progress) -> Any:
             texts, latents = zip(*documents, strict=True)
@@ -280,9 +281,10 @@ def _add_checks(app: FastAPI, service: Service, token: str, local: bool) -> None
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         began = time.monotonic()
         offered = request.headers.get("authorization", "").encode()
-        host = request.headers.get("host", "").split(":")[0]
+        host = request.headers.get("host", "")
+        host = host[1:].split("]")[0] if host.startswith("[") else host.split(":")[0]
         if local and host not in LOCAL_NAMES:
-            names = " and ".join(LOCAL_NAMES)
+            names = f"{', '.join(LOCAL_NAMES[:-1])} and {LOCAL_NAMES[-1]}"
             response: Response = _problem(400, f"host={host!r}: requests to {names} are answered, no others")
         elif (
             token
