@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import mmldlm
+from mmldlm.cli.main import main
 from mmldlm.config import ModeWeights
 from mmldlm.data.store import PairStore
 from mmldlm.errors import UserError
@@ -382,3 +384,21 @@ def test_a_closed_pipe_ends_quietly(run: Path) -> None:
     output = process.stderr.read().decode()
     assert process.wait() == 141  # the exit code of a tool that SIGPIPE ended
     assert output == ""
+
+
+def test_a_terminal_that_lacks_characters_shows_their_codes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = []
+    for more in ([], ["--json"]):
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        words = ["mmldlm", "encode", str(run), "w1 \u017c", "--encode-with", "model", *more]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as left:
+            main()
+        stdout.flush()
+        assert not left.value.code
+        printed.append(stdout.buffer.getvalue())  # type: ignore[attr-defined]
+    assert b"w1 \\u017c" in printed[0]
+    assert json.loads(printed[1])["samples"][0]["text"] == "w1 \u017c"

@@ -46,7 +46,7 @@ def inspect(words: Any) -> None:
 
     summary = PairStore.open(words.store).summary(words.split, words.examples)
     if words.as_json:
-        typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False).encode())
     else:
         _show(summary)
 

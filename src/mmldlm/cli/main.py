@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import sys
@@ -129,6 +130,8 @@ def _root(
 
 def main() -> None:
     """Run the command line; never show a traceback for a user's mistake."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters of a text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (UserError, WatchError, DoctorError) as error:

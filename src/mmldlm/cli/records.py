@@ -125,7 +125,7 @@ class Answer:
             durable.replace_file(self.out, _content(self.out, records, latents))
         if self.as_json:
             report = {"command": self.command, "run": model.source, "step": model.step, "options": options}
-            print(json.dumps(report | {"samples": records}, ensure_ascii=False))
+            typer.echo(json.dumps(report | {"samples": records}, ensure_ascii=False).encode())
             return
         show_table(records)
         if self.out is not None:
