@@ -84,12 +84,6 @@ def test_a_dataset_and_rows_in_memory(tmp_path: Path) -> None:
     _check(mmldlm.prepare(plain, tmp_path / "p", latents=VECTORS, latent_dtype="float32"), TEXTS, VECTORS)
 
 
-def test_names_of_fields_may_be_numbers(tmp_path: Path) -> None:
-    rows = [{0: 1.5, 1: "a coil of rope"}, {0: 2.5, 1: "the open sea"}]
-    store = mmldlm.prepare(rows, tmp_path / "s", encoder=lambda texts: np.eye(2)[: len(texts)], validation=0)
-    assert store.texts == ["a coil of rope", "the open sea"]
-
-
 def test_a_data_frame_is_its_rows(tmp_path: Path) -> None:
     rows = [
         {"body": text, "vec": latent.tolist(), 0: 1.5} for text, latent in zip(TEXTS, VECTORS, strict=True)
