@@ -271,6 +271,20 @@ def test_a_resumed_run_says_that_it_ignores_init(recipe, trained, tmp_path):
     assert run.metrics == trained.metrics
 
 
+def test_a_run_that_lost_its_checkpoints_keeps_its_export(recipe, trained, tmp_path):
+    folder = copy_of(trained, tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    before = {path: path.read_bytes() for path in (folder / "export").rglob("*") if path.is_file()}
+    with pytest.raises(
+        mmldlm.UserError, match="holds an export but no checkpoint to continue from"
+    ) as caught:
+        mmldlm.train(recipe, run=folder, overrides=QUICK | {"train.steps": 20})
+    assert f"train.init={folder}" in str(caught.value)
+    assert {path: path.read_bytes() for path in before} == before
+    new = mmldlm.train(recipe, run=tmp_path / "new", init=folder, overrides=QUICK)
+    assert new.finished
+
+
 def test_states_of_runs(trained, tmp_path):
     folder = copy_of(trained, tmp_path)
     beat = json.loads((folder / "heartbeat.json").read_text())
@@ -307,6 +321,7 @@ def test_a_store_of_unknown_tokens_is_reported_before_and_in_training(recipe, tm
         texts, tmp_path / "store", encoder=lambda some: [[len(text), 1.0] for text in some]
     )
     settings = QUICK | {"data.store": str(store.path), "train.steps": 2}
+    caplog.clear()
     plan_run(make_config(recipe, settings))
     assert caplog.text.count("unknown to the tokenizer builtin:minilm (train 66.7%") == 1
     run = mmldlm.train(recipe, run=tmp_path / "run", overrides=settings)

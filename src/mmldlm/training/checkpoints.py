@@ -25,6 +25,7 @@ from mmldlm.data.store import PairStore, Split
 from mmldlm.distributed.ranks import Muted, Ranks
 from mmldlm.errors import UserError
 from mmldlm.model.denoiser import Denoiser
+from mmldlm.run_folder import RunFolder
 from mmldlm.training.recovery import Rollbacks, is_good
 
 if TYPE_CHECKING:  # FSDP2 is loaded where it is needed
@@ -64,6 +65,15 @@ def check_room(run: Path, denoiser: Denoiser) -> None:
         raise UserError(
             f"run folder {run}: {free / 2**20:,.0f} MiB are free on its disk, and its first checkpoint and its export "
             f"need about {needed / 2**20:,.0f} MiB; free some space, or choose a run folder on another disk"
+        )
+
+
+def check_export(run: RunFolder) -> None:
+    """Reject a run that has lost its checkpoints: starting again at the first step would replace its export."""
+    if run.export.exists():
+        raise UserError(
+            f"run folder {run.path}: holds an export but no checkpoint to continue from, and a new run would replace "
+            f"the export; choose another run folder; train.init={run.path} begins there with these weights"
         )
 
 

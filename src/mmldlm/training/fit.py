@@ -32,6 +32,7 @@ from mmldlm.trackers import TrackedRun, open_trackers
 from mmldlm.training.checkpoints import (
     WHOLE,
     Checkpoints,
+    check_export,
     check_resume,
     check_room,
     report_ignored_init,
@@ -394,6 +395,7 @@ class Trainer:
         """Restore the newest checkpoint; false if there is none, and the run starts at its first step."""
         snapshot = self.checkpoints.latest()
         if snapshot is None:
+            check_export(self.run)
             check_room(self.run.path, self.setup.denoiser)
             return False
         report_ignored_init(self.config, snapshot.meta)
