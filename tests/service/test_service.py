@@ -205,6 +205,34 @@ def test_work_that_nobody_waits_for_is_given_up() -> None:
     assert queued.cancelled()
 
 
+def test_a_request_whose_client_has_gone_holds_up_nobody(model: Model) -> None:
+    app = create_app(model, Limits(answer_seconds=200.0), local=True)
+    stages = []
+
+    def endless(documents: list[Any], progress: Any) -> list[Any]:
+        stages.append("begun")
+        try:
+            while True:
+                progress(0, 1)
+                time.sleep(0.01)
+        finally:
+            stages.append("given up")
+
+    @app.post("/endless")
+    async def wait() -> Any:
+        return await app.state.service._compute(None, {}, [0], endless)
+
+    for port in serving(app):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=100)
+        connection.sendall(b"POST /endless HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
+        deadline = time.monotonic() + 100
+        while not stages and time.monotonic() < deadline:
+            time.sleep(0.01)
+        connection.close()
+        assert ask(port, "/encode", {"texts": ["w1"]})[0] == 200
+        assert stages == ["begun", "given up"]
+
+
 def test_slow_and_half_requests_end_and_disturb_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HEAD_SECONDS", 0.3)
     head = b"POST /encode HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 50\r\n"

@@ -156,8 +156,11 @@ class Service:
         seconds = self.limits.answer_seconds
         key = None if verb is None else (verb, *sorted(kind.items()))
         job = Job(key, documents, compute, time.monotonic() + seconds)
-        async with asyncio.timeout(seconds):
-            return await asyncio.wrap_future(self.batcher.submit(job))
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(self.batcher.submit(job))
+        finally:
+            job.wanted = False
 
 
 def _plain(latents: Any) -> list[Any]:

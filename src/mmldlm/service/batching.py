@@ -44,6 +44,8 @@ class Job:
     deadline: float
     """By `time.monotonic`; what is not done by then is given up."""
     result: Future[list[Any]] = field(default_factory=Future)
+    wanted: bool = True
+    """Whether somebody waits for the result."""
 
 
 class Batcher:
@@ -123,7 +125,7 @@ class Batcher:
         latest = max(job.deadline for job in jobs)
 
         def progress(done: int, total: int) -> None:
-            if self._closed or time.monotonic() > latest:
+            if self._closed or time.monotonic() > latest or not any(job.wanted for job in jobs):
                 raise TimeoutError
 
         try:

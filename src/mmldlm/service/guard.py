@@ -20,7 +20,8 @@ _MOST_FILES = 65536
 
 
 class Guard:
-    """ASGI: reads the whole body, up to a size and within a time, before the application sees the request."""
+    """ASGI: reads the whole body, up to a size and within a time, before the application sees the request, and cancels
+    the application when its client has gone."""
 
     def __init__(self, app: Any, *, most_bytes: int, seconds: float) -> None:
         self.app, self.most_bytes, self.seconds = app, most_bytes, seconds
@@ -40,16 +41,29 @@ class Guard:
                 send, 413, f"the body is larger than {self.most_bytes:,} bytes; send less at a time"
             )
             return
-        sent = False
+        read = answered = False
 
         async def replay() -> Any:
-            nonlocal sent
-            if sent:
+            nonlocal read
+            if read:
                 return await receive()
-            sent = True
+            read = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self.app(scope, replay, send)
+        async def answer(message: Any) -> None:
+            nonlocal answered
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        work = asyncio.ensure_future(self.app(scope, replay, answer))
+        end = asyncio.ensure_future(receive())  # of the answer, or of the connection
+        try:
+            await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
+            if answered or work.done():
+                await work
+        finally:
+            end.cancel()
+            work.cancel()
 
     async def _body(self, scope: Any, receive: Any) -> bytes | None:
         """None where it is too large."""
