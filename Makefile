@@ -55,7 +55,7 @@ gpu: $(STAMP)  ## the tests that need a GPU
 
 bench: $(STAMP)  ## what the speed-ups are worth on this CPU, at a small shape, in a few minutes
 	$(BIN)/mmldlm benchmark --recipe laptop --ladder full --only packed --only 'scored rows' --only everything \
-	  --repeats 2 --steps 24 --warmup 4 --block 6 --gate-steps 3 --vocabulary 4096 --documents 4096 \
+	  --repeats 2 --steps 40 --warmup 4 --block 10 --gate-steps 3 --vocabulary 4096 --documents 4096 \
 	  batch.tokens_per_step=512 model.width=128 speed.chunk_rows=512 train.device=cpu train.num_threads=1
 
 release-check:  ## build wheels and sdists of all packages, install and run each in a clean environment
