@@ -100,6 +100,17 @@ def test_the_report_opens_in_a_browser(session, tmp_path):
     assert "What to do: Stop and go back" in text
 
 
+def test_a_log_that_is_not_there_yet_is_named(tmp_path):
+    log = tmp_path / "train.log"
+    session = Session(find_runs([str(log)]), MonitorSettings())
+    session.look(live=True)
+    assert f"waiting for {log}, which does not exist yet" in plain_text(session.state())
+    log.touch()
+    session.look(live=True)
+    assert "waiting for the first line" in plain_text(session.state())
+    session.close()
+
+
 def test_no_text_of_a_run_reaches_the_report_or_a_terminal_unescaped(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -120,9 +120,7 @@ def _alerts(run: dict[str, Any], most: int) -> list[Text]:
     if run["health"] == "cannot judge":
         return [Text(line.strip(), style="magenta", overflow="fold") for line in words.unread_lines(run)]
     if not alerts:
-        return [
-            Text("nothing found", style="green") if run["num_losses"] else Text("waiting for the first line")
-        ]
+        return [Text(words.no_alert(run), style="green" if run["num_losses"] else "", overflow="fold")]
     texts = []
     for alert in alerts[:most]:
         is_open = alert["status"] == "open"

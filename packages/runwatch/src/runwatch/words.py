@@ -102,8 +102,17 @@ def _plain_run(run: dict[str, Any]) -> str:
     if run["health"] == "cannot judge":
         lines += unread_lines(run)
     elif not run["alerts"]:
-        lines.append("  nothing found" if run["num_losses"] else "  waiting for the first line")
+        lines.append(f"  {no_alert(run)}")
     return "\n".join(lines)
+
+
+def no_alert(run: dict[str, Any]) -> str:
+    """What stands in the place of alerts where there are none."""
+    if run["num_losses"]:
+        return "nothing found"
+    if os.path.exists(run["path"]):
+        return "waiting for the first line"
+    return f"waiting for {run['path']}, which does not exist yet"
 
 
 def value_with_age(run: dict[str, Any], key: str) -> str:
