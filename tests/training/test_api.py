@@ -1,5 +1,6 @@
 """`mmldlm.train` and `mmldlm.list_runs` as a library: folders that are whole, warm starts, stops, other threads."""
 
+import errno
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import mmldlm
+from mmldlm import durable
 from mmldlm.api.runs import export_run, read_run
 from mmldlm.api.train import plan_run
 from mmldlm.checkpoint.files import published
@@ -274,15 +276,45 @@ def test_a_resumed_run_says_that_it_ignores_init(recipe, trained, tmp_path):
 def test_a_run_that_lost_its_checkpoints_keeps_its_export(recipe, trained, tmp_path):
     folder = copy_of(trained, tmp_path)
     shutil.rmtree(folder / "checkpoints")
-    before = {path: path.read_bytes() for path in (folder / "export").rglob("*") if path.is_file()}
-    with pytest.raises(
-        mmldlm.UserError, match="holds an export but no checkpoint to continue from"
-    ) as caught:
-        mmldlm.train(recipe, run=folder, overrides=QUICK | {"train.steps": 20})
-    assert f"train.init={folder}" in str(caught.value)
-    assert {path: path.read_bytes() for path in before} == before
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    longer = QUICK | {"train.steps": 20}
+    for start in (
+        lambda: mmldlm.train(recipe, run=folder, overrides=longer),
+        lambda: plan_run(make_config(recipe, longer), folder),
+    ):
+        with pytest.raises(
+            mmldlm.UserError, match="holds an export but no checkpoint to continue from"
+        ) as caught:
+            start()
+        assert f"train.init={folder}" in str(caught.value)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     new = mmldlm.train(recipe, run=tmp_path / "new", init=folder, overrides=QUICK)
     assert new.finished
+
+
+def test_an_end_that_no_checkpoint_holds_names_a_way_that_works(recipe, tmp_path, monkeypatch):
+    write = durable.write_file
+
+    def full(path, chunks):
+        if "checkpoints" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, chunks)
+
+    monkeypatch.setattr(durable, "write_file", full)
+    with pytest.raises(mmldlm.UserError, match=r"train\.init=\S+ begins another run with them") as caught:
+        mmldlm.train(recipe, run=tmp_path / "run", overrides=QUICK)
+    assert "the same command again" not in str(caught.value)
+    monkeypatch.undo()
+    assert mmldlm.train(recipe, run=tmp_path / "new", init=tmp_path / "run", overrides=QUICK).finished
+
+
+def test_a_run_that_rejects_another_store_can_still_be_loaded(recipe, trained, tmp_path):
+    folder = copy_of(trained, tmp_path)
+    shutil.rmtree(folder / "export")
+    other = write_store(tmp_path / "other", max_length=30, encoder="another").path
+    with pytest.raises(mmldlm.UserError, match="was trained on another pair store"):
+        mmldlm.train(recipe, store=other, run=folder, overrides=QUICK)
+    assert mmldlm.load(folder).step == trained.step
 
 
 def test_states_of_runs(trained, tmp_path):

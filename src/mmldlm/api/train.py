@@ -22,7 +22,7 @@ from runwatch.detectors.base import RunFacts
 
 from mmldlm.api.runs import Run, read_run
 from mmldlm.api.values import local_folder, store_folder
-from mmldlm.checkpoint.export import make_export, write_description, write_export
+from mmldlm.checkpoint.export import make_export, write_export
 from mmldlm.checkpoint.files import candidates
 from mmldlm.checkpoint.load import RUNS, LoadedModel
 from mmldlm.config import Config
@@ -41,7 +41,7 @@ from mmldlm.runtime import return_pages, start_runtime
 from mmldlm.sampling.decode import Progress, decode_latents
 from mmldlm.sampling.options import SamplingOptions
 from mmldlm.sampling.pack import document_keys
-from mmldlm.training.checkpoints import start_from_init
+from mmldlm.training.checkpoints import check_export, start_from_init
 from mmldlm.training.fit import Trainer
 from mmldlm.training.plan import Course, TimeEstimate, course_of, describe, estimate_time
 from mmldlm.training.setup import Hooks, Reporter, Setup, set_up
@@ -104,8 +104,7 @@ def train_config(
     # libraries that are still loading may swallow a Ctrl-C
     with StopFlag() as stop, start_ranks(config) as ranks:
         setup = set_up(config, start_runtime(config, ranks.local_world_size, ranks.device), ranks, clock)
-        fresh = not candidates(run.checkpoints)  # else the run resumes from its own
-        notes = start_from_init(config, setup.denoiser, setup.store) if fresh else []
+        notes = _first_weights(config, setup, run)
         if ranks.main and (warning := setup.store.unknown_warning()):
             notes.append((logging.WARNING, warning))
         ranks.barrier()  # nobody makes the folder before all have looked
@@ -138,8 +137,7 @@ def plan_run(config: Config, path: Path | None = None) -> RunPlan:
         RunFolder(path).check()
     _resolve_init(config)
     setup = set_up(config, start_runtime(config))
-    if path is None or not candidates(path / "checkpoints"):
-        start_from_init(config, setup.denoiser, setup.store)
+    _first_weights(config, setup, None if path is None else RunFolder(path))
     if warning := setup.store.unknown_warning():
         logger.warning(warning)
     sizes, course = describe(setup), course_of(setup)
@@ -150,6 +148,15 @@ def _resolve_init(config: Config) -> None:
     """A model of a package, `builtin:NAME`, becomes its folder."""
     if (config.train.init or "").startswith("builtin:"):
         config.train.init = str(local_folder(config.train.init))
+
+
+def _first_weights(config: Config, setup: Setup, run: RunFolder | None) -> list[tuple[int, str]]:
+    """Take those of `train.init`, unless the run resumes from its own; returns what is to be logged."""
+    if run is not None and candidates(run.checkpoints):
+        return []
+    if run is not None:
+        check_export(run)
+    return start_from_init(config, setup.denoiser, setup.store)
 
 
 def _train_main(
@@ -167,7 +174,6 @@ def _train_main(
         for level, message in notes:
             log.log(level, "%s", message)
         log.info("modes: %s", describe_modes(setup.config.corruption, setup.train_split.derived_share))
-        write_description(run, setup.store)
         watched = _Watched(reporter, stop)
         hooks = Hooks(make_validation(setup), sample_decoder(setup), watched)
         trainer = Trainer(setup, run, hooks, stop=stop, clock=clock)
@@ -176,8 +182,11 @@ def _train_main(
         weights = trainer.weights_for_use()
         write_export(run.export, make_export(weights, setup.config, setup.store, trainer.step))
     if trainer.checkpoints.unsaved:
+        again = "then run the same command again"
+        new = f"train.init={run.path} begins another run with them"
         raise UserError(
-            f"{trainer.checkpoints.unsaved}; the weights are in {run.export}; then run the same command again"
+            f"{trainer.checkpoints.unsaved}; the weights are in {run.export}; "
+            f"{again if candidates(run.checkpoints) else new}"
         )
 
 

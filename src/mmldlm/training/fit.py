@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mmldlm.checkpoint.export import write_description
 from mmldlm.checkpoint.save import SCORE
 from mmldlm.checkpoint.state import HeldWeights, ModuleWeights, Part, Snapshot, take_snapshot
 from mmldlm.config.recipe import config_to_dict, config_to_yaml
@@ -32,7 +33,6 @@ from mmldlm.trackers import TrackedRun, open_trackers
 from mmldlm.training.checkpoints import (
     WHOLE,
     Checkpoints,
-    check_export,
     check_resume,
     check_room,
     report_ignored_init,
@@ -395,7 +395,6 @@ class Trainer:
         """Restore the newest checkpoint; false if there is none, and the run starts at its first step."""
         snapshot = self.checkpoints.latest()
         if snapshot is None:
-            check_export(self.run)
             check_room(self.run.path, self.setup.denoiser)
             return False
         report_ignored_init(self.config, snapshot.meta)
@@ -501,7 +500,8 @@ class Trainer:
         return Interrupted(f"stopped after step {self.step}, {state}; {again}", code)
 
     def _open_logs(self, resumed: bool) -> None:
-        """The curve, the samples and the profile; the settings are written along."""
+        """The curve, the samples and the profile; the settings and what the data are are written along."""
+        write_description(self.run, self.setup.store)
         self.run.write_config(config_to_yaml(self.config))
         settings, since = self.config.train, self.step if resumed else None
         tracked = TrackedRun(self.run.path, self.config.name, config_to_dict(self.config), since)
