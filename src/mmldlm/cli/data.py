@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import typer
 
 from mmldlm.cli.options import argument, chosen, option, takes
 from mmldlm.cli.prepare import show_splits
-from mmldlm.cli.terminal import Command
+from mmldlm.cli.terminal import Command, print_json
 from mmldlm.reports import counted
 
 app = typer.Typer(help="Look into a pair store, check it, import an old one.", no_args_is_help=True)
@@ -46,7 +45,7 @@ def inspect(words: Any) -> None:
 
     summary = PairStore.open(words.store).summary(words.split, words.examples)
     if words.as_json:
-        typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False).encode())
+        print_json(summary)
     else:
         _show(summary)
 

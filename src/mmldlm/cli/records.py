@@ -16,7 +16,7 @@ import typer
 
 from mmldlm import durable
 from mmldlm.cli.options import Texts, argument, option
-from mmldlm.cli.terminal import ProgressBar
+from mmldlm.cli.terminal import ProgressBar, print_json
 from mmldlm.errors import UserError
 from mmldlm.reports import counted
 from mmldlm.untrusted import printable
@@ -125,7 +125,7 @@ class Answer:
             durable.replace_file(self.out, _content(self.out, records, latents))
         if self.as_json:
             report = {"command": self.command, "run": model.source, "step": model.step, "options": options}
-            typer.echo(json.dumps(report | {"samples": records}, ensure_ascii=False).encode())
+            print_json(report | {"samples": records})
             return
         show_table(records)
         if self.out is not None:
