@@ -73,8 +73,8 @@ def check_export(run: RunFolder) -> None:
     if run.export.exists():
         raise UserError(
             f"run folder {run.path}: holds an export but no checkpoint to continue from, and a new run would replace "
-            f"the export; choose another run folder, where train.init={run.path} begins with these weights, or move the "
-            "export away to start here from the beginning"
+            f"the export; choose another run folder, where train.init={run.path} begins with these weights, or move "
+            "the export away to start here from the beginning"
         )
 
 
