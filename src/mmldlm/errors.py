@@ -12,9 +12,12 @@ class UserError(ValueError):
 class SettingsError(UserError):
     """Several mistakes in settings, in one line."""
 
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems = list(problems)
+
+    def __str__(self) -> str:
+        return "; ".join(self.problems)
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)

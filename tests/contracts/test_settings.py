@@ -2,6 +2,7 @@
 
 import ast
 import math
+import pickle
 import re
 from functools import cache
 from pathlib import Path
@@ -269,3 +270,12 @@ def test_every_allowed_word_has_code_of_its_own():
         for word in allowed("optim.name")
     }
     assert len(optimizers) == len(allowed("optim.name"))
+
+
+def test_the_mistakes_in_settings_survive_the_way_to_another_process():
+    with pytest.raises(UserError) as caught:
+        load_recipe("demo", ["optim.lrr=1", "optim.lr=fast"])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
+    assert str(again) == "; ".join(again.problems)
+    assert len(again.problems) == 2

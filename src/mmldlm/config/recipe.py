@@ -185,7 +185,7 @@ def _build(
     more = (
         [f"and {counted(len(listed) - MOST_PROBLEMS, 'more problem')}"] if len(listed) > MOST_PROBLEMS else []
     )
-    raise SettingsError([*listed[:MOST_PROBLEMS], *more])
+    raise SettingsError(*listed[:MOST_PROBLEMS], *more)
 
 
 def _unresolved(config: DictConfig, key: str) -> list[str]:
