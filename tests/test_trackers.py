@@ -111,6 +111,7 @@ def test_wandb_without_an_account_is_off_line_and_goes_on_under_the_same_id(tmp_
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     calls = fake_wandb(monkeypatch)
+    monkeypatch.setattr("time.time", lambda: 1e9)  # runs of a sweep may begin at once
     log_line("wandb", tmp_path)
     log_line("wandb", tmp_path, step=2, resume_step=1)
     first, second = calls.init

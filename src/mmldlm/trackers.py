@@ -15,6 +15,7 @@ import logging
 import netrc
 import os
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -246,6 +247,6 @@ def _identity(run: TrackedRun, tracker: str, make: Callable[[], str] | None = No
     if run.resume_step is not None:
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads(path.read_text())["id"]), False
-    identity = make() if make else f"{run.name}-{int(time.time() * 1000):x}"
+    identity = make() if make else f"{run.name}-{secrets.token_hex(6)}"
     path.write_text(json.dumps({"id": identity}))
     return identity, True
