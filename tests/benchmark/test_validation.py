@@ -173,7 +173,7 @@ def test_an_interruption_keeps_every_check_whose_figures_are_there(
     (["--steps", "9"], "--steps 9: at least 10"),
     (["--long", "--steps", "50"], "--long: has no use together with --steps 50"),
     (["data.store=nowhere"], "nowhere"),
-    (["speed.fly=1"], "unknown setting speed.fly"),
+    (["speed.fly=1"], "command line: unknown setting speed.fly"),
     (["--out", "taken"], "--out taken: is not empty"),
     (["--out", "file/v"], "file is a file"),
 ])  # fmt: skip

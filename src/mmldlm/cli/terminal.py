@@ -139,7 +139,7 @@ class Command(PlainHelp):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            options = {}
+            options = {"overrides": "command line"}
             for param in self.params:
                 if param.name and param.param_type_name == "option":
                     options[param.name] = max(param.opts, key=len)

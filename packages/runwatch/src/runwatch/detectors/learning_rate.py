@@ -46,9 +46,8 @@ class LearningRate(Detector):
         """A rate that decays to 0 at the end of a schedule passes; one that is 0 before does not."""
         self.zeros = self.zeros + 1 if lr == 0 else 0
         progress = self._progress(record)
-        share = (
-            0.1 if self.falling >= self.settings.warmup_lines else 0.01
-        )  # by steps it falls seldom, but far
+        # in stages it falls seldom, but far
+        share = 0.1 if self.falling >= self.settings.warmup_lines else 0.01
         decayed = self.last_used < share * self.peak
         ending = decayed and (progress is None or progress > self.settings.lr_early)
         if self.zeros >= self.settings.lr_zero_lines and not ending:
