@@ -2,7 +2,7 @@
 
 All held-out pairs of the store, in seconds instead of the minutes of `mmldlm eval`, without intervals: latents decoded
 in 16 and 32 steps with the true length and without, texts encoded, the text bound, and 1,024 pairs from nothing.
-With an order of unmasking, decoding alone, in this order.
+With an order of unmasking, decoding alone, in this order. An encoder that is code is named by encoder=MODULE:NAME.
 """
 
 import json
@@ -83,7 +83,8 @@ def rounded(row: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     held_out = mmldlm.PairStore.open(sys.argv[1]).splits["validation"]
-    runs = [word for word in sys.argv[2:] if not word.startswith("order=")]
-    order = next((word.removeprefix("order=") for word in sys.argv if word.startswith("order=")), None)
-    for run in runs:
-        print(json.dumps({"run": run} | rounded(judge(mmldlm.load(run), held_out, order=order))), flush=True)
+    options = dict(word.split("=", 1) for word in sys.argv[2:] if word.startswith(("order=", "encoder=")))
+    for run in (word for word in sys.argv[2:] if word.split("=", 1)[0] not in options):
+        model = mmldlm.load(run, encoder=options.get("encoder"))
+        row = judge(model, held_out, order=options.get("order"))
+        print(json.dumps({"run": run} | rounded(row)), flush=True)

@@ -1,6 +1,7 @@
 """The way in and out of the command line: no traceback for what the user or the disk did."""
 
 import errno
+import inspect
 import os
 import py_compile
 import re
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from traindoctor.registry import get_rule
 from typer.testing import CliRunner
 
 from mmldlm.cli import data, main
+from mmldlm.cli.options import option, takes
 from tests.stores import write_store
 
 LOADING = """
@@ -142,6 +144,24 @@ def test_help_says_what_a_value_is_without_types_of_python(name):
         }
         if param.name in expected and not name.startswith(("monitor", "doctor")):
             assert param.metavar == expected[param.name], param.name
+
+
+def test_options_say_their_own_names():
+    """Typer 0.27 calls those that do not as help calls their value, --RECIPE."""
+    rows = {
+        "recipe": option(str, ..., ""),
+        "max_tokens": option(int | None, None, ""),
+        "dry_run": option(bool, False, ""),
+    }
+
+    @takes(rows)
+    def command(words):
+        """Nothing."""
+
+    decls = [
+        get_args(part.annotation)[1].param_decls for part in inspect.signature(command).parameters.values()
+    ]
+    assert decls == [("--recipe",), ("--max-tokens",), ()]
 
 
 def test_help_of_prepare_is_in_groups():

@@ -187,7 +187,7 @@ def _lambda() -> Callable[[list[str]], Any]:
 
 def test_what_cannot_be_found_again_says_what_is_needed(tmp_path: Path) -> None:
     store = mmldlm.prepare(TEXTS, tmp_path / "s", encoder=_lambda())
-    with pytest.raises(EncoderUnavailableError, match="pass it: encoder="):
+    with pytest.raises(EncoderUnavailableError, match="pass the encoder in Python"):
         open_encoder(store.manifest.encoder)
     assert open_encoder(store.manifest.encoder, encoder=_lambda()).num_channels == 1
     with pytest.raises(EncoderUnavailableError, match="no encoder is known"):
@@ -205,6 +205,6 @@ def test_a_description_of_a_stranger_runs_no_code(module: str, name: str) -> Non
         "dimension": 1,
         "probe": {"text": "touch proof", "latent": [0.0]},
     }
-    with pytest.raises(EncoderUnavailableError, match="pass it"):
+    with pytest.raises(EncoderUnavailableError, match="pass the encoder in Python"):
         open_encoder(description)
     assert not Path("proof").exists()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 Texts = list[str] | None
 _OF_ROWS = {
@@ -51,11 +52,13 @@ def grouped(panel: str, rows: Mapping[str, Word]) -> dict[str, Word]:
 
 
 def _name_value(row: str, word: Word) -> None:
-    """What help calls the value of a row that does not say it; a flag has none."""
+    """What help calls the value of a row that does not say it, and the name of an option; a flag needs neither."""
     kind, info = get_args(word.annotation)
     kinds = (kind, *get_args(kind))  # int | None is an int
     if info.metavar is None and bool not in kinds:
         info.metavar = _OF_ROWS.get(row) or next(_OF_KINDS[each] for each in kinds if each in _OF_KINDS)
+    if isinstance(info, OptionInfo) and info.default is ... and not info.param_decls and bool not in kinds:
+        info.param_decls = (f"--{row.replace('_', '-')}",)  # Typer 0.27 would call it as its value
 
 
 def takes(

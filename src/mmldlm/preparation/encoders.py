@@ -331,7 +331,8 @@ def _import_local(name: str) -> Any:
             if getattr(target, "__module__", module_name) == module_name or hasattr(target, "encode"):
                 return target
     raise EncoderUnavailableError(
-        f"the latents were made by the encoder {name}, {reason}; pass it: encoder=OBJECT or encoder=module:name"
+        f"the latents were made by the encoder {name}, {reason}; work in the folder of its code, or pass the encoder "
+        "in Python, as an object or as module:name"
     )
 
 
