@@ -2,7 +2,7 @@
 
     python examples/autoregressive_baseline.py data/wordnet-derived --seconds 90
 
-The latent comes first, tokens follow, an end token closes the text. Decoding is greedy and leaves out what has ended.
+The latent comes first, tokens follow, an end token closes the text. Decoding is greedy, with keys and values kept.
 """
 
 import argparse
@@ -35,6 +35,7 @@ class Settings:
     seconds: float = 90.0  # compilation included
     steps: int = 0  # if not 0, so many instead of seconds
     seed: int = 0
+    rows: int = 2048  # texts decoded at a time
     compile: bool = torch.cuda.is_available()
 
 
@@ -47,14 +48,14 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor, past: list[Tensor] | None = None) -> Tensor:
-        """x (n, places, width); `past` holds keys and values of the places before, and gets those of x."""
+    def forward(self, x: Tensor, past: Tensor | None = None, place: int = 0) -> Tensor:
+        """x (n, places, width); `past` (2, n, heads, all places, K) has keys and values of the places before, and gets
+        those of x, which is one place then."""
         inner = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = inner.permute(2, 0, 3, 1, 4)
-        if past:
-            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
         if past is not None:
-            past[:] = [key, value]
+            past[:, :, :, place] = torch.stack([key, value])[:, :, :, 0]
+            key, value = past[:, :, :, : place + 1]
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=past is None)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norms[1](x))
@@ -91,22 +92,23 @@ class Decoder(nn.Module):
 
     def decode(self, latents: Tensor, lengths: Tensor | None = None) -> list[np.ndarray]:
         """The most probable token at each place, until the end token or the given lengths."""
-        pasts: list[list[Tensor]] = [[] for _ in self.blocks]
-        x, alive = self.latent(latents.flatten(1))[:, None], torch.arange(len(latents), device=latents.device)
-        chosen = torch.full((len(latents), self.longest + 1), self.end, device=latents.device)
+        x, device, heads = self.latent(latents.flatten(1))[:, None], latents.device, self.blocks[0].heads
+        pasts = x.new_empty(len(self.blocks), 2, len(x), heads, self.longest + 1, x.shape[2] // heads)
+        chosen = torch.full((len(latents), self.longest + 1), self.end, device=device)
+        going = torch.ones(len(latents), dtype=torch.bool, device=device)
         for place in range(self.longest + 1):
             x = x + self.places.weight[place]
             for block, past in zip(self.blocks, pasts, strict=True):
-                x = block(x, past)
-            logits = self.head(self.norm(x))[:, -1]
+                x = block(x, past, place)
+            token = self.head(self.norm(x))[:, -1]
             if lengths is not None:
-                logits[:, self.end] = torch.where(place >= lengths[alive], torch.inf, -torch.inf)
-            chosen[alive, place] = logits.argmax(-1)
-            going = (chosen[alive, : place + 1] != self.end).all(1) if place % 4 == 3 else slice(None)
-            alive, pasts = alive[going], [[part[going] for part in past] for past in pasts]
-            if not len(alive):
+                token[:, self.end] = torch.where(place >= lengths, torch.inf, -torch.inf)
+            token = token.argmax(-1)
+            chosen[:, place] = torch.where(going, token, self.end)
+            going &= token != self.end
+            if place % 8 == 7 and not going.any():
                 break
-            x = self.tokens(chosen[alive, place])[:, None]
+            x = self.tokens(token)[:, None]
         return [row[: int((row != self.end).cumprod().sum())] for row in chosen.cpu().numpy()]
 
 
@@ -163,7 +165,7 @@ def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Dec
 
 
 @torch.no_grad()
-def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int = 512) -> dict[str, float]:
+def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int) -> dict[str, float]:
     """Scores on held-out latents, with the model's own length and with the true one."""
     folder, scores = store.tokenizer_path(), {}
     texts_of, split = Tokenizer.load(folder).decode_batch if folder else None, store.split("validation")
@@ -186,7 +188,7 @@ def main(path: str, settings: Settings) -> dict[str, float]:
     store, device = mmldlm.PairStore.open(path), "cuda" if torch.cuda.is_available() else "cpu"
     model, steps = train(store, settings, device)
     sizes = {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps}
-    return sizes | judge(model, store, device)
+    return sizes | judge(model, store, device, settings.rows)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
     steps = 6 if large else 12
     blocks = [drive.block(steps) for _ in range(3)]
     seconds = statistics.median(block.seconds / steps for block in blocks)
-    rate = sum(block.flops for block in blocks) / sum(block.seconds for block in blocks)
+    rate = statistics.median(block.flops / block.seconds for block in blocks)
     names = ("documents", "tokens", "places")
     samples, tokens, places = (sum(getattr(block, name) for block in blocks) / (3 * steps) for name in names)
     print(

@@ -1,6 +1,7 @@
-"""WordLlama, one vector for each piece of a word and their mean for a text, as an encoder (`pip install wordllama`):
+"""WordLlama, a table of vectors for pieces of words, as an encoder; a text gets the mean of its vectors.
 
-PYTHONPATH=docs/results mmldlm prepare TEXT --encoder wordllama_encoder:encode --out STORE
+    pip install wordllama && cp docs/results/wordllama_encoder.py .
+    mmldlm prepare TEXT --encoder wordllama_encoder:encode --out STORE
 """
 
 from functools import cache
