@@ -49,8 +49,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, past: Tensor | None = None, place: int = 0) -> Tensor:
-        """x (n, places, width); `past` (2, n, heads, all places, K) has keys and values of the places before, and gets
-        those of x, which is one place then."""
+        """x (n, places, width). `past` (2, n, heads, all places, K): keys and values, and place for those of x."""
         inner = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = inner.permute(2, 0, 3, 1, 4)
         if past is not None:
@@ -92,21 +91,20 @@ class Decoder(nn.Module):
 
     def decode(self, latents: Tensor, lengths: Tensor | None = None) -> list[np.ndarray]:
         """The most probable token at each place, until the end token or the given lengths."""
-        x, device, heads = self.latent(latents.flatten(1))[:, None], latents.device, self.blocks[0].heads
-        pasts = x.new_empty(len(self.blocks), 2, len(x), heads, self.longest + 1, x.shape[2] // heads)
-        chosen = torch.full((len(latents), self.longest + 1), self.end, device=device)
-        going = torch.ones(len(latents), dtype=torch.bool, device=device)
-        for place in range(self.longest + 1):
+        x, heads, places = self.latent(latents.flatten(1))[:, None], self.blocks[0].heads, self.longest + 1
+        pasts = x.new_empty(len(self.blocks), 2, len(x), heads, places, x.shape[2] // heads)
+        chosen = torch.full((len(latents), places), self.end, device=latents.device)
+        going = torch.ones(len(latents), dtype=torch.bool, device=latents.device)
+        for place in range(places):
             x = x + self.places.weight[place]
             for block, past in zip(self.blocks, pasts, strict=True):
                 x = block(x, past, place)
-            token = self.head(self.norm(x))[:, -1]
+            logits = self.head(self.norm(x))[:, -1]
             if lengths is not None:
-                token[:, self.end] = torch.where(place >= lengths, torch.inf, -torch.inf)
-            token = token.argmax(-1)
-            chosen[:, place] = torch.where(going, token, self.end)
-            going &= token != self.end
-            if place % 8 == 7 and not going.any():
+                logits[:, self.end] = torch.where(place >= lengths, torch.inf, -torch.inf)
+            token = torch.where(going, logits.argmax(-1), self.end)
+            chosen[:, place], going = token, token != self.end
+            if place % 8 == 7 and not going.any():  # looking makes the host wait
                 break
             x = self.tokens(token)[:, None]
         return [row[: int((row != self.end).cumprod().sum())] for row in chosen.cpu().numpy()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from traindoctor.engine import audit
 from traindoctor.options import load_options
 
@@ -55,6 +56,26 @@ def test_autoregressive_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert scores["true length: length right"] == 1.0
     assert 0.0 < scores["own length: tokens right after alignment"] < 1.0
     assert 1.0 < scores["perplexity, end counted"] < float("inf")
+
+
+def test_kept_keys_and_values_decode_what_the_whole_text_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example, store = load_example("autoregressive_baseline", monkeypatch), make_store(tmp_path / "store")
+    settings = example.Settings(depth=2, width=32, heads=2, batch_tokens=256, steps=60, compile=False)
+    model, _ = example.train(store, settings, "cpu")
+    latents, _, lengths = example.on_device(store, "validation", model.end, "cpu")
+    with torch.no_grad():
+        for latent, length, free, given in zip(
+            latents, lengths, model.decode(latents), model.decode(latents, lengths), strict=True
+        ):
+            assert len(given) == length
+            for text in (free, given):
+                logits = model(latent[None], torch.from_numpy(text)[None])[0]
+                closed = logits[: len(text), : model.end] if text is given else logits[: len(text)]
+                assert closed.argmax(-1).tolist() == text.tolist()
+            ends = model(latent[None], torch.from_numpy(free)[None])[0, -1].argmax() == model.end
+            assert ends or len(free) == model.longest + 1
 
 
 def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
