@@ -168,14 +168,14 @@ def judge(model: Decoder, store: mmldlm.PairStore, device: str, rows: int) -> di
     folder, scores = store.tokenizer_path(), {}
     texts_of, split = Tokenizer.load(folder).decode_batch if folder else None, store.split("validation")
     truth = Pairs.of(split.read(np.arange(len(split))), texts_of)
-    latents, tokens, lengths = (x.split(rows) for x in on_device(store, "validation", model.end, device))
+    latents, tokens, lengths = on_device(store, "validation", model.end, device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        documents = zip(latents, tokens, lengths, strict=True)
+        documents = zip(*(x.split(256) for x in (latents, tokens, lengths)), strict=True)
         nats = sum(float(model.loss(*part) * (part[2] + 1).sum()) for part in documents)
         scores["perplexity, end counted"] = float(np.exp(nats / (truth.lengths + 1).sum()))
-        for name, known in (("own length", [None] * len(lengths)), ("true length", lengths)):
-            began = time.perf_counter()
-            decoded = [text for pair in zip(latents, known, strict=True) for text in model.decode(*pair)]
+        for name, known in (("own length", [None] * len(lengths)), ("true length", lengths.split(rows))):
+            began, pairs = time.perf_counter(), zip(latents.split(rows), known, strict=False)
+            decoded = [text for pair in pairs for text in model.decode(*pair)]
             scores[f"{name}: texts per second"] = len(decoded) / (time.perf_counter() - began)
             for quantity in score_texts(truth, decoded, 0, texts_of, None).quantities(truth).values():
                 scores[f"{name}: {quantity.title}"] = quantity.value()

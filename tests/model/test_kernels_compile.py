@@ -17,7 +17,7 @@ KINDS = {
 
 
 def compile_instead(kernel, *args, num_warps=4, num_stages=3, maxnreg=None, **constants):
-    """What a launch would compile; pointers are aligned, as PyTorch allocates them."""
+    """What a launch would compile; pointers are aligned, as PyTorch allocates them, and sizes as they are."""
     names = kernel.arg_names
     constants |= {name: None for name, value in zip(names, args, strict=False) if value is None}
     signature = {
@@ -26,12 +26,17 @@ def compile_instead(kernel, *args, num_warps=4, num_stages=3, maxnreg=None, **co
         else KINDS[type(args[place])]
         for place, name in enumerate(names)
     }  # fmt: skip
-    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name][0] == "*"}
+    aligned = {
+        (n,): [["tt.divisibility", 16]] for n, name in enumerate(names)
+        if signature[name][0] == "*"
+        or (signature[name] == "i32" and args[n] % 16 == 0 and not kernel.params[n].do_not_specialize)
+    }  # fmt: skip
     values = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages} | ({"maxnreg": maxnreg} if maxnreg else {})
     done = triton.compile(source, target=HOPPER, options=options)
     assert done.asm["cubin"]
+    assert done.metadata.shared <= 101376  # what Ada has
 
 
 def bf16(*shape):
@@ -94,10 +99,10 @@ def split(slots):
         (of_text.float().sum() + of_latent.float().sum()).backward()
 
 
-def quantize(_):
+def quantize(width):
     from mmldlm.model.kernels.quantize import quantize_rows, transpose
 
-    x = bf16(40, 256).detach()
+    x = bf16(40, width).detach()
     quantize_rows(x, None, gelu=True, sums=False)
     q, scale, _ = quantize_rows(x, x, gelu=False, sums=True)
     transpose(q, scale)
@@ -125,8 +130,8 @@ def scoring(_):
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize(("use", "way"), [
     (add_norm, False), (add_norm, True), (gather_qkv, False), (gather_qkv, True), (gelu, None),
-    (tiles, 64), (split, 1), pytest.param(split, 3, marks=pytest.mark.soak), (quantize, None), (update, True),
-    (update, False), (scoring, None),
+    (tiles, 64), (split, 1), pytest.param(split, 3, marks=pytest.mark.soak), (quantize, 512), (quantize, 16384),
+    (update, True), (update, False), (scoring, None),
 ])  # fmt: skip
 def test_kernels_compile_for_a_gpu(use, way, monkeypatch, tmp_path):
     compiled = []

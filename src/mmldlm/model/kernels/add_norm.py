@@ -28,8 +28,9 @@ _BLOCKS, _MOST_ROWS = 1024, 64
 """Programs that fill a device, and most rows of one."""
 _REGISTERS = 64
 """Of a thread: with more of them fewer programs run at a time, and each waits for its sums (timed on an H200)."""
-_STAGES, _SHARED = 4, 49152
-"""Rows under way in a program, and the most bytes that those to come may take (timed on an H200)."""
+_STAGES, _SHARED = 4, 24576
+"""Rows under way in a program, and the most bytes that those to come may take (timed on an H200 at width 1,024; wider
+rows have fewer registers to spare)."""
 EPS = 1e-5
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 _ROWS, _ROWS_SUMMED = 4, 32
 """Rows that a program walks over, and where it also sums columns; these are loaded while others are computed."""
-_STAGES_SUMMED = 3
+_STAGES_SUMMED, _SHARED = 3, 65536
+"""Rows under way, and the most bytes that those to come may take: Ada has 99 KiB for a program."""
 _TILE = (128, 128)
 """Of a transpose. All of these were timed on an H200."""
 
@@ -75,10 +76,12 @@ def quantize_rows(
     scale = torch.empty((num_rows, 1), device=x.device, dtype=torch.float32)
     partial = torch.empty((num_blocks if sums else 1, width), device=x.device, dtype=torch.float32)
     padded = triton.next_power_of_2(width)
+    bytes_of_a_row = padded * (x.element_size() + (0 if inner is None else inner.element_size()))
+    stages = min(_STAGES_SUMMED, 1 + _SHARED // bytes_of_a_row) if sums else 1
     _quantize_kernel[(num_blocks,)](
         x, x if inner is None else inner, q, scale, partial, num_rows, width,
         GELU=gelu, SLOPE=inner is not None, SUMS=sums, ROWS=rows, WIDTH=padded,
-        STAGES=_STAGES_SUMMED if sums else 1, num_warps=min(8, max(1, padded // 512)),
+        STAGES=stages, num_warps=min(8, max(1, padded // 512)),
     )  # fmt: skip
     return q, scale, partial.sum(0) if sums else None
 
