@@ -20,6 +20,17 @@ class SettingsError(UserError):
         return "; ".join(self.problems)
 
 
+class TextError(UserError):
+    """A text of several that cannot be used."""
+
+    def __init__(self, name: str, index: int, problem: str) -> None:
+        super().__init__(name, index, problem)
+        self.name, self.index, self.problem = name, index, problem
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.index}]{self.problem}"
+
+
 class Interrupted(Exception):  # noqa: N818 (not an error: the user asked for it)
     """The user or the machine asked to stop; work was saved where that was possible. The text says how to go on."""
 

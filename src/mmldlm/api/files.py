@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ import numpy as np
 
 from mmldlm import durable
 from mmldlm.api.model import Model
-from mmldlm.errors import UserError
+from mmldlm.errors import TextError, UserError
 from mmldlm.sampling.decode import Progress
 from mmldlm.sampling.pack import content_ids
 from mmldlm.untrusted import map_array
@@ -36,7 +35,6 @@ PART, LARGE_PART = 512, 8192
 """Documents that are in memory at a time; an accelerator needs more of them to be busy."""
 _LATENTS_AT_ONCE = 2**24
 """Numbers; parts of larger latents are smaller."""
-_TEXT = re.compile(r"texts\[(\d+)\]")
 IN_WORK = 2
 """Parts at a time, with an accelerator."""
 
@@ -312,11 +310,10 @@ def process_file(
     def act_on_lines(inputs: Inputs, progress: Progress) -> Sequence[dict[str, Any]] | np.ndarray:
         try:
             return act(inputs, progress)
-        except UserError as error:  # it counts the texts of this part
-            if inputs.lines is None or not (text := _TEXT.match(str(error))):
+        except TextError as error:  # it counts the texts of this part
+            if inputs.lines is None:
                 raise
-            rest = str(error)[text.end() :]
-            raise UserError(f"{source}: line {inputs.lines[int(text[1])]}: text{rest}") from error
+            raise UserError(f"{source}: line {inputs.lines[error.index]}: text{error.problem}") from error
 
     try:
         for size, result in _results(parts, act_on_lines, lambda share: report(done + share, total), on_cpu):  # noqa: B023

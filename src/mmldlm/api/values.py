@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmldlm.checkpoint.load import RUNS, LoadedModel, is_model
 from mmldlm.data.tokenizer import Tokenizer, split_texts
-from mmldlm.errors import UserError, first_line
+from mmldlm.errors import TextError, UserError, first_line
 from mmldlm.preparation.encoders import AnyEncoder, open_encoder
 from mmldlm.reports import counted
 
@@ -175,11 +175,11 @@ def text_list(texts: Texts, name: str = "texts") -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
-            raise UserError(f"{name}[{index}]: is a {type(text).__name__}; a str is needed")
+            raise TextError(name, index, f": is a {type(text).__name__}; a str is needed")
         if not text.strip():
-            raise UserError(f"{name}[{index}]: {EMPTY}")
+            raise TextError(name, index, f": {EMPTY}")
         if not text.isascii() and _HALF_CHARACTER.search(text):
-            raise UserError(f"{name}[{index}]: {HALF_CHARACTER}")
+            raise TextError(name, index, f": {HALF_CHARACTER}")
     return listed
 
 
@@ -377,7 +377,7 @@ class Codec:
         tokens = [np.array(ids, dtype=np.int64) for ids in self._ids(texts)]
         for index, ids in enumerate(tokens):
             if not len(ids):
-                raise UserError(f"texts[{index}]={texts[index]!r}: holds no token")
+                raise TextError("texts", index, f"={texts[index]!r}: holds no token")
         self.note_unknown(texts, tokens)
         return self.note_long(tokens)
 

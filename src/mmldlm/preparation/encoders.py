@@ -230,7 +230,7 @@ def open_encoder(
         )
     if problem := misfit(Description, description, "it"):
         raise UserError(
-            f"the description of the encoder cannot be used ({problem}); pass the encoder: encoder=..."
+            f"the description of the encoder cannot be used ({problem}); pass the encoder in Python"
         )
     if description.get("kind") != "python":
         if encoder is not None and encoder != description["name"]:
@@ -252,7 +252,7 @@ def _other_name(encoder: AnyEncoder, description: dict[str, Any]) -> str:
 def _reopen_own(description: dict[str, Any], encoder: AnyEncoder | None) -> OwnEncoder:
     name, probe = description["name"], description.get("probe") or {}
     if problem := misfit(Probe, probe, "probe"):
-        raise UserError(f"encoder {name}: its description cannot be used ({problem}); pass it: encoder=...")
+        raise UserError(f"encoder {name}: its description cannot be used ({problem}); pass it in Python")
     target = _import_local(name) if encoder is None else encoder
     target = import_encoder(target) if isinstance(target, str) else target
     options = {key: description[key] for key in ("prompt", "normalize", "dimension") if key in description}
