@@ -66,8 +66,7 @@ class Decoder(nn.Module):
     def __init__(self, store: mmldlm.PairStore, settings: Settings) -> None:
         super().__init__()
         shape, width = store.manifest, settings.width
-        self.end = shape.vocab_size
-        self.longest = max(split["max_length"] for split in shape.splits.values())
+        self.end, self.longest = shape.vocab_size, max(part["max_length"] for part in shape.splits.values())
         self.latent = nn.Linear(shape.num_slots * shape.num_channels, width)
         self.tokens, self.places = nn.Embedding(self.end + 1, width), nn.Embedding(self.longest + 9, width)
         self.blocks = nn.ModuleList(Block(width, settings.heads) for _ in range(settings.depth))
@@ -93,8 +92,7 @@ class Decoder(nn.Module):
         """The most probable token at each place, until the end token or the given lengths."""
         x, heads, places = self.latent(latents.flatten(1))[:, None], self.blocks[0].heads, self.longest + 1
         pasts = x.new_empty(len(self.blocks), 2, len(x), heads, places, x.shape[2] // heads)
-        chosen = torch.full((len(latents), places), self.end, device=latents.device)
-        going = torch.ones(len(latents), dtype=torch.bool, device=latents.device)
+        chosen, going = torch.full((len(x), places), self.end, device=x.device), x.new_ones(len(x)).bool()
         for place in range(places):
             x = x + self.places.weight[place]
             for block, past in zip(self.blocks, pasts, strict=True):
@@ -142,8 +140,8 @@ def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Dec
     both += [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")] if matrices else []
     for block in model.blocks if settings.compile else []:
         block.compile(dynamic=True)
-    began, steps = time.perf_counter(), 0
-    for width, part in parts(store.lengths("train"), settings.batch_tokens, settings.seed):
+    began, batches = time.perf_counter(), parts(store.lengths("train"), settings.batch_tokens, settings.seed)
+    for steps, (width, part) in enumerate(batches):
         seconds = time.perf_counter() - began
         passed = steps / settings.steps if settings.steps else seconds / settings.seconds
         if passed >= 1.0:
@@ -158,7 +156,6 @@ def train(store: mmldlm.PairStore, settings: Settings, device: str) -> tuple[Dec
             optimizer.param_groups[0] |= {"lr": rate, "weight_decay": settings.weight_decay}
             optimizer.step()
         model.zero_grad()
-        steps += 1
     return model.eval(), steps
 
 
@@ -196,4 +193,7 @@ if __name__ == "__main__":
         kind = json.loads if isinstance(value, bool) else type(value)  # true or false
         parser.add_argument(f"--{name.replace('_', '-')}", default=value, type=kind)
     words = vars(parser.parse_args())
-    print(json.dumps(main(words.pop("store"), Settings(**words)), indent=1))
+    try:
+        print(json.dumps(main(words.pop("store"), Settings(**words)), indent=1))
+    except mmldlm.UserError as error:
+        parser.error(str(error))

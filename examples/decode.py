@@ -36,4 +36,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1] if len(sys.argv) > 1 else "builtin:wordnet", sys.argv[2:] or ["a coil of rope"])
     except mmldlm.UserError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import mmldlm
@@ -112,7 +111,7 @@ def main() -> None:
     try:
         build(options)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        parser.error(str(error))
 
 
 def build(options: argparse.Namespace) -> None:

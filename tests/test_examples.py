@@ -91,9 +91,16 @@ def test_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_decode_of_no_model_is_one_line(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLES / "decode.py"), str(tmp_path / "nothing")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "nothing: there is no such run or export" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_peer_without_a_store_says_so(tmp_path: Path) -> None:
+    words = [sys.executable, str(EXAMPLES / "autoregressive_baseline.py"), str(tmp_path / "nothing")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing: no such pair store" in done.stderr.splitlines()[-1]
 
 
 def test_the_doctor_finds_nothing_in_the_examples() -> None:
